@@ -1,4 +1,4 @@
-"""The app: routes, pages, errors and middleware, around the parts of the service."""
+"""The ASGI app: routes, pages, errors and middleware around the parts of the service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rubberband.api.security import authentication
 from rubberband.api.security.middleware import secure
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Store
+from rubberband.api.store.sql import Store
 
 _ROUTERS = (
     plans.router,
@@ -41,7 +41,7 @@ _ROUTERS = (
 
 
 def create_app(settings: Settings, *, store: Store) -> FastAPI:
-    """The service as an ASGI app. Its parts start with the app's lifespan, and end with it; experiments go on."""
+    """Return the app. Its parts start and end with its lifespan; experiments continue."""
     feed = Feed()
     return app_of(
         Service(
@@ -55,7 +55,7 @@ def create_app(settings: Settings, *, store: Store) -> FastAPI:
 
 
 def app_of(service: Service) -> FastAPI:
-    """The app around given parts."""
+    """Return the app around given parts."""
     app = DocumentedApp(
         title="RubberBand",
         version=rubberband.__version__,
@@ -65,17 +65,18 @@ def app_of(service: Service) -> FastAPI:
         lifespan=_lifespan(service),
     )
     app.state.service = service
+    # Without auto_describe, registration collects nothing.
     app.state.registry = registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     registry.register(ExperimentMeasures(service.store, service.runs.result))
     for router in _ROUTERS:
         app.include_router(router)
     answer_errors(app, app.methods_of)
-    # The last that is added is the outermost.
+    # The last one added is the outermost.
     app.add_middleware(RequestMeasures(registry).counting)
     app.add_middleware(Heads)
     app.add_middleware(Failures)
-    # Outside of all that was added before, the handler of errors that nobody foresaw included.
+    # Outside of all middleware, that of unexpected errors included.
     app.middleware_stack = secure(app.build_middleware_stack(), service)
     return app
 
@@ -83,7 +84,7 @@ def app_of(service: Service) -> FastAPI:
 def _lifespan(service: Service) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[None]:
-        # Made now, the first request need not wait for it.
+        # Built now, so that the first request need not wait for it.
         app.openapi()
         service.feed.open(service.store)
         await run_in_threadpool(service.store.free_keys)

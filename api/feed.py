@@ -1,6 +1,6 @@
-"""What streams of events wait for and read: the newest events, read from the store once for all of them.
+"""The newest events, read from the store once for all streams that wait for them.
 
-The events themselves are in the store. A stream that is far behind reads there by itself, few at a time.
+A stream that is far behind reads the store by itself, a page at a time.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from rubberband.api.models import feed_event
-from rubberband.api.store.protocol import FeedEvent, Store
-from rubberband.views.experiment import to_bytes
+from rubberband.api.store.schema import FeedEvent
+from rubberband.api.store.sql import Store
+from rubberband.views.experiment import plain, to_bytes
 
 PAGE = 200
-"""Events that a stream is given at a time: one whose client is slow holds no more than these."""
+"""Events that a stream gets at a time; a slow client holds no more in memory."""
 PAGE_BYTES = 256 << 10
-"""Likewise, but for an event that is larger by itself."""
+"""Likewise in bytes; a larger event comes alone."""
 KEPT = 2000
-"""Of the newest events at least so many are remembered (and less than twice as many), if there are so many."""
+"""At least this many of the newest events are cached, and fewer than twice as many."""
 KEPT_BYTES = 8 << 20
 FRESH_S = 1.0
-"""The store is looked at again after so long, though nobody said that there is more."""
+"""Interval of looking at the store without a wake-up."""
 GAP_S, GAP_OF_EACH_S = 0.05, 0.002
-"""Streams are woken at most so often: the first, and the second for each that waits, as waking it takes time."""
+"""Shortest time between wake-ups: a constant, or a share for each waiting stream if that is longer."""
 _CATCHING_UP = 2
-"""Streams that read the store at the same time; threads that do so take turns with all other requests."""
+"""Streams that may read the store at the same time; other requests need its threads, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedLine:
-    """An event as streams send it."""
+    """Event as streams send it."""
 
     id: int
     experiment: str
@@ -42,54 +42,47 @@ class FeedLine:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a stream is to send next."""
+    """Next events of a stream."""
 
     text: bytes
-    """Of whole events; empty if there are none."""
+    """Whole events; empty if there are none."""
     upto: int
-    """All that is to be told up to this id is told then."""
+    """The stream has sent all events up to this id."""
 
 
 class Feed:
-    """Wakes the waiting streams of one event loop, and gives them what is new."""
+    """Wakes the waiting streams of one event loop, and gives them new events."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tail: Tail | None = None
         self._changed: asyncio.Event = asyncio.Event()
-        self._wakes = self._waiting = 0
-        self._closed = False
+        self.wakes = 0
+        """Number of wake-ups. Read it before looking for events, and pass it to `wait`."""
+        self._waiting = 0
+        self.closed = False
+        """Whether streams must end."""
         self._due: asyncio.TimerHandle | None = None
         self._next_at = 0.0
 
-    @property
-    def wakes(self) -> int:
-        """How often there was more to read. Take it before looking, and give it to `wait`."""
-        return self._wakes
-
-    @property
-    def closed(self) -> bool:
-        """Whether streams are to end."""
-        return self._closed
-
     def open(self, store: Store) -> None:
-        """Belong to the running event loop, and to a store."""
-        self._loop, self._tail, self._closed = asyncio.get_running_loop(), Tail(store), False
+        """Attach to the running event loop, and to a store."""
+        self._loop, self._tail, self.closed = asyncio.get_running_loop(), Tail(store), False
 
     def close(self) -> None:
-        """End every stream, for good. May be called from any thread, and from a signal handler. Idempotent."""
-        self._closed = True
+        """End all streams. Safe in any thread and in signal handlers. Idempotent."""
+        self.closed = True
         self.wake()
 
     def wake(self) -> None:
-        """There is more to read, or to look at. May be called from any thread."""
+        """Wake all streams to look for events. Safe in any thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._wake_soon)
 
     def _wake_soon(self) -> None:
         assert self._loop is not None, "it was opened"
-        if self._closed or self._loop.time() >= self._next_at:
+        if self.closed or self._loop.time() >= self._next_at:
             self._wake()
         elif self._due is None:
             self._due = self._loop.call_at(self._next_at, self._wake)
@@ -100,13 +93,13 @@ class Feed:
             self._due.cancel()
             self._due = None
         self._next_at = self._loop.time() + max(GAP_S, GAP_OF_EACH_S * self._waiting)
-        self._wakes += 1
+        self.wakes += 1
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait(self, seen: int, timeout_s: float) -> bool:
-        """Return True once there was more to read since `wakes` was `seen`, or False after `timeout_s`."""
-        if self._wakes != seen or self._closed:
+        """Return True after a wake-up since `wakes` was `seen`, or False after `timeout_s`."""
+        if self.wakes != seen or self.closed:
             return True
         self._waiting += 1
         try:
@@ -119,37 +112,37 @@ class Feed:
         return True
 
     async def past(self, after: int, experiment: str | None) -> Told:
-        """The next events past `after`, a page of them. Raises JournalError if the store cannot be read."""
+        """Return the page of events past `after`. Raises JournalError if the store cannot be read."""
         assert self._tail is not None, "it was opened"
-        return await self._tail.past(after, experiment, self._wakes)
+        return await self._tail.past(after, experiment, self.wakes)
 
 
 class Tail:
-    """The newest events of a store, ready to be sent. For one event loop."""
+    """Cache of the newest events of a store, ready to be sent. For one event loop."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lines: list[FeedLine] = []
         self._floor = self._last = -1
-        """All events past the one, up to the other, are in `_lines`."""
+        """`_lines` has all events with `_floor` < id <= `_last`."""
         self._seen, self._read_at = -1, 0.0
         self._reading, self._catching_up = asyncio.Lock(), asyncio.Semaphore(_CATCHING_UP)
 
     async def past(self, after: int, experiment: str | None, wakes: int) -> Told:
-        """The next events past `after`; `wakes` is how often there was more to read by now."""
+        """Return the page of events past `after`; `wakes` is the number of wake-ups by now."""
         await self._refresh(wakes)
         last = self._last
         if after >= self._floor:
-            since = self._lines[bisect_right(self._lines, after, key=_id) :]
+            since = self._lines[bisect_right(self._lines, after, key=lambda line: line.id) :]
             return _page([line for line in since if experiment in (None, line.experiment)], max(after, last))
         async with self._catching_up:
             found = await run_in_threadpool(self._read, after, experiment, PAGE)
-        # What is not among fewer than were asked for is not there, as far as the store was known before.
+        # A page that is not full has all events up to `last`.
         upto = found[-1].id if found else after
         return _page(found, upto if len(found) == PAGE else max(upto, last))
 
     async def _refresh(self, wakes: int) -> None:
-        """Read what is new, unless that was done since there was more; of many streams that ask, one does."""
+        """Read new events unless another stream did so since the last wake-up."""
         if self._is_fresh(wakes):
             return
         async with self._reading:
@@ -158,7 +151,7 @@ class Tail:
             if self._last < 0:
                 self._floor = self._last = await run_in_threadpool(self._store.last_feed_id)
             while len(found := await run_in_threadpool(self._read, self._last, None, KEPT)) == KEPT:
-                # So much at once is not kept: streams that are behind read it by themselves.
+                # Too many for the cache: streams that are behind read them by themselves.
                 self._lines = []
                 self._floor = self._last = await run_in_threadpool(self._store.last_feed_id)
             self._keep(found)
@@ -182,13 +175,14 @@ class Tail:
 
 
 def line_of(event: FeedEvent) -> FeedLine:
-    """An event as a stream tells it."""
-    text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), to_bytes(feed_event(event)))
+    """Format an event for streams."""
+    data = to_bytes({"id": event.id} | plain(event))
+    text = b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), data)
     return FeedLine(event.id, event.experiment, text)
 
 
 def _page(lines: Sequence[FeedLine], upto: int) -> Told:
-    """As many of them as are sent at a time; all of them tell what is up to `upto`."""
+    """Return the first page of lines, which together cover all events up to `upto`."""
     size, texts = 0, list[bytes]()
     for line in lines[:PAGE]:
         if texts and size + len(line.text) > PAGE_BYTES:
@@ -196,7 +190,3 @@ def _page(lines: Sequence[FeedLine], upto: int) -> Told:
         texts.append(line.text)
         size += len(line.text)
     return Told(b"".join(texts), upto if len(texts) == len(lines) else lines[len(texts) - 1].id)
-
-
-def _id(line: FeedLine) -> int:
-    return line.id

@@ -1,6 +1,6 @@
-"""Experiments as measures for Prometheus: spend, slack, plan error, instances, trials. Read from the store when asked.
+"""`/metrics` for Prometheus: spend, slack, plan error, instances and trials of experiments, and counts of requests.
 
-Those that are active and the latest that ended have labels of their own, so that the number of series stays bounded.
+Only active experiments and the latest ended ones have labels, so that the number of series stays bounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rubberband.api.openapi import only_documented
 from rubberband.api.security.authentication import Reader
-from rubberband.api.store.protocol import Store
+from rubberband.api.store.sql import Store
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result import Result
 from rubberband.states import OVER, ExperimentState
@@ -27,48 +27,36 @@ from rubberband.values.submission import Submission
 from rubberband.views.experiment import slack_s
 
 MAX_ENDED = 100
-"""Experiments that are over and still have labels."""
+"""Ended experiments with labels."""
 MAX_OPEN = 500
-"""Experiments that are not over and have labels."""
-_PAGE = 500
+"""Active experiments with labels."""
 
 
 class ExperimentMeasures(Collector):
-    """A collector over the store's summaries."""
+    """Collector over the summaries in the store, read at each scrape."""
 
     def __init__(self, store: Store, result: Callable[[str], Result | None]) -> None:
         self._store, self._result = store, result
 
-    def describe(self) -> list[GaugeMetricFamily]:
-        """Nothing is read to register this."""
-        return []
-
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The measures as of now."""
-        open_, ended = self._labelled()
+        """Yield the measures as of now."""
+        still_open = [state for state in ExperimentState if state not in OVER]
+        open_ = self._store.submissions(states=still_open, limit=MAX_OPEN).items
+        every = [*open_, *self._store.submissions(states=OVER, limit=MAX_ENDED).items]
         yield self._states()
-        yield _family("rubberband_spend_usd", "The bill so far.", [*open_, *ended], lambda one: one.summary.cost_usd)
-        yield _family("rubberband_max_cost_usd", "The cap.", [*open_, *ended], lambda one: one.summary.max_cost_usd)
-        yield _family(
-            "rubberband_deadline_slack_seconds",
-            "Seconds from the (expected) end to the deadline; negative if late.",
-            [*open_, *ended],
-            slack_s,
-        )
-        yield _plan_errors([*open_, *ended])
+        yield _family("rubberband_spend_usd", "The bill so far.", every, lambda one: one.summary.cost_usd)
+        yield _family("rubberband_max_cost_usd", "The cap.", every, lambda one: one.summary.max_cost_usd)
+        told = "Seconds from the (expected) end to the deadline; negative if late."
+        yield _family("rubberband_deadline_slack_seconds", told, every, slack_s)
+        yield _plan_errors(every)
         yield _family("rubberband_instances", "Instances held.", open_, lambda one: one.summary.instances)
         yield self._trials(open_)
 
-    def _labelled(self) -> tuple[Sequence[Submission], Sequence[Submission]]:
-        still_open = [state for state in ExperimentState if state not in OVER]
-        open_ = self._store.submissions(states=still_open, limit=MAX_OPEN).items
-        return open_, self._store.submissions(states=OVER, limit=MAX_ENDED).items
-
     def _states(self) -> GaugeMetricFamily:
         family = GaugeMetricFamily("rubberband_experiments", "Experiments in each state.", labels=["state"])
-        counts: collections.Counter[str] = collections.Counter(self._store.count_states())
+        counts = self._store.count_states()
         for state in ExperimentState:
-            family.add_metric([state.value], counts[state])
+            family.add_metric([state.value], counts.get(state, 0))
         return family
 
     def _trials(self, running: Sequence[Submission]) -> GaugeMetricFamily:
@@ -77,11 +65,7 @@ class ExperimentMeasures(Collector):
             if one.state is not ExperimentState.RUNNING:
                 continue
             result = self._result(one.name)
-            counts = (
-                collections.Counter(trial.status for trial in result.trials)
-                if result is not None
-                else collections.Counter()
-            )
+            counts = collections.Counter(trial.status for trial in (() if result is None else result.trials))
             for status in TrialStatus:
                 family.add_metric([one.name, status.value], counts[status.value])
         return family
@@ -110,7 +94,7 @@ def _plan_errors(experiments: Sequence[Submission]) -> GaugeMetricFamily:
 
 
 def plan_errors(one: Submission) -> dict[str, float]:
-    """`time` and `cost`: how far what came, or is forecast, is from the plan; only of what is known."""
+    """Return the relative error of the plan for `time` and `cost`, by the actual or forecast values that are known."""
     summary = one.summary
     over = one.state is ExperimentState.DONE
     came = {
@@ -120,15 +104,14 @@ def plan_errors(one: Submission) -> dict[str, float]:
     return {what: value / planned - 1.0 for what, (value, planned) in came.items() if value is not None and planned}
 
 
-# How many requests there were, and how long they took: counted by route, never by what a client chooses freely.
-
+# Requests, counted by route and never by a value that clients choose freely.
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS", "PUT", "PATCH"})
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class RequestMeasures:
-    """The counts of one app."""
+    """Counts of one app."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("method", "route", "status")
@@ -143,7 +126,7 @@ class RequestMeasures:
         self._streams = Gauge("rubberband_event_streams", "Open event streams.", registry=registry)
 
     def counting(self, app: ASGIApp) -> ASGIApp:
-        """`app`, with its requests counted here."""
+        """Return `app` with its requests counted."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
@@ -175,9 +158,6 @@ class RequestMeasures:
         self._requests.labels(method, route, str(status or 499)).inc()
         if took_s is not None:
             self._latency.labels(method, route).observe(took_s)
-
-
-# `/metrics`: what Prometheus scrapes.
 
 
 router = APIRouter(tags=["service"], dependencies=[Depends(only_documented)])

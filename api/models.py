@@ -1,4 +1,4 @@
-"""What the service answers, as models: they are the OpenAPI document's, and answers are not validated against them."""
+"""Models of the service's answers for the OpenAPI document. Answers are not validated against them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rubberband.api.store.protocol import FeedEvent
 from rubberband.spec.fields import Usd
 from rubberband.states import ExperimentState
-from rubberband.views.experiment import plain
 
 
 class Answer(BaseModel):
@@ -41,7 +39,8 @@ class SummaryView(Answer):
 
     trials: int
     stages: int
-    stage: int
+    stage: int = Field(description="The current stage; of several brackets, how many stages are over.")
+    brackets: int = Field(description="How many chains of stages there are: one, or several for hyperband.")
     iterations: int
     target_iterations: int
     instances: int
@@ -101,6 +100,19 @@ class StageView(Answer):
     actual_cost_usd: float | None
     promoted: list[int]
     start_s: float | None
+    bracket: int | None = Field(description="The bracket that it belongs to; null where there is only one.")
+    rung: int = Field(description="Its number within its bracket.")
+    lane: int = Field(description="Brackets of one lane run one after another, lanes side by side.")
+
+
+class RungView(Answer):
+    """A rung of a search whose trials climb rungs without a SYNC (asha)."""
+
+    rung: int
+    iterations: int = Field(description="Iterations in all that a trial has done at its end.")
+    trials: int = Field(description="Trials that started in it, or were promoted to it.")
+    ended: int
+    promoted: int
 
 
 class Expectation(Answer):
@@ -135,6 +147,7 @@ class ExperimentDetail(ExperimentView):
 
     words: dict[str, Any] = Field(description="The experiment as its file describes it.")
     stages: list[StageView]
+    rungs: list[RungView] = Field(description="Those of an asha search; its only stage is the whole run.")
     planned: Expectation
     forecast: Expectation
     best: Best | None
@@ -154,6 +167,8 @@ class TrialView(Answer):
     failures: int
     failure: str | None
     checkpoint: dict[str, Any] | None
+    bracket: int | None = Field(description="The bracket that it belongs to; null where there is only one.")
+    seed: int = Field(description="The seed of its initial weights and the order of its data.")
 
 
 class TrialPage(Answer):
@@ -291,17 +306,11 @@ class ExtendBody(BaseModel):
     dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
 
 
-def feed_event(event: FeedEvent) -> dict[str, Any]:
-    """A line of the feed."""
-    found: dict[str, Any] = plain(event)
-    return found
-
-
-# Answers as they may look, for the OpenAPI document. None holds a null: FastAPI would leave those out.
+# Examples for the OpenAPI document. They hold no null, which FastAPI would leave out.
 
 
 def example(description: str, value: Any) -> dict[str, Any]:
-    """The `responses` entry of an answer in JSON that may look so."""
+    """Return the `responses` entry of an answer in JSON, with an example."""
     return {"description": description, "content": {"application/json": {"example": value}}}
 
 
@@ -309,6 +318,7 @@ SUMMARY: dict[str, Any] = {
     "trials": 8,
     "stages": 3,
     "stage": 2,
+    "brackets": 1,
     "iterations": 26,
     "target_iterations": 26,
     "instances": 0,
@@ -356,6 +366,9 @@ _STAGE: dict[str, Any] = {
     "actual_cost_usd": 0.083,
     "promoted": [0, 3, 5],
     "start_s": 0.0,
+    "bracket": 0,
+    "rung": 0,
+    "lane": 0,
 }
 _EXTENDED: dict[str, Any] = {
     "at_s": 50.0,
@@ -367,6 +380,7 @@ _EXTENDED: dict[str, Any] = {
 DETAIL: dict[str, Any] = VIEW | {
     "words": {"version": 1, "name": "digits-sha"},
     "stages": [_STAGE],
+    "rungs": [],
     "planned": {"jct_s": 120.0, "cost_usd": 0.21},
     "forecast": {"jct_s": 124.0, "cost_usd": 0.22},
     "best": {
@@ -389,6 +403,8 @@ TRIALS: dict[str, Any] = {
             "failures": 1,
             "failure": "raised: CUDA out of memory",
             "checkpoint": {"url": "checkpoints/trial-003/3", "digest": "9f86d081", "size_bytes": 20480},
+            "bracket": 0,
+            "seed": 7,
         }
     ],
     "next": "4",

@@ -1,6 +1,6 @@
-"""The OpenAPI document: what FastAPI derives from the routes, with the problems, the token and the experiment's words.
+"""The OpenAPI document: that of FastAPI, with problems, tokens and the schema of experiments.
 
-It is what the service is, not a wish: queries that it does not name are refused (see `only_documented`).
+Queries that the document does not name are refused (see `only_documented`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rubberband.api import problems
 from rubberband.api.models import ProblemAnswer
 from rubberband.api.problems import MEDIA_TYPE, Kind
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import read_yaml
 from rubberband.units import nearest, shown
 
 _REF = "#/components/schemas/{model}"
@@ -65,11 +66,11 @@ _DETAILS: Mapping[str, str] = {
     "planning-too-long": "planning took more than 30s; allow fewer instances or types",
     "internal": "an internal error occurred; the service's log has details under 5f0c1d2e3a4b",
 }
-"""A line of each kind of problem, as it may read."""
+"""Kind of problem -> example of a detail."""
 
 
 def refusals(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may answer with problems of these kinds."""
+    """Return the `responses` of a route for problems of these kinds."""
     statuses = sorted({kind.status for kind in kinds})
     return {status: _response([kind for kind in kinds if kind.status == status]) for status in statuses}
 
@@ -81,26 +82,6 @@ def _response(kinds: Sequence[Kind]) -> dict[str, Any]:
         "content": {MEDIA_TYPE: {"schema": {"$ref": _REF.format(model="Problem")}, "examples": examples}},
     }
 
-
-EXPERIMENT_EXAMPLE: dict[str, Any] = {
-    "version": 1,
-    "name": "digits-sha",
-    "entrypoint": "examples.digits:DigitsTrial",
-    "search": {
-        "space": {
-            "lr": {"type": "loguniform", "lower": 1e-3, "upper": 0.3},
-            "momentum": {"type": "uniform", "lower": 0.5, "upper": 0.95},
-            "weight_decay": {"type": "loguniform", "lower": 1e-6, "upper": 1e-3},
-            "width": {"type": "choice", "values": [8, 12, 16]},
-        },
-        "scheduler": {"type": "sha", "num_samples": 8, "grace_period": 1, "max_t": 9, "reduction_factor": 3},
-        "metric": "accuracy",
-        "mode": "max",
-    },
-    "constraints": {"deadline": "20m", "max_cost": 40},
-    "resources": {"provider": "local", "price_per_hour": 3.6, "max_instances": 8},
-    "profile": {"seconds_per_iteration": {"1": 10, "2": 6}},
-}
 
 EXPERIMENT_YAML = """\
 version: 1
@@ -119,7 +100,7 @@ constraints: {deadline: 20m, max_cost: 40}
 resources: {provider: local, price_per_hour: 3.6, max_instances: 8}
 profile: {seconds_per_iteration: {1: 10, 2: 6}}
 """
-"""The same words as EXPERIMENT_EXAMPLE."""
+EXPERIMENT_EXAMPLE: Any = read_yaml(EXPERIMENT_YAML)[0]
 
 EXPERIMENT_BODY: dict[str, Any] = {
     "required": True,
@@ -135,20 +116,20 @@ EXPERIMENT_BODY: dict[str, Any] = {
         },
     },
 }
-"""The request body of routes that are given an experiment."""
+"""Request body of routes that receive an experiment."""
 
 
 class DocumentedApp(FastAPI):
-    """An app whose OpenAPI document is complete."""
+    """App with a complete OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
-        """The document; made once."""
+        """Return the document, built once."""
         if not self.openapi_schema:
             self.openapi_schema = _document(self)
         return self.openapi_schema
 
     def methods_of(self, path: str) -> list[str]:
-        """What may be done with a path, by the document; empty if it has none such."""
+        """Return the methods of a path in the document; empty for an unknown path."""
         for template, operations in self.openapi()["paths"].items():
             if re.fullmatch(re.sub(r"\\\{[^/]+\\\}", "[^/]+", re.escape(template)), path):
                 methods = [method.upper() for method in operations]
@@ -157,15 +138,16 @@ class DocumentedApp(FastAPI):
 
 
 async def only_documented(request: Request) -> None:
-    """A dependency: `require_documented`. Async, since FastAPI asks a thread for each that is not."""
+    """Dependency: `require_documented`. Async, or FastAPI would run it in a thread."""
     require_documented(request)
 
 
 def require_documented(request: Request) -> None:
-    """Raise Problem INVALID for a query that the document does not name."""
+    """Raise Problem INVALID for a query parameter that the document does not name."""
     route = request.scope["route"]
     assert isinstance(route, APIRoute), "routers of routes depend on this"
-    known = _queries(request.app, route.path_format, request.method.lower())
+    operation = request.app.openapi()["paths"].get(route.path_format, {}).get(request.method.lower(), {})
+    known = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
     for name in request.query_params:
         if name not in known:
             hint = nearest(name, known) if known else "this path takes no parameters"
@@ -173,12 +155,6 @@ def require_documented(request: Request) -> None:
             raise problems.Problem(
                 problems.INVALID, f"query parameter {shown(name)} is unknown; {hint}", errors=[fault]
             )
-
-
-def _queries(app: FastAPI, path: str, method: str) -> list[str]:
-    paths = app.openapi()["paths"]
-    operation = paths.get(path, {}).get(method, {})
-    return [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
@@ -212,7 +188,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _complete(path: str, operation: dict[str, Any], shared: dict[str, Any]) -> None:
-    """Add the problems that any such operation may answer with, and whether it needs a token."""
+    """Add the problems that every operation may answer with, and whether it needs a token."""
     public = path in PUBLIC
     operation["security"] = [] if public else [{TOKEN: []}]
     kinds = [*_EVERYWHERE, *(() if public else _BEHIND_TOKEN)]
@@ -231,4 +207,4 @@ def _complete(path: str, operation: dict[str, Any], shared: dict[str, Any]) -> N
 
 
 PUBLIC = frozenset({"/healthz", "/readyz"})
-"""Paths of the document that need no token."""
+"""Documented paths that need no token."""

@@ -1,7 +1,7 @@
-"""Errors as the service answers them: `application/problem+json` (RFC 9457). One table of what can go wrong.
+"""The kinds of problems, which the service answers as `application/problem+json` (RFC 9457).
 
-Every problem has `type` (a URI of this service that explains it), `title`, `status`, `detail` (one line: what, which
-value, which limit, the remedy), and what else a program needs, such as `nearest` of a plan that is infeasible.
+Every problem has `type` (a path of this service that explains it), `title`, `status`, `detail` (one line: problem,
+value, limit, remedy), and fields for programs, such as `nearest` of an infeasible plan.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MEDIA_TYPE = "application/problem+json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of problem."""
+    """Kind of problem."""
 
     slug: str
-    """The last part of its type: `/problems/{slug}`."""
+    """Last part of its type: `/problems/{slug}`."""
     status: int
     title: str
 
@@ -63,7 +63,7 @@ KINDS: tuple[Kind, ...] = tuple(value for value in list(globals().values()) if i
 
 
 class Problem(Exception):
-    """Raised anywhere below a route; answered as problem+json with the kind's status."""
+    """Raised by routes; answered as problem+json with the status of its kind."""
 
     def __init__(
         self,
@@ -75,27 +75,24 @@ class Problem(Exception):
     ) -> None:
         super().__init__(detail)
         self.kind = kind
-        self.detail = _short(" ".join(detail.split()))
+        detail = " ".join(detail.split())
+        self.detail = detail if len(detail) <= MOST_TOLD else f"{detail[: MOST_TOLD - 1]}…"
         self.headers = dict(headers or {})
         self.extensions = extensions
 
     def to_json(self) -> dict[str, Any]:
-        """The body."""
+        """Return the body of the answer."""
         kind = self.kind
         base = {"type": f"/problems/{kind.slug}", "title": kind.title, "status": kind.status, "detail": self.detail}
         return base | self.extensions
 
 
 MOST_TOLD = 2000
-"""Characters of a detail: it may quote a request, is remembered with its answer, and should be read by people."""
-
-
-def _short(detail: str) -> str:
-    return detail if len(detail) <= MOST_TOLD else f"{detail[: MOST_TOLD - 1]}…"
+"""Longest detail in characters; it may quote a request."""
 
 
 def problem_of(error: RubberbandError) -> Problem:
-    """What a person would read on the command line, as a problem."""
+    """Return an error with a message for users as a problem."""
     detail = str(error)
     match error:
         case InfeasibleError():

@@ -1,22 +1,31 @@
-"""The parts of the service, put together once for each app; routes are given them as `Serving`."""
+"""Dependencies of routes: the parts of the service as `Serving`, and the experiment that a path names as `Known`.
+
+Dependencies that need no thread are async: FastAPI runs all others in its pool of threads.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Path, Request
 
 from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import Plans
+from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Store
+from rubberband.api.store.sql import Store
+from rubberband.units import shown
+from rubberband.values.submission import Submission
+
+NAME_PATTERN = "^[a-z0-9-]{1,63}$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """Everything that a route may need."""
+    """Parts of the service, made once for each app."""
 
     settings: Settings
     store: Store
@@ -26,9 +35,40 @@ class Service:
 
 
 async def service_of(request: Request) -> Service:
-    """The service that the app was made with. Async, since FastAPI asks a thread for all that is not."""
+    """Return the service that the app was made with."""
     found: Service = request.app.state.service
     return found
 
 
 Serving = Annotated[Service, Depends(service_of)]
+
+
+async def checked_name(
+    name: Annotated[
+        str,
+        Path(
+            description="The experiment's name.",
+            examples=["digits-sha"],
+            json_schema_extra={"pattern": NAME_PATTERN},
+        ),
+    ],
+) -> str:
+    """Return the name in the path. Raises Problem NOT_FOUND, and no INVALID, for a name that no experiment can have."""
+    if re.fullmatch(r"[a-z0-9-]{1,63}", name) is None:
+        raise _unknown(name)
+    return name
+
+
+def known_experiment(name: Annotated[str, Depends(checked_name)], service: Serving) -> Submission:
+    """Return the experiment of the path. Raises Problem NOT_FOUND."""
+    found = service.store.submission(name)
+    if found is None:
+        raise _unknown(name)
+    return found
+
+
+def _unknown(name: str) -> Problem:
+    return Problem(NOT_FOUND, f"experiment {shown(name)} not found; `rubberband ps` (GET /v1/experiments) lists all")
+
+
+Known = Annotated[Submission, Depends(known_experiment)]

@@ -1,4 +1,4 @@
-"""The server process: one for a home and its store, one worker, an end that leaves the experiments alone."""
+"""The server process: one for a home and its store, with one worker. Experiments outlive it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,14 +29,12 @@ from rubberband.api.app import create_app
 from rubberband.api.feed import Feed
 from rubberband.api.security.tokens import is_live
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Store
-from rubberband.api.store.sql import open_store
+from rubberband.api.store.sql import Store, open_store
 from rubberband.errors import InputError
 from rubberband.executor.journal.database import Database, parse_url
 from rubberband.units import shown
 
-# Where the service may listen, and by which names it answers: the rules that keep it from strangers. Pure.
-
+# Where the service listens, and which host names it answers. Pure.
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 ANY_NAME = "*"
@@ -44,13 +42,13 @@ _NAME = re.compile(r"[0-9a-z]([0-9a-z.-]*[0-9a-z])?|\[[0-9a-f:.]+\]", re.ASCII)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine reaches the host."""
     address = _address(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 
 
 def require_auth(host: str, auth: bool | None, proxies: Sequence[str] = ()) -> bool:
-    """Whether tokens are needed: beyond loopback always. Raises InputError where that was declined."""
+    """Return whether tokens are needed: always beyond loopback. Raises InputError if that was declined."""
     if is_loopback(host) and not proxies:
         return bool(auth)
     if auth is False:
@@ -63,9 +61,9 @@ def require_auth(host: str, auth: bool | None, proxies: Sequence[str] = ()) -> b
 
 
 def served_names(host: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The values of the Host header that are answered: `names`, what is listened on, and this machine's own.
+    """Return the accepted values of the Host header: `names`, `host`, and those of loopback.
 
-    Raises InputError for what is no name, and where every address is listened on and no name is given.
+    Raises InputError for an invalid name, and if the service listens on every address without a name.
     """
     given = tuple(_checked(name) for name in names)
     address = _address(host)
@@ -82,7 +80,7 @@ def served_names(host: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def url_of(host: str, port: int, *, https: bool) -> str:
-    """Where a browser on this machine finds it."""
+    """Return the URL for a browser on this machine."""
     address = _address(host)
     if address is not None and address.is_unspecified:
         host = "127.0.0.1" if address.version == 4 else "::1"
@@ -106,30 +104,27 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-# HTTP connections that do not wait for ever: who does not send a request whole, or takes no answer, is cut off.
-#
-# Answers are sent in as few pieces as can be: each costs a call of the system.
-
+# HTTP connections with time limits for clients that do not send a whole request or do not read the answer.
 
 HEADERS_S = 10.0
-"""The headers of a request must be there by then; a body has its own time (rubberband.api.security.middleware)."""
+"""Time limit of the headers of a request; that of a body is in rubberband.api.security.middleware."""
 HEADERS_BYTES = 32 << 10
-"""Of all headers together; more is answered with 400."""
+"""Largest size of all headers; more is answered with 400."""
 UNREAD_S = 30.0
-"""A client that takes nothing of what is sent for so long holds memory for nothing, as a stream does that stands."""
+"""A client that reads nothing for this long is disconnected, since it holds memory."""
 MOST_WAITING = 64
-"""Connections of one address that have not sent a request whole; with more, the oldest is cut off."""
+"""Connections of one address with an incomplete request; beyond that, the oldest is closed."""
 
 
 class _Gathering:
-    """A transport that sends what is written at one go together: uvicorn writes head and body of an answer apart."""
+    """Transport that sends head and body of an answer, which uvicorn writes apart, in one system call."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send it before the event loop turns again."""
+        """Send before the next turn of the event loop."""
         if not data:
             return
         if not self._written:
@@ -137,7 +132,7 @@ class _Gathering:
         self._written.append(data)
 
     def close(self) -> None:
-        """Send what was written, and hang up."""
+        """Send what was written, and close."""
         self._flush()
         self._transport.close()
 
@@ -151,20 +146,20 @@ class _Gathering:
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's protocol, with an end to the wait for headers, and for somebody to take what is sent."""
+    """uvicorn's protocol with time limits for headers and for clients that do not read."""
 
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
     _waiting: ClassVar[dict[str, dict[PatientProtocol, None]]] = {}
-    """Address -> its connections that owe a request, the oldest first."""
+    """Address -> its connections with an incomplete request, the oldest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
+        """Expect the first request."""
         super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Wait for the rest of a request's headers, from their first byte on; or of a body that nobody reads."""
+        """Expect the rest of the headers from their first byte on, or the rest of a body that the app ignores."""
         super().data_received(data)
         if not self._is_owed():
             self._stop_waiting()
@@ -172,18 +167,18 @@ class PatientProtocol(H11Protocol):
             self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Cancel the time limits."""
         self._stop_waiting()
         self._stop_watching()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """More is to be sent than the client takes: whoever sends waits, and it is watched that it takes some."""
+        """Watch a client that reads more slowly than the app writes."""
         super().pause_writing()
         self._watch(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """It has taken most of it."""
+        """Stop watching: the client has read most of it."""
         self._stop_watching()
         super().resume_writing()
 
@@ -235,32 +230,33 @@ class PatientProtocol(H11Protocol):
 
 
 _SERVING = 0x52424253
-"""The lock (in PostgreSQL) of the one server of a store."""
+"""Advisory lock in PostgreSQL of the one server of a store."""
 _GRACE_S = 3
-"""So long requests that are being served have, once the service is to end."""
+"""Time for running requests at the end of the service."""
 _CONNECTIONS = 500
-"""Open at the same time; more are answered with 503."""
+"""Connections at the same time; more are answered with 503."""
 _KEEP_ALIVE_S = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """How bytes reach the service."""
+    """TLS and proxies of the service."""
 
     certfile: Path | None = None
-    """With it, the service speaks HTTPS."""
+    """Certificate; with it, the service speaks HTTPS."""
     keyfile: Path | None = None
     proxies: Sequence[str] = ()
-    """Addresses of proxies, whose X-Forwarded-For and X-Forwarded-Proto are believed."""
+    """Addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted."""
 
 
 def serve(settings: Settings, transport: Transport, announce: Callable[[str, Store], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C. `announce` is told the address once the port is taken.
+    """Serve until SIGTERM or Ctrl-C. `announce` is called with the address once the port is open.
 
-    Raises InputError where the port, the home or the store is taken, or a token is needed and there is none.
+    Raises InputError if the port, the home or the store is taken, or if tokens are needed and none exists.
     """
     _make_home(settings.home)
-    with _opened(settings) as store, only_server(settings):
+    store = open_store(settings.store, settings.home, settings.keeping)
+    with closing(store), only_server(settings):
         require_token(settings, store)
         with _listening(settings.host, settings.port) as listener:
             app = create_app(settings, store=store)
@@ -272,7 +268,7 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
 
 
 def require_token(settings: Settings, store: Store) -> None:
-    """Raise InputError if tokens are needed and none would open the door."""
+    """Raise InputError if tokens are needed and none is valid."""
     now = time.time()
     if settings.auth and not any(is_live(record, at=now) for record in store.tokens()):
         raise InputError(
@@ -282,25 +278,25 @@ def require_token(settings: Settings, store: Store) -> None:
 
 
 _GARBAGE = (700, 10, 10)
-"""As often as Python itself looks for garbage: connections that have ended hold what was sent until then."""
+"""Python's default: closed connections hold their data until a collection."""
 
 
 class _Server(uvicorn.Server):
-    """A server whose streams end when it is told to."""
+    """Server that ends its streams of events on a signal."""
 
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
         self._feed = feed
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve. What there is by now stays for good: garbage collections pass it by, and stall nobody."""
+        """Start. Garbage collections skip all present objects, which stay, and so cause no pauses."""
         await super().startup(sockets)
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GARBAGE)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end. Called by the signal."""
+        """End the streams, then the server."""
         self._feed.close()
         super().handle_exit(sig, frame)
 
@@ -324,7 +320,7 @@ def _config(app: object, settings: Settings, transport: Transport) -> uvicorn.Co
         h11_max_incomplete_event_size=HEADERS_BYTES,
         ssl_certfile=transport.certfile,
         ssl_keyfile=transport.keyfile,
-        # Of a key that is encrypted OpenSSL would ask for on the terminal.
+        # Otherwise OpenSSL would ask for the password of an encrypted key on the terminal.
         ssl_keyfile_password="none" if transport.certfile else None,
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -339,15 +335,6 @@ def _config(app: object, settings: Settings, transport: Transport) -> uvicorn.Co
 
 
 @contextmanager
-def _opened(settings: Settings) -> Iterator[Store]:
-    store = open_store(settings.store, settings.home, settings.keeping)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-@contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -357,8 +344,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         raise InputError(
             f"{host}:{port} is not available ({told}); choose another by --host and --port (0: any free port)"
         ) from None
-    # What it accepts inherits this; asyncio sets it only where a socket was made with a protocol. Without it an event
-    # of a stream waits until the one before was acknowledged, up to 40 ms.
+    # Accepted sockets inherit this; asyncio sets it only on sockets that it makes. Without it, an event of a stream
+    # waits for the acknowledgement of the one before, up to 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listener:
         yield listener
@@ -366,17 +353,13 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _signals_are_an_end() -> Iterator[None]:
-    """uvicorn raises its signals again when it has ended by them; what they asked for is done by then."""
-    before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Ignore the signals that uvicorn raises again after it has ended."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ignored(_number: int, _frame: FrameType | None) -> None:
-    return
 
 
 def _make_home(home: Path) -> None:
@@ -388,7 +371,7 @@ def _make_home(home: Path) -> None:
 
 @contextmanager
 def only_server(settings: Settings) -> Iterator[None]:
-    """Be the one server of a home and a store. Raises InputError if there is another."""
+    """Lock a home and its store for one server. Raises InputError if another one has them."""
     with _file_lock(
         settings.home / "server.lock", f"the home {settings.home}", "set RUBBERBAND_HOME to another folder"
     ):
@@ -422,7 +405,7 @@ def _file_lock(path: Path, what: str, otherwise: str) -> Iterator[None]:
 
 @contextmanager
 def _server_lock(url: sql.URL) -> Iterator[None]:
-    """A lock that the database server lets go when the connection is gone."""
+    """Hold a lock that the database server frees when the connection ends."""
     database = Database(url, what="the service's store", remedy="check that the database server runs")
     try:
         with database.reading() as connection:

@@ -1,91 +1,97 @@
-"""What the operator of the service decides, once, when it is started."""
+"""Settings that the operator chooses when the service starts."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rubberband.values.kinds import KINDS
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 HOUR_S, DAY_S = 3600.0, 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
-    """How much one caller, or all of them, may ask of the service."""
+    """Limits on requests and experiments. A caller is a token, or without tokens an address."""
 
     body_bytes: int = 1 * MIB
-    """Largest body of a request, counted as it comes in."""
+    """Largest body of a request, counted as it arrives."""
     requests_per_s: float = 200.0
-    """Of one token (or, without tokens, of one address), on average."""
+    """Average rate of one caller."""
     burst: int = 400
-    """So many requests may come at once before the average counts."""
+    """Requests at once before the average rate applies."""
     concurrent: int = 64
-    """Requests of one token (or address) that are served at the same time; streams of events are counted apart."""
+    """Requests of one caller served at the same time, without streams of events."""
     streams: int = 16
-    """Streams of events of one token (or address) at the same time."""
+    """Streams of events of one caller at the same time."""
     planning_s: float = 30.0
-    """A plan that takes longer is given up."""
+    """Time limit of one plan."""
     max_running: int = 4
-    """Experiments that run at the same time; more are queued."""
+    """Experiments that run at the same time; others are queued."""
     max_cost_usd: float | None = None
-    """The highest max_cost that a submission may have; with it, every submission must have one."""
+    """Highest max_cost of a submission; if set, every submission needs a max_cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """How long the service's store keeps what grows by itself. Experiments and their journals are kept whole."""
+    """How long the store keeps data that grows without end. Experiments and their journals are never deleted."""
 
     events_s: float = 30 * DAY_S
-    """Events of the feed, from when nobody was at work any more on their experiment and nothing changed there."""
+    """Events of the feed, from the end of their experiment."""
     plans_s: float = 30 * DAY_S
-    """Previews, from when they were made last."""
+    """Previews, from when they were last planned."""
     plans: int = 10_000
-    """So many at most, the newest."""
+    """Largest number of previews; the newest are kept."""
     answers_s: float = 1 * DAY_S
-    """Idempotency keys, with the answers to their requests."""
+    """Idempotency keys and their answers."""
     sessions_s: float = 12 * HOUR_S
-    """So long a browser stays signed in."""
+    """Time that a browser stays signed in."""
     sessions: int = 1000
-    """Browsers that are signed in with one token; with more, those that have been for longest are signed out."""
+    """Signed-in browsers of one token; beyond that, the oldest are signed out."""
 
 
 KEEPING = Keeping()
 
 
+def child_environment(store: str | None) -> dict[str, str]:
+    """Return this process's environment for a child. The URL of the store goes there: arguments are public."""
+    kept = {name: value for name, value in os.environ.items() if name != "RUBBERBAND_STORE"}
+    return kept if store is None else kept | {"RUBBERBAND_STORE": store}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The service as a whole. Nothing here comes from a request."""
+    """Settings of the service. Nothing here comes from a request."""
 
     home: Path
-    """Where experiments are kept, as RUBBERBAND_HOME."""
+    """Folder of experiments, as RUBBERBAND_HOME."""
     store: str | None = field(default=None, repr=False)
-    """SQLAlchemy URL of the store, journals included; None: SQLite files below `home`. It may hold a password."""
+    """SQLAlchemy URL of the store, journals included; None: SQLite files below `home`. May hold a password."""
     host: str = "127.0.0.1"
     port: int = 8265
     auth: bool = False
-    """Whether a token is required. Without one, everybody who reaches the port may do everything."""
+    """Whether tokens are required. Without them, every client that reaches the port may do everything."""
     hosts: Sequence[str] = ("localhost", "127.0.0.1", "[::1]")
-    """Values of the Host header that are answered, without a port; `*` for any."""
+    """Accepted values of the Host header, without a port; `*` for any."""
     entrypoints: Sequence[str] = ()
-    """The code that submissions may run: `module:attribute`, or `module:*`, which is what it defines itself. A
-    request only names one of them."""
+    """Code that submissions may run: `module:attribute`, or `module:*` for all that the module defines."""
     code: Sequence[Path] = ()
-    """Folders in which that code is found."""
+    """Folders that contain this code."""
     providers: Sequence[str] = ("local", "virtual")
-    """Where submissions may run."""
+    """Providers that submissions may use."""
     checkpoints: Sequence[str] = ()
-    """URL prefixes under which a submission may keep its checkpoints; without any, only in the experiment's folder."""
+    """URL prefixes that a submission may use for checkpoints; without any, only the experiment's folder."""
     planners: int = 1
-    """Processes that plan, and as many again where what they plan takes long."""
+    """Planning processes, and as many again for plans that take long."""
     auto_resume: bool = False
-    """Whether submissions go on by themselves whose process is gone without a word."""
+    """Whether submissions restart automatically after their process was killed."""
     limits: ServiceLimits = ServiceLimits()
     keeping: Keeping = KEEPING
 
     @property
     def rents(self) -> bool:
-        """Whether submissions may run where instances are rented."""
+        """Whether submissions may rent instances."""
         return any(KINDS[name].is_rented for name in self.providers)

@@ -1,8 +1,8 @@
-"""The table of instance types, and offers: what an experiment can rent, from its file, its profile and that table.
+"""The table of instance types, and the offers that an experiment can rent.
 
-The file's overrides come first, then what the profile measured, then the table. The table is `resources.catalogue`,
-or the file that the environment's RUBBERBAND_CATALOGUE names, or the one that comes with rubberband; where AWS may be
-asked, the caller lays live prices over that last one (`rubberband.cloud.prices`) and hands it in.
+Values of the experiment file come first, then the profile's measurements, then the table. The table is
+`resources.catalogue`, or the file in the environment's RUBBERBAND_CATALOGUE, or the one that comes with rubberband. The
+caller may pass the last one with live prices of AWS (`rubberband.cloud.prices`).
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.fields import Delay, delay_of
 from rubberband.spec.resources import Resources
 from rubberband.units import format_instant, nearest, shown
-from rubberband.values.chance import FIXED, Spread
 from rubberband.values.offer import Offer, SideCost, Spot
-from rubberband.values.profile import Profile
+from rubberband.values.profile import FIXED, Profile, Spread
 
-# The table of instance types: what each has and costs, read from a CSV file that a user may replace. No network.
-#
-# The columns, in any order; `instance_type` and `gpus` are needed, lines that begin with # are comments:
+# The table is a CSV file that users may replace. Columns, in any order; `instance_type` and `gpus` are required, lines
+# that begin with # are comments:
 #
 #     instance_type        its name
 #     gpus                 GPUs of one instance, at least 1
 #     gpu                  their model; profiles measured on one model hold for types with the same model and memory
 #     gpu_memory_gib       memory of one GPU
-#     vcpus, memory_gib, network_gbps   of the instance; nothing reckons with them yet
+#     vcpus, memory_gib, network_gbps   of the instance; for display only
 #     spot_share           spot price over on-demand price, indicative, in (0, 1]
-#     priced_on            when the prices held, such as 2026-01-19
-#     <region>             on-demand price in USD per hour in that region, such as us-east-1; with a ~ in front where it
-#                          is approximate, empty where it is not known
+#     priced_on            date of the prices, such as 2026-01-19
+#     <region>             on-demand price in USD per hour in that region, such as us-east-1; with a ~ in front if
+#                          approximate, empty if unknown
 
 
 MAX_BYTES = 4 << 20
@@ -54,25 +52,25 @@ _NAME = re.compile(r"[^\s,]{1,100}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What AWS told of a type in one region, and when (Unix time; None: it did not)."""
+    """Answers of AWS about a type in one region, with their Unix times (None: no answer)."""
 
     offered: bool = True
-    """Whether the type can be had in the region at all."""
+    """Whether the region has the type."""
     on_demand_at: float | None = None
     spot_usd_per_hour: Mapping[str, float] = field(default_factory=dict)
-    """Zone -> price; empty where it is not sold on spot, or not asked for."""
+    """Zone -> price; empty if it is not sold on spot, or AWS was not asked."""
     spot_at: float | None = None
     beside: SideFacts | None = None
-    """What an instance of it has beside itself; None: AWS was not asked."""
+    """Its volume, address and traffic; None: AWS was not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
-    """A row of the table; None is not known."""
+    """A row of the table; None stands for unknown."""
 
     instance_type: str
     gpus: int
-    """0 only of types that AWS told of: a table of the user's has types with GPUs."""
+    """0 only for types that AWS described: a user's table has types with GPUs."""
     gpu: str = ""
     gpu_memory_gib: float | None = None
     """Memory of one GPU."""
@@ -88,29 +86,32 @@ class InstanceType:
     approximate: frozenset[str] = frozenset()
     """Regions whose price is approximate."""
     live: Mapping[str, Live] = field(default_factory=dict)
-    """Region -> what AWS told; its price on demand is then the one above. Empty in what was read from a file."""
+    """Region -> answers of AWS, whose price on demand is then the one above. Empty in a table from a file."""
 
     @property
     def gpu_model(self) -> str:
-        """Model and memory of its GPUs, such as `A100 (40 GiB)`; empty if not known."""
+        """Model and memory of its GPUs, such as `A100 (40 GiB)`; empty if unknown."""
         memory = f" ({self.gpu_memory_gib:g} GiB)" if self.gpu_memory_gib is not None else ""
         return f"{self.gpu}{memory}" if self.gpu else ""
 
+    def live_in(self, region: str) -> Live:
+        """Return the answers of AWS for a region, which are empty if it was not asked."""
+        return self.live.get(region, Live())
+
     def live_spot_usd_per_hour(self, region: str) -> float | None:
-        """The price on spot that AWS told, in the region's cheapest zone; None if it told none."""
-        live = self.live.get(region)
-        return min(live.spot_usd_per_hour.values(), default=None) if live is not None else None
+        """Return AWS's spot price in the region's cheapest zone; None if there is none."""
+        return min(self.live_in(region).spot_usd_per_hour.values(), default=None)
 
 
 @cache
 def catalogue() -> Mapping[str, InstanceType]:
-    """The table that comes with rubberband: GPU instance types of EC2, under their names."""
+    """Return the table that comes with rubberband: GPU instance types of EC2, by name."""
     text = files("rubberband.cloud").joinpath("catalogue.csv").read_text(encoding="utf-8")
     return parse_table(text.splitlines(), "catalogue.csv")
 
 
 def load_table(path: str | os.PathLike[str]) -> Mapping[str, InstanceType]:
-    """The table of a file. Raises InputError (one line, with file and line) if there is none or it does not fit."""
+    """Return the table of a file. Raises InputError (one line, with file and line) if it is missing or wrong."""
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -127,7 +128,7 @@ def load_table(path: str | os.PathLike[str]) -> Mapping[str, InstanceType]:
 
 
 def parse_table(lines: Iterable[str], source: str) -> Mapping[str, InstanceType]:
-    """The table of CSV lines; `source` is its name in errors. Raises InputError as `load_table` does."""
+    """Return the table of CSV lines; `source` is its name in errors. Raises InputError as `load_table` does."""
     header: list[str] | None = None
     table: dict[str, InstanceType] = {}
     found: dict[str, int] = {}
@@ -149,7 +150,7 @@ def parse_table(lines: Iterable[str], source: str) -> Mapping[str, InstanceType]
 
 
 def nearest_types(name: str, table: Mapping[str, InstanceType]) -> str:
-    """What an error adds about a type that is not in the table: up to three near ones, or how to see them all."""
+    """Return a hint for errors about an unknown type: up to three near ones, or the extent of the table."""
     close = difflib.get_close_matches(name[:100], table, n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(shown(near) for near in close)}?"
@@ -222,9 +223,6 @@ def _number(text: str, where: str) -> float | None:
     return value
 
 
-# Instance types of EC2 whose accelerators the published wheels of PyTorch cannot use, refused before anything else.
-
-
 _FAMILIES = {
     "g5g": "NVIDIA T4G on an Arm CPU (PyPI's torch for Arm has no CUDA, and PyTorch's CUDA builds for Arm no T4G)",
     "g4ad": "AMD Radeon Pro V520",
@@ -241,11 +239,11 @@ _FAMILIES = {
     "f2": "AMD FPGAs",
     "p2": "NVIDIA K80 (no current build of torch knows it)",
 }
-"""Family -> its accelerator. Of Arm: pytorch/pytorch#160162."""
+"""Family -> its accelerator, which the published wheels of PyTorch cannot use. For Arm see pytorch/pytorch#160162."""
 
 
 def check_accelerator(resources: Resources, instance_type: str) -> None:
-    """Raise InputError for a type of EC2 whose accelerator torch cannot use, unless an image brings what can."""
+    """Raise InputError for a type of EC2 whose accelerator torch cannot use, unless an image has suitable software."""
     accelerator = _FAMILIES.get(instance_type.partition(".")[0])
     brings_its_own = resources.aws.image is not None and (resources.aws.install or "").strip() == "none"
     if resources.kind.is_rented and accelerator and not brings_its_own:
@@ -269,12 +267,12 @@ def offer(
     environment: Mapping[str, str] = os.environ,
     table: Table | None = None,
 ) -> Offer:
-    """What the planner reckons with, of the one type that `resources` names, or of `instance_type` among its several.
+    """Return the offer of the one type that `resources` names, or of `instance_type` among several.
 
-    `table` is that with live prices (`rubberband.cloud.prices`), where there is one.
+    `table` is the one with live prices (`rubberband.cloud.prices`), if there is one.
 
-    Raises InputError for a type that the table lacks and the file does not describe, for a price that is not known in
-    the region, and where it is not told which of several types is meant.
+    Raises InputError for a type that neither table nor file describes, for an unknown price in the region, and if
+    `instance_type` is missing with several types.
     """
     types = types_of(resources)
     if instance_type is None and len(types) > 1:
@@ -295,12 +293,10 @@ def offers(
     environment: Mapping[str, str] = os.environ,
     table: Table | None = None,
 ) -> tuple[Offer, ...]:
-    """The offer of every type that `resources` names, in that order; `profiles` is one for all, or type -> profile.
+    """Return the offer of every type that `resources` names, in that order; `profiles` is one, or type -> profile.
 
-    `table` is that with live prices (`rubberband.cloud.prices`), where there is one.
-
-    Raises InputError as `offer` does, and where one profile cannot hold for all types since their GPUs differ or are
-    not known; ProfileMissingError for a type without a profile.
+    Raises InputError as `offer` does, and if one profile cannot hold for all types, as their GPUs differ or are
+    unknown; ProfileMissingError for a type without a profile.
     """
     types, table = types_of(resources), table_of(resources, environment, table)
     if isinstance(profiles, Profile) and len(types) > 1:
@@ -309,10 +305,7 @@ def offers(
 
 
 def table_of(resources: Resources, environment: Mapping[str, str] = os.environ, table: Table | None = None) -> Table:
-    """The table of instance types that an experiment plans with: `table`, if there is one already.
-
-    Raises InputError if it cannot be read.
-    """
+    """Return `table`, or else the table of the file or the environment. Raises InputError if it cannot be read."""
     if table is not None:
         return table
     path = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
@@ -326,7 +319,7 @@ def price_source(
     environment: Mapping[str, str] = os.environ,
     table: Table | None = None,
 ) -> str:
-    """Where the on-demand price of a type comes from, for a report: the file, or the table (see `row_source`)."""
+    """Return the source of a type's on-demand price, for a report: the file, or the table (see `row_source`)."""
     row = table_of(resources, environment, table).get(instance_type)
     if resources.price_usd_per_hour is not None:
         return "the file"
@@ -336,10 +329,9 @@ def price_source(
 
 
 def row_source(row: InstanceType, region: str) -> str:
-    """Where the on-demand price of a table's row comes from: AWS with the time, or the catalogue with its date."""
-    live = row.live.get(region)
-    if live is not None and live.on_demand_at is not None:
-        return f"AWS, {region}, {instant(live.on_demand_at)}"
+    """Return the source of a row's on-demand price: AWS with the time, or the catalogue with its date."""
+    if (on_demand_at := row.live_in(region).on_demand_at) is not None:
+        return f"AWS, {region}, {instant(on_demand_at)}"
     dated = f" of {row.priced_on}" if row.priced_on else ""
     return f"the catalogue{dated}, {region}{', approximate' if region in row.approximate else ''}"
 
@@ -351,24 +343,24 @@ def spot_source(
     environment: Mapping[str, str] = os.environ,
     table: Table | None = None,
 ) -> str:
-    """Where the spot price of a type comes from, for a report: `the file`, AWS with zone and date, or the table."""
+    """Return the source of a type's spot price, for a report: the file, AWS with zone and time, or the table."""
     row = table_of(resources, environment, table).get(instance_type)
-    live = row.live.get(resources.region) if row is not None else None
+    live = row.live_in(resources.region) if row is not None else Live()
     if resources.spot.price_usd_per_hour is not None:
         return "the file"
-    if live is None or not live.spot_usd_per_hour or live.spot_at is None:
+    if not live.spot_usd_per_hour or live.spot_at is None:
         return "the catalogue, indicative"
     zone = min(live.spot_usd_per_hour, key=lambda zone: live.spot_usd_per_hour[zone])
     return f"AWS, {zone} (the lowest of {len(live.spot_usd_per_hour)} zones), {instant(live.spot_at)}"
 
 
 def instant(at: float) -> str:
-    """Unix time for people, to the minute: 2026-11-21T20:00Z."""
+    """Format a Unix time to the minute: 2026-11-21T20:00Z."""
     return format_instant(datetime.fromtimestamp(at // 60 * 60, UTC)).replace(":00Z", "Z")
 
 
 def types_of(resources: Resources) -> tuple[str, ...]:
-    """The types that an experiment names. Raises InputError if its provider needs one and it names none."""
+    """Return the types that an experiment names. Raises InputError if its provider needs one and it names none."""
     if resources.instance_types is not None:
         return resources.instance_types
     if resources.instance_type is not None:
@@ -403,9 +395,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
     check_accelerator(resources, name)
     row = table.get(name)
     kind = resources.kind
-    default_init_s = kind.init_s
-    if kind.is_rented:
-        default_init_s += usual_firmware_s(name)
+    default_init_s = kind.init_s + (usual_firmware_s(name) if kind.is_rented else 0.0)
     provision_delay_s, provision_spread = _delay(
         resources.provision_delay,
         (profile.provision_delay_s, profile.provision_spread) if profile else (None, FIXED),
@@ -443,12 +433,8 @@ def _side_costs(
     if not resources.kind.is_rented or resources.billing == "per_function":
         return ()
     gpus = row is None or row.gpus > 0
-    return side_costs(resources, _beside(resources, row), gpus=gpus, provision_delay_s=provision_delay_s)
-
-
-def _beside(resources: Resources, row: InstanceType | None) -> SideFacts | None:
-    live = row.live.get(resources.region) if row is not None else None
-    return live.beside if live is not None else None
+    beside = row.live_in(resources.region).beside if row is not None else None
+    return side_costs(resources, beside, gpus=gpus, provision_delay_s=provision_delay_s)
 
 
 def _delay(asked: Delay | None, measured: tuple[float | None, Spread], default_s: float) -> tuple[float, Spread]:
@@ -483,7 +469,7 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
         if resources.kind.is_this_machine:
             return 0.0
         raise InputError(f"resources.price_per_hour: {shown(name)} is not in the catalogue; give its price per hour")
-    if resources.region in row.live and not row.live[resources.region].offered:
+    if not row.live_in(resources.region).offered:
         raise InputError(
             f"resources.instance_type: AWS has no {name} in {resources.region}; choose another type or region"
         )
@@ -497,24 +483,23 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
 
 
 def _head_usd_per_hour(resources: Resources, table: Table) -> tuple[float, float]:
-    """The head's price, and what of it is for its volume and its address.
+    """Return the head's price, and its share for volume and address.
 
-    As the file says, or what AWS tells of the head's type; what is only in the shipped table does not count.
+    It is the file's, or AWS's for the head's type; a price that is only in the shipped table does not count.
     """
-    if not resources.kind.is_rented or "head_price_usd_per_hour" in resources.model_fields_set:
+    asked = not resources.kind.is_rented or "head_price_usd_per_hour" in resources.model_fields_set
+    row = None if asked else table.get(resources.aws.head_instance_type)
+    if row is None or row.live_in(resources.region).on_demand_at is None:
         return resources.head_price_usd_per_hour, 0.0
-    row = table.get(resources.aws.head_instance_type)
-    live = row.live.get(resources.region) if row is not None else None
-    if row is None or live is None or live.on_demand_at is None:
-        return resources.head_price_usd_per_hour, 0.0
-    beside = sum(cost.usd_per_hour for cost in side_costs(resources, live.beside, gpus=row.gpus > 0))
+    costs = side_costs(resources, row.live_in(resources.region).beside, gpus=row.gpus > 0)
+    beside = sum(cost.usd_per_hour for cost in costs)
     return row.prices_usd_per_hour[resources.region] + beside, beside
 
 
 def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: float, restart_s: float) -> Spot:
     asked = resources.spot
     price_usd_per_hour = asked.price_usd_per_hour
-    if price_usd_per_hour is None and row is not None and row.live_spot_usd_per_hour(resources.region) is not None:
+    if price_usd_per_hour is None and row is not None:
         price_usd_per_hour = row.live_spot_usd_per_hour(resources.region)
     if price_usd_per_hour is None:
         if row is None or row.spot_share is None:

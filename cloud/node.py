@@ -1,7 +1,7 @@
-"""What runs on an instance that is another machine: its lease, and what the cloud and the kernel tell it of itself.
+"""Functions for an instance that is another machine: its lease, and facts from the cloud's metadata and the kernel.
 
-The machine's boot script arms the lease before anything else and names its file in the environment; a worker of the
-driver's, on that machine, calls what is here. It imports only the standard library.
+The machine's boot script arms the lease first and names its file in the environment. A worker of the driver's calls
+these functions on that machine. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from http.client import HTTPException
 from pathlib import Path
 
 LEASE_VARIABLE = "RUBBERBAND_LEASE"
-"""Environment variable: path of the lease file. Its modification time is the instant at which the machine ends."""
+"""Environment variable: path of the lease file, whose modification time is the end of the machine."""
 METADATA_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-"""Environment variable: where the instance metadata service answers, if not at its usual address."""
+"""Environment variable: another address of the instance metadata service."""
 
 _METADATA = "http://169.254.169.254"
 _TIMEOUT_S = 1.0
 _TOKEN_S = 300
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Whatever proxy the environment names: the service answers this machine only."""
+"""Without the environment's proxy: the service answers this machine only."""
 
 
 def extend_lease(until: float) -> None:
-    """Let this machine live until `until` (Unix time), and no longer; nothing where it has no lease file."""
+    """Let this machine live until `until` (Unix time), and no longer. Without a lease file, do nothing."""
     path = os.environ.get(LEASE_VARIABLE)
     if path:
         os.utime(path, (until, until))
 
 
 def machine_folder() -> Path:
-    """A folder of this machine for what an experiment keeps there, for this user only; it is made where missing.
+    """Return this machine's folder for files of experiments, for this user only; create it where it is missing.
 
-    It lies beside the lease; where there is none, in the folder for temporary files.
+    It lies beside the lease, or without one in the folder for temporary files.
     """
     lease = os.environ.get(LEASE_VARIABLE)
     base = Path(lease).parent if lease else Path(tempfile.gettempdir())
@@ -50,9 +50,9 @@ def machine_folder() -> Path:
 
 
 def metadata(path: str) -> str | None:
-    """What the instance metadata service says at `path` below `meta-data` (`local-ipv4`, …); None if it says nothing.
+    """Return the instance metadata at `path` below `meta-data` (`local-ipv4`, …), by IMDSv2; None without an answer.
 
-    So it is on a machine that is no instance, too. Only version 2 of the service is spoken (IMDSv2).
+    There is none on a machine that is no instance.
     """
     base = os.environ.get(METADATA_VARIABLE, _METADATA).rstrip("/")
     try:
@@ -65,7 +65,7 @@ def metadata(path: str) -> str | None:
 
 
 def interruption() -> float | None:
-    """When the cloud takes this machine away (Unix time), if it has given notice; None if it has not."""
+    """Return when the cloud interrupts this machine (Unix time); None without a notice."""
     notice = metadata("spot/instance-action")
     if notice is None:
         return None
@@ -76,9 +76,9 @@ def interruption() -> float | None:
 
 
 def memory_kills(counters: Path = Path("/proc/vmstat")) -> int:
-    """How many processes this machine's kernel has ended for want of memory since it booted; 0 where it does not tell.
+    """Return how many processes the kernel has killed for lack of memory since boot; 0 without a counter.
 
-    Those that had used up the memory of their container (cgroup) included.
+    Those that exceeded the limit of their container (cgroup) are included.
     """
     try:
         found = [line.split() for line in counters.read_text().splitlines() if line.startswith("oom_kill ")]

@@ -1,7 +1,7 @@
-"""The table of instance types with live prices: the shipped one, overlaid with what AWS tells or told before.
+"""The table of instance types with live prices: the shipped one, overlaid with AWS's answers.
 
-AWS is asked only for what the cache does not have, or has from too long ago; where it cannot be asked, older prices
-stand in for it and the table says so. boto3 is imported only when there is something to ask.
+AWS is asked only for missing or outdated parts of the cache. Where it cannot be asked, older prices are used and the
+table has a note. boto3 is imported only for a request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
     from rubberband.cloud.aws.pricing import PricesTold
 
-# What AWS told of instance types, kept in a file for each region, with the time of every price. No network.
+# The cache: one file for each region, with the time of every price. No network.
 
 
 Amount = Annotated[float, Field(ge=0.0, le=1e9)]
@@ -33,12 +33,12 @@ Instant = Annotated[float, Field(ge=0.0, le=1e12)]
 """Unix time."""
 Part = Literal["facts", "on_demand", "spot"]
 ALL_PARTS: frozenset[Part] = frozenset({"facts", "on_demand", "spot"})
-"""What AWS can be asked for of a type, each on its own."""
+"""Parts of a type's quote, each with a request of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What an instance type has."""
+    """Hardware of an instance type."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)]
     gpu: str = ""
@@ -53,13 +53,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """What AWS told of one type in one region, and when each part was told; an instant of None: never."""
+    """AWS's answers about one type in one region, with the time of each part; a time of None: never."""
 
     facts: Facts | None = None
-    """None with an instant: the type cannot be had in the region."""
+    """None with a time: the region does not have the type."""
     facts_at: Instant | None = None
     on_demand_usd_per_hour: Amount | None = None
-    """None with an instant: no such price."""
+    """None with a time: no such price."""
     on_demand_at: Instant | None = None
     spot_usd_per_hour: Mapping[str, Amount] = field(default_factory=dict)
     """Zone -> price."""
@@ -74,12 +74,12 @@ class Book(BaseModel):
     version: Literal[1] = 1
     region: str
     gpu_types_at: Instant | None = None
-    """When AWS was asked for all types with GPUs; each of them then has a quote."""
+    """Time of the request for all types with GPUs; each of them then has a quote."""
     quotes: Mapping[str, Quote] = Field(default_factory=dict)
 
 
 def read_book(home: Path, region: str) -> Book:
-    """The quotes that are kept of a region: none where there is no file, or one that cannot be read."""
+    """Return the cached quotes of a region: none without a readable file."""
     try:
         book = Book.model_validate_json(_path(home, region).read_bytes())
     except (OSError, ValidationError):
@@ -88,7 +88,7 @@ def read_book(home: Path, region: str) -> Book:
 
 
 def write_book(home: Path, book: Book) -> None:
-    """Keep the quotes, whole or not at all. Where the home cannot be written to they are asked for again next time."""
+    """Write the quotes, whole or not at all. If the home is not writable, AWS is asked again next time."""
     path = _path(home, book.region)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,20 +101,20 @@ def _path(home: Path, region: str) -> Path:
 
 
 ON_DEMAND_GOOD_S = 86_400.0
-"""How long a price on demand, and what a type has, are taken as they were told."""
+"""Validity of facts and on-demand prices."""
 SPOT_GOOD_S = 600.0
-"""How long a price on spot is."""
+"""Validity of spot prices."""
 
 Clock = Callable[[], float]
 
 
 class LiveTable(dict[str, InstanceType]):
-    """A table with remarks on where its prices come from."""
+    """A table with notes on its prices."""
 
     def __init__(self, rows: Mapping[str, InstanceType], notes: Sequence[str] = ()) -> None:
         super().__init__(rows)
         self.notes = tuple(notes)
-        """Why AWS could not be asked, or not for all; a line each, with the remedy."""
+        """Reasons why AWS could not be asked, or not for all; a line each, with the remedy."""
 
 
 def live_table(
@@ -126,13 +126,12 @@ def live_table(
     clock: Clock = time.time,
     environment: Mapping[str, str] = os.environ,
 ) -> LiveTable:
-    """The table that an experiment plans with, with today's prices of the types that it names and of its head.
+    """Return the table for an experiment, with today's prices of its types and of its head.
 
-    A table of the user's own (`resources.catalogue`) is taken as it is, and so is the shipped one for other providers
-    than EC2. `refresh` asks AWS whatever the cache in `home` has. Never raises because AWS could not be asked, unless
-    it is to `refresh`: see `LiveTable.notes`.
+    A user's table (`resources.catalogue`) stays as it is, and so does the shipped one for other providers than EC2.
+    `refresh` asks AWS for prices in the cache in `home` too. Without it, a failure of AWS is a note of the table.
 
-    Raises InputError for a table that cannot be read; ProviderError where prices cannot be refreshed.
+    Raises InputError for a table that cannot be read; ProviderError if `refresh` fails.
     """
     own = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
     if own or not resources.kind.is_rented:
@@ -150,7 +149,7 @@ def prices_of(
     refresh: bool = False,
     clock: Clock = time.time,
 ) -> LiveTable:
-    """The shipped table with what AWS tells of `types` in a region, or of all types with GPUs; as `live_table`."""
+    """Return the shipped table with AWS's answers for `types` in a region, or for all types with GPUs."""
     book, notes = read_book(home, region), tuple[str, ...]()
     wanted, parts = (types, ALL_PARTS) if refresh else _stale(book, types, clock())
     if parts:
@@ -164,7 +163,7 @@ def prices_of(
 
 
 def overlaid(table: Table, book: Book) -> dict[str, InstanceType]:
-    """A table with the quotes of a region laid over it; types that it lacks are added."""
+    """Return a table with the quotes of a region on top, including types that it lacks."""
     rows = dict(table)
     for name, quote in book.quotes.items():
         row = _row(table.get(name) or _new_row(table, name, quote), quote, book.region)
@@ -174,7 +173,7 @@ def overlaid(table: Table, book: Book) -> dict[str, InstanceType]:
 
 
 def _stale(book: Book, types: Sequence[str] | None, now: float) -> tuple[Sequence[str] | None, frozenset[Part]]:
-    """The types (None: all with GPUs) and the parts that AWS is to be asked for; no parts where all is fresh."""
+    """Return the outdated types (None: all with GPUs) and parts; no parts if nothing is outdated."""
     if types is None:
         if not _recent(book.gpu_types_at, now, ON_DEMAND_GOOD_S):
             return None, ALL_PARTS
@@ -192,14 +191,14 @@ def _stale_parts(quote: Quote, now: float) -> frozenset[Part]:
 
 
 def _recent(told_at: float | None, now: float, good_s: float) -> bool:
-    # What is from the future was kept by a machine whose clock was wrong.
+    # A time in the future comes from a machine whose clock was wrong.
     return told_at is not None and 0.0 <= now - told_at <= good_s
 
 
 def _asked(
     region: str, types: Sequence[str] | None, parts: frozenset[Part], session: AwsSession | None, clock: Clock
 ) -> tuple[PricesTold | None, tuple[str, ...]]:
-    """What AWS tells, and why it does not tell all."""
+    """Return AWS's answers, and why some are missing."""
     from rubberband.cloud.aws.calls import open_aws
 
     try:
@@ -226,19 +225,18 @@ def _with(book: Book, answer: PricesTold, *, everything: bool) -> Book:
 
 
 def _newer(old: Quote, new: Quote) -> Quote:
-    """The parts that are new, and the old ones of those that are missing."""
-    found = old
+    """Return the new parts, and the old ones where those are missing."""
     if new.facts_at is not None:
-        found = replace(found, facts=new.facts, facts_at=new.facts_at)
+        old = replace(old, facts=new.facts, facts_at=new.facts_at)
     if new.on_demand_at is not None:
-        found = replace(found, on_demand_usd_per_hour=new.on_demand_usd_per_hour, on_demand_at=new.on_demand_at)
+        old = replace(old, on_demand_usd_per_hour=new.on_demand_usd_per_hour, on_demand_at=new.on_demand_at)
     if new.spot_at is not None:
-        found = replace(found, spot_usd_per_hour=new.spot_usd_per_hour, spot_at=new.spot_at)
-    return found
+        old = replace(old, spot_usd_per_hour=new.spot_usd_per_hour, spot_at=new.spot_at)
+    return old
 
 
 def _new_row(table: Table, name: str, quote: Quote) -> InstanceType | None:
-    """A type that the table lacks; its GPUs are called as the table calls those of its family."""
+    """Return a row for a type that the table lacks, with the GPU name that the table has for its family."""
     facts, family = quote.facts, f"{name.partition('.')[0]}."
     if facts is None:
         return None
@@ -253,10 +251,10 @@ def _new_row(table: Table, name: str, quote: Quote) -> InstanceType | None:
 
 
 def _row(row: InstanceType | None, quote: Quote, region: str) -> InstanceType | None:
-    """A type with what was told of it in a region; None where there is nothing to tell.
+    """Return a row with AWS's answers for a region; None without a row.
 
-    The model and the memory of its GPUs stay as the table has them (EC2 counts the memory of some without what is
-    reserved), so that one profile goes on to hold for all types with the same GPUs.
+    The model and the memory of its GPUs stay as in the table (EC2 omits reserved memory for some), so that one profile
+    still holds for all types with the same GPUs.
     """
     if row is None:
         return None

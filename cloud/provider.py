@@ -1,11 +1,11 @@
-"""The protocol of a cloud: rent, look, give back. One conformance suite (tests) holds for every implementation.
+"""The protocol of a cloud: launch, describe, release. One conformance suite (tests) holds for every implementation.
 
-A provider knows instances, not trials: it starts machines that join the head's cluster, and says what exists. Instances
-carry the experiment's name as a tag, so that a driver that comes back (or `rubberband sweep`) finds what was left.
-Instants are seconds on the provider's clock (Unix time on real ones).
+A provider knows instances, not trials: it starts machines that join the head's cluster, and describes them. Instances
+carry the experiment's name as a tag, so that a resumed driver (or `rubberband sweep`) finds the remaining ones. Times
+are seconds on the provider's clock (Unix time on real ones).
 
-Every instance has a lease, an instant at which it ends itself unless the driver has put it off: so whatever becomes of
-the driver, nothing costs more than what was reserved for it.
+Every instance has a lease, a time at which it ends itself unless the driver has renewed it. So even without its driver
+it costs no more than was reserved for it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ InstanceState = Literal["pending", "running", "terminated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDescription:
-    """What the provider shows of one instance."""
+    """One instance as the provider shows it."""
 
     instance: str
-    """The name that it was launched under."""
+    """Name of its launch."""
     experiment: str
     state: InstanceState
     requested_at: float
@@ -34,61 +34,58 @@ class InstanceDescription:
     ended_at: float | None = None
     """When it was released or lost; None while it lives."""
     reason: str = ""
-    """Why it ended, if not because it was released: 'lease expired', 'process died', …"""
+    """Why it ended, if it was not released: 'lease expired', 'process died', …"""
     market: Market = "on_demand"
     instance_type: str = ""
-    """What was bought; empty: what was asked for."""
+    """The type bought; empty: the requested one."""
     zone: str = ""
     price_usd_per_hour: float | None = None
-    """At purchase; None: that of the offer."""
+    """Price at purchase; None: the offer's."""
     hour_prices_usd: tuple[float, ...] | None = None
     """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
     interrupted_at: float | None = None
-    """When the provider gave notice that it takes the instance away; None without a notice."""
+    """When the provider announced its interruption; None without a notice."""
     preempted: bool = False
-    """Whether it ended because the provider took it away (spot)."""
+    """Whether the provider interrupted it (spot)."""
 
 
 class Provider(Protocol):
     """Rents instances of one type for one experiment."""
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
-        """Ask for an instance under the name `instance`. The name is the client token: asking twice rents once.
+        """Request an instance under the name `instance`. The name is the client token: a repeated call rents once.
 
-        Returns once the request is accepted, not when the instance runs. Its first lease ends as long after it began
-        to run as the latest `renew_lease` was ahead of the launch; with `first_lease_s` no later than so long after.
-        Raises ProviderError if it is refused for good (no capacity, no quota, …): then nothing was rented, nor will be.
+        Returns once the request is accepted, before the instance runs. Its first lease is as long as the latest
+        `renew_lease` was ahead of the launch, and at most `first_lease_s`; it begins when the instance runs.
+        Raises ProviderError for a permanent refusal (no capacity, no quota, …): then nothing was rented, nor will be.
         """
         ...
 
     def describe(self) -> Sequence[InstanceDescription]:
-        """All instances of this experiment that live, or have ended, in the order of their launch."""
+        """Return all instances of this experiment, living or ended, in the order of launch."""
         ...
 
     def release(self, instance: str) -> InstanceDescription:
-        """End the instance and return its final status; idempotent. It is billed no longer once this returns.
+        """End the instance and return its final status; idempotent. Billing has ended once this returns.
 
-        Raises ProviderError if no such instance was ever launched.
+        Raises ProviderError if the instance was never launched.
         """
         ...
 
     def renew_lease(self, until: float) -> None:
-        """Say that the driver lives: instances end themselves at the instant `until`, unless this is called again.
+        """Let instances end themselves at the time `until`, unless this is called again.
 
-        `until` may be earlier than it was: the budget then ends sooner.
+        `until` may be earlier than before, if the budget ends sooner.
         """
         ...
 
     def close(self) -> None:
-        """Release every instance of this experiment, and whatever else the provider holds for it. Idempotent."""
+        """Release all that the provider holds for this experiment. Idempotent."""
         ...
 
 
-# What a provider offers beyond `Provider` if its instances form a Ray cluster: the head that they join.
-
-
 INSTANCE_LABEL = "rubberband/instance"
-"""Label of a Ray node; its value is the name of the instance that the node is."""
+"""Label of a Ray node; its value is the name of its instance."""
 
 
 class HeadError(ProviderError):
@@ -97,14 +94,14 @@ class HeadError(ProviderError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """How a driver attaches to a cluster. The head has no slots and is not one of the instances."""
+    """Connection of a driver to a cluster. The head has no slots and is not one of the instances."""
 
     address: str
     """`host:port` of its control store."""
     temp_dir: str | None
-    """Ray's temporary directory on the head: tells the head from instances on the same machine. None: no matter."""
+    """Ray's temporary directory on the head, which no instance on the same machine shares. None: not needed."""
     environment: Mapping[str, str]
-    """What the driver's environment must hold for the cluster to let it in."""
+    """Environment variables with which the cluster accepts the driver."""
 
 
 class ClusterProvider(Provider, Protocol):
@@ -112,42 +109,42 @@ class ClusterProvider(Provider, Protocol):
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """What trials run on."""
+        """Device of the trials."""
         ...
 
     @property
     def clock(self) -> Callable[[], float]:
-        """By which instances are held: Unix time that no step of this machine's clock moves."""
+        """Clock of the leases: Unix time that no step of this machine's clock moves."""
         ...
 
     @property
     def remote(self) -> bool:
-        """Whether instances are other machines: they see neither this one's files nor its leases.
+        """Whether instances are other machines, which see neither this one's files nor its leases.
 
-        The driver then sends the code along, and renews leases and hears of interruptions through Ray
-        (see `rubberband.cloud.node`).
+        The driver then sends the code, renews leases and receives interruption notices through Ray (see
+        `rubberband.cloud.node`).
         """
         ...
 
     @property
     def look_s(self) -> float:
-        """How often `describe` may be asked, in seconds."""
+        """Shortest interval between calls of `describe`, in seconds."""
         ...
 
     def slowness(self, instance: str) -> float:
-        """How many times as long as usual workers may take to start on an instance; 1 where nothing is known."""
+        """Return how many times as long as usual workers may take to start on an instance; 1 if unknown."""
         ...
 
     def last_words(self, instance: str) -> str:
-        """The line of a living instance's boot or node log that tells best why it is not of use; empty if none does."""
+        """Return the log line that best explains why a living instance is not ready; empty without one."""
         ...
 
     def head(self) -> Head | None:
-        """The living head, or None."""
+        """Return the living head, or None."""
         ...
 
     def ensure_head(self) -> Head:
-        """The living head, which is started if there is none; returns once it answers.
+        """Return the living head once it answers; start one if there is none.
 
         Raises HeadError if it does not start.
         """

@@ -1,10 +1,10 @@
-"""What an instance of EC2 costs beside its rent: its root volume, its public address, what passes a NAT gateway.
+"""Costs of an EC2 instance beside its rent: its root volume, its public address, traffic through a NAT gateway.
 
-Prices are those of a dated table, `side_costs.csv`; what an account has (`SideFacts`) is AWS's to tell, and where it is
-not asked, a new account is assumed. Pure but for reading the table.
+Prices come from a dated table, `side_costs.csv`. AWS describes the account (`SideFacts`); if it is not asked, a new
+account is assumed. Pure but for reading the table.
 
-Traffic between zones (0.01 USD/GB each way) is no line: a gang lies in one zone, checkpoints go to S3, which is free
-within a region, and what the driver sends to instances of other zones are its code and a few bytes an iteration.
+Traffic between zones (0.01 USD/GB each way) is left out: a gang is in one zone, S3 is free within a region, and the
+driver sends instances in other zones only its code and a few bytes an iteration.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ NAT_LINE = "NAT gateway (estimated)"
 
 HOURS_PER_MONTH = 720.0
 """AWS's own examples bill a month of 30 days; a real month differs by up to 7 %."""
-PRICED_ON = "2026-11"
 ADDRESS_USD_PER_HOUR = 0.005
 """In every region. Volumes and addresses are billed by the second, at least for 60 s, as instances are."""
 GPU_IMAGE_GB = 75
 PLAIN_IMAGE_GB = 60
-"""Root volumes where AWS is not asked: that of the Deep Learning AMI, and what packages need on a plain image."""
+"""Assumed root volumes: that of the Deep Learning AMI, and the packages' on a plain image."""
 _ENDING_S = 60.0
-"""A volume and an address are there from the launch until the machine is off, the rent is from running to the end."""
+"""Volume and address are billed from the launch until the machine is off, the rent only from running to the end."""
 _INSTALLED_GB = {True: 4.0, False: 1.0}
-"""What an instance downloads to install torch, Ray and the rest: with CUDA, and without."""
+"""Download of torch, Ray and the rest: with CUDA, and without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidePrices:
-    """Of one region, in US dollars."""
+    """Prices of one region, in US dollars."""
 
     volume_usd_per_gb_month: float
     snapshot_usd_per_gb_month: float
@@ -47,18 +46,18 @@ class SidePrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideFacts:
-    """What an instance has beside itself, as AWS shows the image and the subnets."""
+    """Billed resources of an instance, as AWS describes the image and the subnets."""
 
     volume_gb: int
     """Size of its root volume."""
     public_address: bool
-    """Whether a subnet in which it may be gives it one."""
+    """Whether one of its possible subnets gives it one."""
     nat: bool
-    """Whether it reaches the Internet through a NAT gateway from a subnet in which it may be."""
+    """Whether one of its possible subnets reaches the Internet through a NAT gateway."""
     s3_endpoint: bool = False
-    """Whether S3 is reached past that gateway."""
+    """Whether traffic to S3 bypasses that gateway."""
     installed: bool = True
-    """Whether it installs its packages when it boots. Else only the driver's own comes, one MB: at most 0.0001 USD."""
+    """Whether it installs its packages at boot. Else it loads only the driver's wheel, one MB: at most 0.0001 USD."""
 
 
 @cache
@@ -76,7 +75,7 @@ def _table() -> Mapping[str, SidePrices]:
 
 
 def side_prices(region: str) -> SidePrices:
-    """The prices of a region; of one that the table lacks, the dearest."""
+    """Return the prices of a region; for one that the table lacks, the highest."""
     known = _table()
     return known[region] if region in known else max(known.values(), key=lambda one: one.volume_usd_per_gb_month)
 
@@ -84,16 +83,14 @@ def side_prices(region: str) -> SidePrices:
 def side_costs(
     resources: Resources, facts: SideFacts | None, *, gpus: bool, provision_delay_s: float = 0.0
 ) -> tuple[SideCost, ...]:
-    """What comes to the rent of an instance; `gpus`: whether its type has any, for what is assumed without `facts`."""
+    """Return the costs beside the rent of an instance; `gpus`: whether its type has any, if `facts` are missing."""
     prices = side_prices(resources.region)
     if facts is None:
         assumed_gb = resources.aws.volume_gb or (GPU_IMAGE_GB if gpus else PLAIN_IMAGE_GB)
         facts = SideFacts(volume_gb=assumed_gb, public_address=True, nat=False)
     around_h = (provision_delay_s + _ENDING_S) / SECONDS_PER_HOUR
     volume_usd_per_hour = facts.volume_gb * prices.volume_usd_per_gb_month / HOURS_PER_MONTH
-    found = [
-        SideCost(line=VOLUME_LINE, usd_per_hour=volume_usd_per_hour, usd_once=volume_usd_per_hour * around_h),
-    ]
+    found = [SideCost(line=VOLUME_LINE, usd_per_hour=volume_usd_per_hour, usd_once=volume_usd_per_hour * around_h)]
     if facts.public_address:
         usd_once = ADDRESS_USD_PER_HOUR * around_h
         found.append(SideCost(line=ADDRESS_LINE, usd_per_hour=ADDRESS_USD_PER_HOUR, usd_once=usd_once))
@@ -103,6 +100,6 @@ def side_costs(
 
 
 def _passed_gb(resources: Resources, facts: SideFacts, *, gpus: bool) -> float:
-    """What an instance is assumed to download through a NAT gateway; without checkpoints, whose size is unknown."""
+    """Return the assumed download through a NAT gateway, without checkpoints, whose size is unknown."""
     data_gb = 0.0 if facts.s3_endpoint else resources.dataset_gb
     return data_gb + (_INSTALLED_GB[gpus] if facts.installed else 0.0)

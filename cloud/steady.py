@@ -1,47 +1,63 @@
-"""One clock for an experiment: Unix time when its driver began, and from there on the time that has passed.
+"""One clock for an experiment: Unix time when its driver began, plus the time that has passed since.
 
-A step of this machine's clock (NTP, or by hand) does not move it. This machine's sleep does: what is rented goes on
-meanwhile. Drivers, instances on this machine, and who looks on read the same clock, by the file in which the first
-driver since the machine booted wrote it down.
+A step of this machine's clock (NTP, or by hand) does not move it. Suspending this machine does, as rented instances
+keep running. Drivers, instances on this machine and viewers read the same clock from a file, which the first driver
+since boot wrote.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rubberband.atomic import write_atomically
 
 FILE = "clock"
-"""Name of the file, in the folder of an experiment's instances."""
+"""File name, in the folder of an experiment's instances."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PASSING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Goes on while the machine sleeps, and does not move when its clock is set."""
+"""Counts suspended time too, and does not move when the clock is set."""
 
 
 def elapsed_s() -> float:
-    """Seconds since this machine booted, its sleep included."""
+    """Return the seconds since this machine booted, suspended time included."""
     return time.clock_gettime(_PASSING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Clock and sleep of a wait, which tests replace."""
+
+    clock: Callable[[], float] = elapsed_s
+    sleep: Callable[[float], None] = time.sleep
+
+    def looks(self, within_s: float, *, every_s: float) -> Iterator[None]:
+        """Yield once per look until `within_s` have passed, and sleep `every_s` after each."""
+        before = self.clock() + within_s
+        while self.clock() < before:
+            yield
+            self.sleep(every_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyClock:
-    """Gives Unix time in seconds when called."""
+    """Clock that returns Unix time in seconds when called."""
 
     boot: str
-    """Which boot of which machine it holds for; empty where the system does not tell."""
+    """Boot id for which it holds; empty where the system has none."""
     booted_at: float
-    """Unix time of that, as it looked when the clock was made."""
+    """Unix time of the boot, as seen when the clock was made."""
 
     def __call__(self) -> float:
-        """Unix time, as far as is known."""
+        """Return Unix time."""
         return self.booted_at + elapsed_s()
 
 
 def steady_clock(directory: Path, *, not_before: float = 0.0) -> SteadyClock:
-    """The clock kept in `directory`; where none is of this boot, a new one, which goes on from `not_before` at least.
+    """Return the clock kept in `directory`, or a new one that starts at `not_before` or later if none is of this boot.
 
     For the driver that holds the directory. Raises OSError if it cannot be written.
     """
@@ -55,7 +71,7 @@ def steady_clock(directory: Path, *, not_before: float = 0.0) -> SteadyClock:
 
 
 def time_of(directory: Path) -> float:
-    """Now, by the clock kept in `directory`; by the machine's where none is of this boot."""
+    """Return the time by the clock kept in `directory`, or by the machine's if none is of this boot."""
     found = _read(directory)
     return found() if found is not None and found.boot and found.boot == _boot() else time.time()
 

@@ -1,8 +1,7 @@
-"""A provider on a virtual clock: instances come, end and are billed as EC2's are, and cost nothing real.
+"""A provider on a virtual clock: instances start, end and are billed as EC2's are, at no real cost.
 
-What becomes of each instance is its `Fate`, which nobody else knows beforehand. By default nothing goes wrong. It bills
-from running to the end, with the minimum, at the price of purchase, and says what it has billed: so that a test can
-hold the controller's ledger, and its promises, against it.
+Each instance has a `Fate`, unknown to all others; by default nothing goes wrong. It bills from running to the end, with
+the minimum, at the price of purchase. Tests compare the bill with the controller's ledger and limits.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from rubberband.values.offer import SECONDS_PER_HOUR, Offer
 from rubberband.values.plan import Market
 
 LEASE_S = 600.0
-"""For how long an instance lives on without its driver."""
+"""Life of an instance without its driver."""
 
 
 class VirtualClock:
-    """A clock that stands still until it is told to jump."""
+    """A clock that moves only by `advance_to`."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -31,53 +30,46 @@ class VirtualClock:
         return self._now
 
     def advance_to(self, instant: float) -> None:
-        """Jump to `instant`; never back."""
+        """Move to `instant`, never back."""
         self._now = max(self._now, instant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What becomes of one instance. Seconds; infinite: never."""
+    """Future of one instance. Seconds; infinite: never."""
 
     refused: str = ""
-    """Why it is refused for good; empty: it is not."""
+    """Reason of a permanent refusal; empty: none."""
     sold_out: bool = False
-    """Whether that is since its market has none."""
+    """Whether the refusal is for lack of capacity on its market."""
     provision_s: float | None = None
-    """From the request until it runs; None: as long as the offer says."""
+    """From the request until it runs; None: the offer's delay."""
     stillborn_after_s: float = math.inf
     """From the request until it ends without having run, if it does not run by then."""
     init_s: float | None = None
-    """From when its driver sees it run until its workers are warm; None: as long as the offer says."""
+    """From when its driver sees it run until its workers are warm; None: the offer's delay."""
     ends_after_s: float = math.inf
-    """From running until it dies, or is taken away."""
+    """From running until it dies, or is interrupted."""
     preempted: bool = False
-    """Whether that is the provider's doing (spot)."""
+    """Whether the provider interrupts it then (spot)."""
     notice_s: float | None = None
-    """How long before it is taken away the provider says so; None: not at all."""
+    """Time from the provider's notice to the interruption; None: no notice."""
     lease_late_s: float = 0.0
     """From the end of its lease until it has noticed, and is off."""
     price_usd_per_hour: float | None = None
-    """At purchase; None: that of the offer for its market."""
+    """Price at purchase; None: the offer's for its market."""
     hour_prices_usd: tuple[float, ...] | None = None
-    """USD per hour of each hour since it began to run, the last one for ever, as EC2 bills spot; None: at purchase.
-    It is free then if it is taken away in its first hour."""
+    """USD per hour of each hour since it began to run, as EC2 bills spot; the last one stays. None: the price at
+    purchase. With prices, an interruption in the first hour makes it free."""
 
-
-NOTHING_WRONG = Fate()
 
 FateOf = Callable[[str, Market], Fate]
-"""(instance, market) -> its fate; asked once."""
-
-
-def nothing_goes_wrong(_instance: str, _market: Market) -> Fate:
-    """The fate of every instance by default."""
-    return NOTHING_WRONG
+"""(instance, market) -> its fate; called once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What will become of an instance that lives; instants, infinite: never."""
+    """Future of a living instance, in times on the clock; infinite: never."""
 
     running_at: float
     """Now, if it runs already."""
@@ -85,14 +77,14 @@ class Course:
     """From when a driver sees it run until its workers are warm."""
     notice_at: float
     taken_at: float
-    """When it ends of itself."""
+    """When its fate ends it."""
     ends_at: float
-    """When it ends if nobody does anything any more."""
+    """When it ends without further calls."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Machine:
-    """One instance as it really is, whoever looks."""
+    """True state of one instance."""
 
     instance: str
     market: Market
@@ -101,9 +93,9 @@ class _Machine:
     runs_at: float
     """Infinite if it never runs."""
     taken_at: float
-    """When it ends of itself, infinite if it does not."""
+    """When its fate ends it; infinite: never."""
     own_lease_until: float | None
-    """Its first lease, or the last one that it heard of; None: renewals reach it."""
+    """Its first lease, or the last one that reached it; None: renewals reach it."""
     price_usd_per_s: float
     ended_at: float = math.inf
     reason: str = ""
@@ -124,12 +116,12 @@ class VirtualProvider:
         provision_delay_s: float = 0.0,
         offer: Offer | None = None,
         lease_s: float = LEASE_S,
-        fate_of: FateOf = nothing_goes_wrong,
+        fate_of: FateOf = lambda _instance, _market: Fate(),
         by_worker: bool = False,
     ) -> None:
-        """Instances cost what `offer` says (None: nothing), and come after its delays; None: `provision_delay_s`.
+        """`offer` sets prices and delays (None: free, after `provision_delay_s`).
 
-        `by_worker`: renewals reach only instances that `reach` was called for; otherwise all that run.
+        `by_worker`: renewals reach only instances for which `reach` was called; otherwise all that run.
         """
         self._experiment = experiment
         self._clock = clock
@@ -140,17 +132,17 @@ class VirtualProvider:
         self._by_worker = by_worker
         self._machines: dict[str, _Machine] = {}
         self._unreached: dict[str, _Machine] = {}
-        """Those that no renewal has reached yet."""
+        """Instances that no renewal has reached yet."""
         self.lease_until = clock.now() + lease_s
-        """When instances end themselves, those that hear of it, unless it is put off."""
+        """End of the lease, for instances that renewals reach."""
         self._head_usd = 0.0
-        """What earlier heads cost."""
+        """Cost of earlier heads."""
         self._head_since: float | None = clock.now()
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
-        """Ask for an instance. Raises ProviderError if its fate is to be refused.
+        """Request an instance. Raises ProviderError if its fate is to be refused.
 
-        With `first_lease_s` its first lease is just that, as that of a request which was written before.
+        With `first_lease_s` its first lease is exactly that, as that of a request which was written before.
         """
         if instance in self._machines:
             return
@@ -179,11 +171,11 @@ class VirtualProvider:
         return 0.0 if self._offer is None else self._offer.market_price_usd_per_s(market)
 
     def describe(self) -> Sequence[InstanceDescription]:
-        """Every instance as of the clock's now."""
+        """Return every instance, as of now."""
         return [self.status(instance) for instance in self._machines]
 
     def status(self, instance: str) -> InstanceDescription:
-        """One instance as of the clock's now. Raises ProviderError if it was never launched."""
+        """Return one instance, as of now. Raises ProviderError if it was never launched."""
         machine, now = self._settled(instance), self._clock.now()
         fate = machine.fate
         running_at = machine.runs_at if machine.runs_at <= min(now, machine.ended_at) else None
@@ -206,7 +198,7 @@ class VirtualProvider:
         )
 
     def _hour_prices_usd(self, machine: _Machine, until: float) -> tuple[float, ...] | None:
-        """Of the hours that it has begun."""
+        """Return the prices of the hours that it has begun."""
         prices = machine.fate.hour_prices_usd
         if prices is None or machine.runs_at > until:
             return prices and ()
@@ -216,7 +208,7 @@ class VirtualProvider:
         return tuple(prices[min(hour, len(prices) - 1)] for hour in range(begun))
 
     def _settled(self, instance: str) -> _Machine:
-        """The machine, ended if its time has come."""
+        """Return the machine, ended if its time has come."""
         machine = self._machines.get(instance)
         if machine is None:
             raise ProviderError(f"no instance {instance} was ever launched for {self._experiment}")
@@ -233,39 +225,33 @@ class VirtualProvider:
         return machine
 
     def _ends_at(self, machine: _Machine) -> float:
-        """When the machine ends if nobody does anything any more."""
+        """Return when the machine ends without further calls."""
         lease_until = self.lease_until if machine.own_lease_until is None else machine.own_lease_until
         expires_at = max(machine.runs_at, lease_until) + machine.fate.lease_late_s
         return min(machine.ended_at, machine.taken_at, expires_at)
 
     def ends_at(self, instance: str) -> float:
-        """When the instance ends, or ended, if nobody does anything any more; infinite: never."""
+        """Return when the instance ends without further calls, or ended; infinite: never."""
         return self._ends_at(self._settled(instance))
 
     def runs_at(self, instance: str) -> float:
-        """When the instance begins, or began, to run; infinite: never."""
+        """Return when the instance begins, or began, to run; infinite: never."""
         return self._settled(instance).runs_at
 
     def release(self, instance: str) -> InstanceDescription:
         """End the instance now."""
-        return self._end(instance, "")
+        return self.lose(instance, "")
 
     def lose(self, instance: str, reason: str = "lost") -> InstanceDescription:
-        """A fault: the machine dies now."""
-        return self._end(instance, reason)
-
-    def _end(self, instance: str, reason: str) -> InstanceDescription:
-        self._stop(instance, reason)
-        return self.status(instance)
-
-    def _stop(self, instance: str, reason: str) -> None:
+        """End the instance now by a fault."""
         machine = self._settled(instance)
         if machine.ended_at == math.inf:
             machine.end(self._clock.now(), reason)
             self._unreached.pop(instance, None)
+        return self.status(instance)
 
     def renew_lease(self, until: float) -> None:
-        """Instances that run end themselves at `until`; see `reach` for who hears of it."""
+        """Let running instances end themselves at `until`, if renewals reach them (see `reach`)."""
         now = self._clock.now()
         if self._head_since is None or now > self.lease_until:
             self._start_head(now)
@@ -275,34 +261,30 @@ class VirtualProvider:
                 self.reach(machine.instance)
 
     def reach(self, instance: str) -> None:
-        """Renewals reach the instance from now on: the driver has a worker on it."""
+        """Let renewals reach the instance from now on, as the driver has a worker on it."""
         machine = self._settled(instance)
         if machine.ended_at == math.inf:
             machine.own_lease_until = None
             self._unreached.pop(instance, None)
 
     def lose_touch(self, instance: str) -> None:
-        """Renewals do not reach the instance any more; the lease that it has heard of last goes on."""
+        """Let no more renewals reach the instance, which keeps its last lease."""
         machine = self._settled(instance)
         if machine.own_lease_until is None:
             machine.own_lease_until = self.lease_until
 
     def _start_head(self, now: float) -> None:
-        """The head outlived its lease: what had joined it is of no use, and a new one begins."""
+        """Replace a head that has outlived its lease, and end the instances that had joined it."""
         for machine in self._machines.values():
             self._settled(machine.instance)
             if machine.ended_at == math.inf:
                 machine.end(now, "the Ray head ended")
         self._unreached.clear()
-        self._end_head(now)
+        self._head_usd = self._head_bill_usd(now)
         self._head_since = now
 
-    def _end_head(self, now: float) -> None:
-        self._head_usd = self._head_bill_usd(now)
-        self._head_since = None
-
     def change_driver(self) -> None:
-        """A new driver takes over: the old one's workers, through which renewals reached instances, are gone."""
+        """Let a new driver take over: the old one's workers, which renewed the leases, are gone."""
         now = self._clock.now()
         if self._head_since is None or now > self.lease_until:
             self._start_head(now)
@@ -310,22 +292,19 @@ class VirtualProvider:
             self.lose_touch(instance)
 
     def course(self, instance: str) -> Course:
-        """What will become of an instance that lives, as of now."""
+        """Return the future of a living instance, as of now."""
         machine = self._settled(instance)
         notice_s = machine.fate.notice_s
         return Course(
             running_at=max(machine.runs_at, self._clock.now()),
-            init_s=self._init_s(machine.fate),
+            init_s=self._init_delay_s if machine.fate.init_s is None else machine.fate.init_s,
             notice_at=math.inf if notice_s is None else max(machine.runs_at, machine.taken_at - notice_s),
             taken_at=machine.taken_at,
             ends_at=self._ends_at(machine),
         )
 
-    def _init_s(self, fate: Fate) -> float:
-        return self._init_delay_s if fate.init_s is None else fate.init_s
-
     def bill_usd(self, at: float) -> float:
-        """What everything has cost by `at`; for a coming instant, if nobody does anything any more until then."""
+        """Return the total cost by `at`; for a future time, without further calls until then."""
         return self._head_bill_usd(at) + math.fsum(self._cost_usd(machine, at) for machine in self._machines.values())
 
     def _cost_usd(self, machine: _Machine, at: float) -> float:
@@ -352,13 +331,12 @@ class VirtualProvider:
     def close(self) -> None:
         """Release everything, and the head."""
         for instance in self._machines:
-            self._stop(instance, "")
-        if self._head_since is not None:
-            self._end_head(self._clock.now())
+            self.release(instance)
+        self._head_usd, self._head_since = self._head_bill_usd(self._clock.now()), None
 
 
 def _rent_usd(hour_prices_usd: Sequence[float], billed_s: float) -> float:
-    """What EC2 asks for spot: each hour at its own price, the last price for ever."""
+    """Return EC2's charge for spot: each hour at its own price, later ones at the last."""
     rent_usd = 0.0
     for hour in range(math.ceil(billed_s / SECONDS_PER_HOUR)):
         price_usd_per_hour = hour_prices_usd[min(hour, len(hour_prices_usd) - 1)]

@@ -1,4 +1,4 @@
-"""Draws the picture of a shrinking cluster that README and the documentation show, from the report of a run.
+"""Draws the picture of a shrinking cluster in README and the documentation from the report of a run.
 
 rubberband run examples/scaling.yaml
 rubberband report scaling -o json | python docs/figure.py > docs/assets/shrinking.svg
@@ -20,7 +20,7 @@ Report = Mapping[str, Any]
 
 
 class Figure:
-    """A report as rows of GPUs over seconds; the instances that are held longest are at the bottom."""
+    """Picture of a report: rows of GPUs over seconds, with the instances held longest at the bottom."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -31,7 +31,7 @@ class Figure:
         self.height = TOP + len(self.instances) * self.block + BOTTOM
 
     def svg(self) -> str:
-        """The whole picture; a white card, so that it can be read on a dark page."""
+        """Return the picture, on a white card so that it is readable on a dark page."""
         what = f"{len(self.instances)} instances of {self.gpus} GPUs, released as trials are stopped"
         return "\n".join(
             [

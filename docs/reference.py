@@ -1,4 +1,4 @@
-"""The reference pages that are made from the program when the site is built: commands, experiment file, REST.
+"""Reference pages that are made from the program when the site is built: commands, experiment file, REST.
 
 A hook of MkDocs (see mkdocs.yml). The Python reference is made by mkdocstrings.
 """
@@ -36,12 +36,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links to the README of the roles, which is beside the policies, lead to its page."""
+    """Redirect links to the README of the roles, which is beside the policies, to its page."""
     return markdown.replace(f"({ROLES_SOURCE})", f"({ROLES})")
 
 
 def commands() -> Iterator[str]:
-    """The page of the commands, from the help of each."""
+    """Generate the page of the commands, from their help."""
     yield "# Commands\n"
     yield "Print the help of a command with `rubberband COMMAND --help`.\n"
     group: Any = typer.main.get_command(app)
@@ -67,7 +67,7 @@ def commands() -> Iterator[str]:
 
 
 def experiment_file(schema: Schema) -> Iterator[str]:
-    """The page of the experiment file, a table for each object of its schema."""
+    """Generate the page of the experiment file, with a table for each object of its schema."""
     yield "# Experiment file\n"
     yield "Every key of the file, and of the same words in Python. An unknown key is an error.\n"
     yield "Editors check a file against `rubberband/experiment.schema.json`, which this page is made from.\n"
@@ -78,7 +78,7 @@ def experiment_file(schema: Schema) -> Iterator[str]:
 
 
 def _mentioned(schema: Schema, definitions: Schema) -> list[str]:
-    """The names of all definitions, in the order in which a reader meets them."""
+    """Return the names of all definitions, in order of their appearance."""
     found = list(dict.fromkeys(re.findall(r"#/\$defs/(\w+)", json.dumps({**schema, "$defs": None}))))
     for name in found:
         inner = re.findall(r"#/\$defs/(\w+)", json.dumps(definitions[name]))
@@ -87,7 +87,7 @@ def _mentioned(schema: Schema, definitions: Schema) -> list[str]:
 
 
 def rest(api: Schema) -> Iterator[str]:
-    """The page of the REST interface: requests by tag, then the objects."""
+    """Generate the page of the REST interface: requests by tag, then the objects."""
     yield "# REST\n"
     yield f"{api['info']['description']}\n"
     yield "A running service has this description as OpenAPI 3.1 at `/openapi.json`.\n"

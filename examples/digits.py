@@ -18,7 +18,7 @@ import rubberband
 
 
 def load_splits() -> tuple[TensorDataset, TensorDataset]:
-    """1,437 training and 360 test images of 8 x 8 pixels in [0, 1], always the same."""
+    """Return 1,437 training and 360 test images of 8 x 8 pixels in [0, 1], always the same."""
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().div(16.0).unsqueeze(1)
     labels = torch.from_numpy(digits.target).long()
@@ -27,7 +27,7 @@ def load_splits() -> tuple[TensorDataset, TensorDataset]:
 
 
 class DigitsTrial(rubberband.TorchTrial):
-    """Configuration: `lr`, `momentum`, `weight_decay`, and at will `width` (channels of the first layer)."""
+    """Configuration: `lr`, `momentum`, `weight_decay`, and optionally `width` (channels of the first layer)."""
 
     batch_size = 64
     samples_per_iteration = 3 * 1437
@@ -62,7 +62,7 @@ class DigitsTrial(rubberband.TorchTrial):
         return nn.functional.cross_entropy(model(images), labels)
 
     def evaluate(self, model: nn.Module, loader: Any) -> dict[str, float]:
-        """Accuracy (share of test images, 0 to 1) and mean loss on the test split."""
+        """Return accuracy (share of test images, 0 to 1) and mean loss on the test split."""
         correct, loss = 0.0, 0.0
         for images, labels in loader:
             scores = model(images)

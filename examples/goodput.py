@@ -1,10 +1,10 @@
-"""Fixed against adaptive batches: the same trials twice, and how long each takes to the same accuracy.
+"""Comparison of fixed and adaptive batches: the same trials twice, and their times to the same accuracy.
 
     python examples/goodput.py                        # the digits model, two workers, three seeds; about two minutes
     python examples/goodput.py --workers 1 --seeds 5
     python examples/goodput.py --model resnet18       # ResNet-18 on synthetic CIFAR-shaped data; the default on a GPU
 
-User code is the same for both: only `batch` of the experiment differs.
+Only `batch` of the experiment differs; the user code is the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import rubberband
 
 
 class PlainDigits(DigitsTrial):
-    """The digits model with one fixed configuration; an iteration is one epoch."""
+    """Digits model with one fixed configuration; an iteration is one epoch."""
 
     batch_size = 16
     samples_per_iteration = 1437
@@ -89,13 +89,13 @@ class ResNetTrial(rubberband.TorchTrial):
         return nn.functional.cross_entropy(model(images), labels)
 
     def evaluate(self, model: nn.Module, loader: Any) -> dict[str, float]:
-        """The share of test images that are told right."""
+        """Return the share of test images that are classified correctly."""
         correct = sum((model(images).argmax(1) == labels).sum().item() for images, labels in loader)
         return {"accuracy": correct / sum(loader.sizes)}
 
 
 def synthetic_images(num_images: int, seed: int) -> TensorDataset:
-    """Images of 3 x 32 x 32 of ten classes: the class's image under three times as much noise."""
+    """Return images of 3 x 32 x 32 in ten classes: the image of the class plus noise of three times its size."""
     classes = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(7))
     generator = torch.Generator().manual_seed(100 + seed)
     labels = torch.randint(10, (num_images,), generator=generator)
@@ -104,14 +104,14 @@ def synthetic_images(num_images: int, seed: int) -> TensorDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One trial: after each iteration, the seconds that it has trained and its accuracy; and its batches."""
+    """Training time and accuracy of a trial after each iteration, and its batch sizes."""
 
     seconds: Sequence[float]
     accuracy: Sequence[float]
     batches: Sequence[int]
 
     def seconds_to(self, accuracy: float) -> float:
-        """When it first reached `accuracy`, which it does."""
+        """Return the time at which it first reached `accuracy`."""
         return next(s for s, found in zip(self.seconds, self.accuracy, strict=True) if found >= accuracy)
 
 
@@ -144,7 +144,7 @@ def train(
 
 
 def curve(result: rubberband.Result, trial: Any) -> Curve:
-    """The trial's learning curve over the time that it trained; start-up is left out."""
+    """Return the learning curve of a trial over its training time, without start-up."""
     began_s = min(use.training_s for use in result.busy if use.trial == trial.trial and use.training_s is not None)
     return Curve(
         seconds=[at_s - began_s for at_s, _, _ in trial.curve],
@@ -154,7 +154,7 @@ def curve(result: rubberband.Result, trial: Any) -> Curve:
 
 
 def show(fixed: Sequence[Curve], adaptive: Sequence[Curve], initial: int) -> None:
-    """Both side by side: the learning curves, means over the seeds, and the time to the accuracy that all reach."""
+    """Print the learning curves side by side (means over the seeds), and the time to the accuracy that all reach."""
     kinds = {f"fixed batch of {initial}": fixed, "adaptive batch": adaptive}
     print(" " * 9, *(f"{name:>22}" for name in kinds), sep=" | ")
     print("iteration", *[f"{'seconds':>10} {'accuracy':>11}"] * 2, sep=" | ")
@@ -173,22 +173,22 @@ def show(fixed: Sequence[Curve], adaptive: Sequence[Curve], initial: int) -> Non
 
 
 def seconds_at(curves: Sequence[Curve], at: int) -> float:
-    """Mean over the seeds."""
+    """Return the mean over the seeds."""
     return fmean(curve.seconds[at] for curve in curves)
 
 
 def accuracy_at(curves: Sequence[Curve], at: int) -> float:
-    """Mean over the seeds."""
+    """Return the mean over the seeds."""
     return fmean(curve.accuracy[at] for curve in curves)
 
 
 def versus(fixed_s: float, adaptive_s: float) -> str:
-    """Two times in words."""
+    """Return two times and their ratio as a phrase."""
     return f"{fixed_s:.2f} s fixed, {adaptive_s:.2f} s adaptive ({fixed_s / adaptive_s:.2f} times as fast)"
 
 
 def main() -> None:
-    """Read the command line, train and show."""
+    """Read the command line, train, and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     has_gpu = torch.cuda.is_available()
     parser.add_argument("--model", choices=["digits", "resnet18"], default="resnet18" if has_gpu else "digits")

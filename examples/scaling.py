@@ -1,4 +1,4 @@
-"""A trial that only sleeps, as long as its profile says: for watching wide clusters on a small machine.
+"""Trial that only sleeps for the time in its profile, to watch wide clusters on a small machine.
 
 An iteration on g GPUs sleeps e(g) seconds, where e is the `profile` of scaling.yaml beside this file, and the "loss"
 follows a curve that depends on the configuration. No GPU, no torch. Run it with `rubberband run examples/scaling.yaml`.
@@ -13,17 +13,20 @@ from typing import Any
 
 import rubberband
 
-# Read while an instance starts, which imports this file: a trial's first start-up would have to wait for it.
+# Read at import, while an instance starts, so that the start-up of the first trial need not wait for it.
 _PROFILE = rubberband.load_experiment(Path(__file__).with_name("scaling.yaml")).loaded_profile()
 
 
 class ScalingTrial(rubberband.Trial):
-    """Configuration: `floor` (the loss that is reached in the end) and `decay` (how slowly, as a power of 1/t)."""
+    """Configuration: `floor` (the final loss) and `decay` (the power of 1/t with which it is approached).
+
+    `pace` (default 1) multiplies e(g).
+    """
 
     def setup(self, config: Mapping[str, Any], context: rubberband.TrialContext) -> None:
-        """Look up e(g) for this gang's size; every worker of the gang sleeps the same."""
+        """Look up e(g) for the size of this gang; every worker of the gang sleeps the same time."""
         assert _PROFILE is not None
-        self._iteration_s = _PROFILE.iteration_s(context.num_workers)
+        self._iteration_s = _PROFILE.iteration_s(context.num_workers) * config.get("pace", 1.0)
         self._config = config
         self._iterations = 0
 
@@ -34,7 +37,7 @@ class ScalingTrial(rubberband.Trial):
         return {"loss": self._config["floor"] + self._iterations ** -self._config["decay"]}
 
     def save(self) -> int:
-        """The iterations done are the whole state."""
+        """Return the number of iterations, which is the whole state."""
         return self._iterations
 
     def load(self, state: int) -> None:

@@ -1,4 +1,4 @@
-"""What carries commands out, on Ray with real instances or by a virtual clock: the protocol, and the events of both."""
+"""Backends carry out commands, on Ray with real instances or on a virtual clock: the protocol, and shared events."""
 
 from __future__ import annotations
 
@@ -18,49 +18,40 @@ from rubberband.executor.core.events import (
 
 
 class Backend(Protocol):
-    """Carries out commands and brings back events. One conformance suite (tests) holds for every implementation."""
+    """Carries out commands and returns events. One conformance suite (tests) holds for every implementation."""
 
     def now(self) -> float:
         """The backend's clock, in seconds."""
-        ...
 
     def execute(self, command: Command) -> None:
-        """Begin to carry out `command`; never blocks on it. What comes of it arrives as events."""
-        ...
+        """Begin to carry out `command`, without blocking; its results arrive as events."""
 
     def hold_until(self, instant: float) -> None:
-        """Hold nothing past `instant`, whatever becomes of the driver: that is how far the budget reaches.
+        """Hold nothing past `instant`, even if the driver dies: the budget ends there.
 
         Leases never reach beyond it. Called whenever it may have changed; infinite without a cap.
         """
-        ...
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Wait for events and return them in order; return empty once the clock reaches `wake_at`.
 
-        `occurred_at` never decreases from one event to the next. May also return empty early (to let the caller look
-        for a signal).
+        `occurred_at` never decreases from one event to the next. May also return empty early (so that the caller can
+        check for a signal).
         """
-        ...
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
-        """Compare the instances that the journal knows (`known`) with what the provider shows, after a driver's death.
+        """Compare the instances in the journal (`known`) with the provider's, after a driver's death.
 
-        Live instances that are not known are released. Live known ones are adopted: those that run are brought to
-        readiness again as after a launch (InstanceReady follows).
+        Live instances that are not known are released. Live known ones are adopted: those that run are made ready again
+        as after a launch (InstanceReady follows).
         """
-        ...
 
     def close(self) -> None:
-        """Release everything that is still held, and leave no process behind. Idempotent."""
-        ...
-
-
-# What a provider shows of an instance, as the events that the controller hears. Pure.
+        """Release everything, and leave no process behind. Idempotent."""
 
 
 def running(status: InstanceDescription, running_at: float, at: float) -> InstanceRunning:
-    """That the instance runs since `running_at`, as of `at`."""
+    """Return the event that the instance runs since `running_at`, as of `at`."""
     return InstanceRunning(
         occurred_at=at,
         instance=status.instance,
@@ -73,7 +64,7 @@ def running(status: InstanceDescription, running_at: float, at: float) -> Instan
 
 
 def living(status: InstanceDescription) -> LiveInstance:
-    """What a new driver finds that lives."""
+    """Return a live instance as a new driver finds it."""
     return LiveInstance(
         instance=status.instance,
         running_at=status.running_at,
@@ -83,9 +74,9 @@ def living(status: InstanceDescription) -> LiveInstance:
 
 
 def ended(status: InstanceDescription) -> EndedInstance:
-    """What a new driver finds that ran, and has ended."""
-    assert status.running_at is not None, "what never ran has not ended"
-    assert status.ended_at is not None, "what lives has not ended"
+    """Return an instance that ran and has ended, as a new driver finds it."""
+    assert status.running_at is not None, "it ran"
+    assert status.ended_at is not None, "it has ended"
     return EndedInstance(
         instance=status.instance,
         running_at=status.running_at,
@@ -97,7 +88,7 @@ def ended(status: InstanceDescription) -> EndedInstance:
 
 
 def released(instance: str, status: InstanceDescription | None, at: float) -> InstanceReleased:
-    """That the provider took the instance back, as of `at`; it knows of none where there is no status."""
+    """Return the event that the instance was released, as of `at`; without a status the provider does not know it."""
     if status is None:
         return InstanceReleased(occurred_at=at, instance=instance, ended_at=at)
     return InstanceReleased(

@@ -1,7 +1,7 @@
-"""The checkpoint store: where the bytes of a trial's checkpoints lie until newer, journalled ones replace them.
+"""The checkpoint store: keeps the bytes of a trial's checkpoints until newer, journalled ones replace them.
 
-It knows nothing of what the bytes mean; `executor/training` writes and reads them. A store has a mark, a file beside
-the checkpoints with a random id, so that the empty folder where a disk was mounted is not taken for the store.
+`executor/training` writes and reads the bytes. A store has a mark, a file beside the checkpoints with a random id, so
+that the empty folder where a disk was mounted is not taken for the store.
 """
 
 from __future__ import annotations
@@ -10,80 +10,84 @@ import errno
 import hashlib
 import os
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
 from rubberband.atomic import sync_directory, write_atomically, write_new
-from rubberband.distribution import install_hint
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.core.events import CheckpointRef
+from rubberband.installation import install_hint
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.s3 import S3Folder
 
 MARK = "rubberband-store"
-"""The file that holds the mark; it is not hidden, so that copying `*` brings it along."""
+"""The file of the mark; not hidden, so that copying `*` includes it."""
 _LONGEST_MARK = 64
 _LONGEST_PROBE_BYTES = 2**26
 
 
-class CheckpointStore(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStore(ABC):
     """Keeps checkpoints; every implementation passes tests/unit/test_checkpoints.py and can be pickled."""
 
-    @property
-    def url(self) -> str:
-        """Where it is."""
-        ...
+    mark: str = ""
+    """The mark that makes it this store; empty: any store at the same place is accepted."""
 
     @property
-    def mark(self) -> str:
-        """What it must be marked with to be this store; empty: anything will do."""
-        ...
+    @abstractmethod
+    def url(self) -> str: ...
 
+    @abstractmethod
     def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
-        """Write `payload` so that it survives the death of this process and machine; never overwrites another one.
+        """Write `payload` so that it survives the death of this process and machine; never overwrite another one.
 
         Raises CheckpointError.
         """
-        ...
 
+    @abstractmethod
     def load(self, ref: CheckpointRef) -> bytes:
-        """The bytes that `save` wrote.
+        """Return the bytes that `save` wrote, compared by size and SHA-256.
 
-        Raises CheckpointLostError if the store is well and they are gone, or are not those bytes; StoreAwayError if
-        the store is away; CheckpointError if it does not answer.
+        Raises CheckpointLostError if the store is well and they are gone, or have changed; StoreAwayError if the store
+        is away; CheckpointError if it does not answer.
         """
-        ...
 
+    @abstractmethod
     def discard(self, ref: CheckpointRef) -> None:
-        """Delete the checkpoint; one that is gone already is fine. Raises CheckpointError."""
-        ...
+        """Delete the checkpoint, if it is there. Raises CheckpointError."""
 
+    @abstractmethod
     def holds(self, ref: CheckpointRef) -> bool:
-        """Whether the checkpoint is there, whole or not. Raises CheckpointError if that cannot be told."""
-        ...
+        """Whether the checkpoint is there, whole or not. Raises CheckpointError if that is not known."""
 
+    @abstractmethod
     def read_mark(self) -> str:
-        """The mark that is in it; empty if there is none. Raises StoreAwayError if the store is not there."""
-        ...
+        """Return the mark that is in it; empty if there is none. Raises StoreAwayError if the store is not there."""
 
+    @abstractmethod
     def write_mark(self, mark: str) -> None:
-        """Mark it durably; a directory that is marked already stays as it is. Raises CheckpointError."""
-        ...
+        """Mark it durably; a directory that has a mark keeps it. Raises CheckpointError."""
 
     def with_mark(self, mark: str) -> Self:
-        """The store at the same place that must have this mark."""
-        ...
+        """Return the store at the same place that must have this mark."""
+        return replace(self, mark=mark)
+
+    def _require_mark(self) -> None:
+        """Raise StoreAwayError if it is another store than it was, such as an empty mount point."""
+        if self.mark and (found := self.read_mark()) != self.mark:
+            raise _other(self.url, self.mark, found, "")
 
 
 def open_store(url: str) -> CheckpointStore:
-    """The store at `s3://bucket/prefix`, a directory path or a `file://` URL; a directory is made where it is missing.
+    """Return the store at `s3://bucket/prefix`, a directory path or a `file://` URL; make a missing directory.
 
-    Raises InputError for any other scheme, and where nothing can be written.
+    Raises InputError for any other scheme, and if it cannot be written.
     """
     store = _store_at(url)
     if isinstance(store, S3CheckpointStore):
@@ -102,7 +106,7 @@ def open_store(url: str) -> CheckpointStore:
 
 
 def make_store(url: str) -> CheckpointStore:
-    """What `open_store` gives, marked: with a new mark, or with that of a store that other experiments use too.
+    """Open a store and mark it; a store that other experiments use keeps its mark.
 
     Raises InputError.
     """
@@ -115,11 +119,11 @@ def make_store(url: str) -> CheckpointStore:
 
 
 def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef]) -> CheckpointStore:
-    """The store that was made at `url` with `mark`, as it was; nothing is made in its place.
+    """Return the store that was made at `url` with `mark`; nothing is made in its place.
 
     It is recognised by its mark, or by any of the `known` checkpoints: it may have been restored without its mark, and
     stores of earlier versions have none (`mark` is empty). Raises StoreAwayError if it is not there or cannot be
-    written, InputError for a URL that is none.
+    written, InputError for an invalid URL.
     """
     store = _store_at(url)
     found = store.read_mark()
@@ -134,8 +138,13 @@ def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef]) -> Checkpo
     return store
 
 
+def store_of(ref: CheckpointRef) -> CheckpointStore:
+    """Return the store that holds a checkpoint, to read it. Raises InputError if it needs what is not installed."""
+    return _store_at(ref.url.rpartition("/")[0])
+
+
 def probe(store: CheckpointStore, trial: int = 0, size_bytes: int = 0) -> None:
-    """Raise StoreAwayError unless it is the store that it was, and takes a checkpoint of that size (64 MiB at most)."""
+    """Raise StoreAwayError unless it is the same store, and accepts a checkpoint of that size (64 MiB at most)."""
     found = store.read_mark()
     if store.mark and found != store.mark:
         raise _other(store.url, store.mark, found, "")
@@ -151,7 +160,6 @@ def probe(store: CheckpointStore, trial: int = 0, size_bytes: int = 0) -> None:
 
 
 def _other(url: str, mark: str, found: str, lacking: str) -> StoreAwayError:
-    """That what is at `url` is not the store that was made there."""
     seen = f"the mark {found[:8]}…" if found else f"no file {MARK}"
     seen = f"{seen} and {lacking}" if lacking else seen
     wanted = f"the mark {mark[:8]}…" if mark else "its checkpoints"
@@ -161,7 +169,7 @@ def _other(url: str, mark: str, found: str, lacking: str) -> StoreAwayError:
 
 
 def _store_at(url: str) -> LocalCheckpointStore | S3CheckpointStore:
-    """The store, which nothing is known of yet. Raises InputError."""
+    """Return the unchecked store. Raises InputError."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         return _directory(Path(url))
@@ -187,19 +195,16 @@ def _directory(path: Path) -> LocalCheckpointStore:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalCheckpointStore:
+class LocalCheckpointStore(CheckpointStore):
     """Checkpoints as files in one directory, which all workers see. Use `open_store`, which checks the directory."""
 
     directory: Path
-    mark: str = ""
 
     @property
     def url(self) -> str:
-        """The directory."""
         return str(self.directory)
 
     def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
-        """Write a new file: temporary name, fsync, rename, fsync of the directory."""
         path = self.directory / _file_name(trial, iterations)
         self._require_mark()
         try:
@@ -212,7 +217,6 @@ class LocalCheckpointStore:
         return _reference(path.as_uri(), payload)
 
     def load(self, ref: CheckpointRef) -> bytes:
-        """Read the file and compare its size and SHA-256 with the reference."""
         path = self._path(ref)
         try:
             payload = path.read_bytes()
@@ -225,7 +229,6 @@ class LocalCheckpointStore:
         return _checked(payload, ref, str(path))
 
     def discard(self, ref: CheckpointRef) -> None:
-        """Unlink the file."""
         path = self._path(ref)
         try:
             path.unlink(missing_ok=True)
@@ -233,7 +236,6 @@ class LocalCheckpointStore:
             raise CheckpointError(f"the checkpoint {path} could not be deleted: {error.strerror or error}") from error
 
     def holds(self, ref: CheckpointRef) -> bool:
-        """Whether there is such a file."""
         path = self._path(ref)
         try:
             return path.exists()
@@ -241,7 +243,6 @@ class LocalCheckpointStore:
             raise CheckpointError(f"the checkpoint {path} cannot be checked: {error.strerror or error}") from error
 
     def read_mark(self) -> str:
-        """Read the file of the mark."""
         try:
             with open(self.directory / MARK, "rb") as file:
                 return file.read(_LONGEST_MARK).decode("utf-8", "replace").strip()
@@ -253,7 +254,7 @@ class LocalCheckpointStore:
             ) from error
 
     def write_mark(self, mark: str) -> None:
-        """Write the file of the mark; where two do so at once, both find the same one."""
+        """Write the file of the mark; if two processes do so at once, both find the same mark."""
         if self.read_mark():
             return
         path = self.directory / MARK
@@ -275,15 +276,6 @@ class LocalCheckpointStore:
                 f"give access"
             ) from error
 
-    def with_mark(self, mark: str) -> LocalCheckpointStore:
-        """The same directory."""
-        return replace(self, mark=mark)
-
-    def _require_mark(self) -> None:
-        """Raise StoreAwayError if the directory is another one than it was, such as an empty mount point."""
-        if self.mark and (found := self.read_mark()) != self.mark:
-            raise _other(self.url, self.mark, found, "")
-
     def _path(self, ref: CheckpointRef) -> Path:
         parts = urlsplit(ref.url)
         path = Path(os.path.abspath(unquote(parts.path)))
@@ -293,43 +285,35 @@ class LocalCheckpointStore:
 
 
 @dataclass(frozen=True, slots=True)
-class S3CheckpointStore:
+class S3CheckpointStore(CheckpointStore):
     """Checkpoints as objects in a folder of S3. Use `open_store`, which checks that it can be written."""
 
     folder: S3Folder
-    mark: str = ""
 
     @property
     def url(self) -> str:
-        """`s3://bucket/prefix`."""
         return self.folder.url
 
     def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
-        """Put a new object, which is there whole or not at all."""
         return _reference(self.folder.put(_file_name(trial, iterations), payload), payload)
 
     def load(self, ref: CheckpointRef) -> bytes:
-        """Get the object and compare its size and SHA-256 with the reference."""
         from rubberband.cloud.aws.s3 import S3Gone
 
         try:
             payload = self.folder.get(self._name(ref))
         except S3Gone as error:
-            if self.mark and (found := self.read_mark()) != self.mark:
-                raise _other(self.url, self.mark, found, "") from error
+            self._require_mark()
             raise CheckpointLostError(f"the checkpoint {ref.url} is missing") from error
         return _checked(payload, ref, ref.url)
 
     def discard(self, ref: CheckpointRef) -> None:
-        """Delete the object."""
         self.folder.delete(self._name(ref))
 
     def holds(self, ref: CheckpointRef) -> bool:
-        """Whether there is such an object."""
         return self.folder.has(self._name(ref))
 
     def read_mark(self) -> str:
-        """Get the object of the mark."""
         from rubberband.cloud.aws.s3 import S3Gone
 
         try:
@@ -342,12 +326,8 @@ class S3CheckpointStore:
             ) from error
 
     def write_mark(self, mark: str) -> None:
-        """Put the object of the mark. Each run has a folder of its own in the bucket: no other one has marked it."""
+        """Put the object of the mark. Each run has its own folder in the bucket: no other run has marked it."""
         self.folder.put(MARK, f"{mark}\n".encode())
-
-    def with_mark(self, mark: str) -> S3CheckpointStore:
-        """The same folder."""
-        return replace(self, mark=mark)
 
     def _name(self, ref: CheckpointRef) -> str:
         folder, _, name = ref.url.rpartition("/")
@@ -357,7 +337,7 @@ class S3CheckpointStore:
 
 
 def _file_name(trial: int, iterations: int) -> str:
-    """The random part keeps a late write of an abandoned attempt away from what a newer attempt acknowledged."""
+    """Return a name; its random part keeps a late write of an abandoned attempt away from a newer attempt's file."""
     return f"trial-{trial:04d}-iterations-{iterations:06d}-{uuid.uuid4().hex[:12]}.ckpt"
 
 
@@ -366,7 +346,7 @@ def _reference(url: str, payload: bytes) -> CheckpointRef:
 
 
 def _checked(payload: bytes, ref: CheckpointRef, place: str) -> bytes:
-    """The payload, if it is what was written. Raises CheckpointLostError."""
+    """Return the payload. Raises CheckpointLostError unless it matches the reference."""
     if len(payload) != ref.size_bytes:
         raise CheckpointLostError(
             f"the checkpoint {place} has {len(payload)} bytes instead of {ref.size_bytes}: its content has changed"

@@ -1,20 +1,22 @@
-"""The driver loop: events into the journal, then into the controller; its commands to the backend. Nothing else.
+"""The driver loop: events into the journal, then into the controller; its commands to the backend.
 
-One event is of the driver's own making: after a SYNC it plans the rest again and journals what came of it. So a replay
-needs no planner, and a resume by a newer version repeats the decisions that were carried out, not its own.
+The driver makes two events itself: after a SYNC it replans, and before a bracket begins it asks a sampler that learns
+for configurations. It journals both: a replay needs neither planner nor sampler, and a resume by a newer version
+repeats the old decisions, not its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rubberband.errors import StoreAwayError
 from rubberband.executor.backend import Backend
+from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     Command,
-    DriverResumed,
     DriverStopped,
     Event,
     Finish,
@@ -23,21 +25,27 @@ from rubberband.executor.core.events import (
     ReleaseInstance,
     Started,
     Tick,
+    TrialsDrawn,
 )
 from rubberband.executor.core.extending import decide
-from rubberband.executor.core.state import GONE, Phase
-from rubberband.executor.journal.inbox import Desk, NoRequests, Requests
+from rubberband.executor.core.fleet import GONE
+from rubberband.executor.core.state import Job, State
+from rubberband.executor.journal.inbox import Desk, Requests
 from rubberband.executor.journal.journal import EventLog
 
 Observer = Callable[[Event, Controller], None]
-"""Is shown every event after the controller has taken it in."""
+"""Called with every event after the controller has handled it."""
+
+
+Draw = Callable[[Job, State, Mapping[int, Mapping[str, Any]], Sequence[int], Callable[[], float]], TrialsDrawn]
+"""Draws configurations of consecutive trials: (job, state, all that were drawn before, trials, clock) -> the event."""
 
 
 _RENT = (LaunchInstance, ReleaseInstance)
 
 
 def replay(controller: Controller, journal: EventLog) -> int:
-    """Fold the journal into `controller`; return how many events there were."""
+    """Fold the journal into `controller`; return the number of events."""
     count = 0
     for _, event in journal.events():
         controller.handle(event)
@@ -53,30 +61,38 @@ def drive(
     observers: Sequence[Observer] = (),
     cancelled: Callable[[], bool] = lambda: False,
     requests: Requests | None = None,
+    draw: Draw | None = None,
 ) -> Finish:
-    """Run an experiment to its end, from the beginning or from where its journal stops. Returns how it ended.
+    """Run an experiment to its end, from the beginning or from the end of its journal. Returns how it ended.
 
-    `cancelled` is asked between events, and what lies in `requests` is taken in. The caller closes the backend, also
-    if this raises StoreAwayError: the journal says so, and a resume goes on.
+    `draw` is for a job that draws configurations. `cancelled` and `requests` are polled between events. The caller
+    closes the backend, also after a StoreAwayError, which is journalled: a resume continues then.
     """
     try:
-        return _drive(controller, backend, journal, observers, Desk(requests or NoRequests(), cancelled))
+        return _drive(controller, backend, journal, observers, Desk(requests or Requests(), cancelled), draw)
     except StoreAwayError as error:
         _take_in([DriverStopped(occurred_at=backend.now(), reason=str(error))], controller, journal, observers)
         raise
 
 
 def _drive(
-    controller: Controller, backend: Backend, journal: EventLog, observers: Sequence[Observer], desk: Desk
+    controller: Controller,
+    backend: Backend,
+    journal: EventLog,
+    observers: Sequence[Observer],
+    desk: Desk,
+    draw: Draw | None,
 ) -> Finish:
     is_new = replay(controller, journal) == 0
     events: Sequence[Event] = desk.open(controller, backend.now())
-    events = [*events, Started(occurred_at=backend.now()) if is_new else _resumed(controller, backend)]
+    held = [record.instance for record in controller.state.instances.values() if record.status not in GONE]
+    events = [*events, *_first_draws(controller, backend, draw)]
+    events = [*events, Started(occurred_at=backend.now()) if is_new else backend.reconcile(held)]
     while True:
         commands, hold_until = _take_in(events, controller, journal, observers)
         desk.journalled()
-        if controller.state.phase is Phase.PLANNING:
-            decision = decide(controller.job, controller.state, backend.now())
+        while controller.state.to_draw() or controller.state.planning() is not None:
+            decision = _decision(controller, backend, draw)
             more, hold_until = _take_in([decision], controller, journal, observers)
             commands += more
         backend.hold_until(hold_until)
@@ -95,17 +111,39 @@ def _drive(
             events = [*events, Tick(occurred_at=backend.now())]
 
 
-def _resumed(controller: Controller, backend: Backend) -> DriverResumed:
-    records = controller.state.instances.values()
-    return backend.reconcile([record.instance for record in records if record.status not in GONE])
+def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) -> list[Event]:
+    """Return the configurations of the brackets that begin at once, unless the journal has them."""
+    job, state, events = controller.job, controller.state, list[Event]()
+    drawn = dict(state.drawn)
+    for lane in state.lanes:
+        if trials := rules.to_draw(job, state, lane.brackets[0].first_stage):
+            assert draw is not None, "a job that draws comes with a sampler"
+            event = draw(job, state, drawn, trials, backend.now)
+            drawn.update(enumerate(event.configurations, start=event.first_trial))
+            events.append(event)
+    return events
+
+
+def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Event:
+    """Return the configurations that the first lane without a stage needs, or else its plan."""
+    job, state = controller.job, controller.state
+    if waiting := state.to_draw():
+        assert draw is not None, "a job that draws comes with a sampler"
+        return draw(job, state, state.drawn, waiting, backend.now)
+    lane = state.planning()
+    assert lane is not None, "a lane waits for a decision"
+    if trials := rules.to_draw(job, state, rules.next_stage(lane)):
+        assert draw is not None, "a job that draws comes with a sampler"
+        return draw(job, state, state.drawn, trials, backend.now)
+    return decide(job, state, backend.now())
 
 
 def _take_in(
     events: Sequence[Event], controller: Controller, journal: EventLog, observers: Sequence[Observer]
 ) -> tuple[list[Command], float]:
-    """Journal the events before anything is done about them; the orders, and until when the budget reaches.
+    """Journal the events before they take effect; return the commands, and the instant at which the budget ends.
 
-    That is the least after any order to launch or release: no lease gets longer than what is reserved for it.
+    That is the earliest after any launch or release: no lease gets longer than its reservation.
     """
     journal.append(events)
     commands: list[Command] = []
@@ -119,5 +157,5 @@ def _take_in(
             try:
                 observe(event, controller)
             except OSError:
-                continue  # a closed terminal or a full disk must not end what is paid for
+                continue  # a closed terminal or a full disk must not end a paid run
     return commands, min(hold_until, controller.hold_until())

@@ -1,7 +1,7 @@
-"""The logs of an experiment, page by page: what its trials and its process printed, and why trials failed.
+"""The logs of an experiment, page by page: the output of its trials and its process, and why trials failed.
 
-A page ends with a cursor, which holds how far each log was read; the next page goes on there, so that a log that grows
-is read once. Logs may be huge, hold anything, be cut (`rubberband.executor.trial_log`), be replaced, or be missing.
+A page ends with a cursor, which holds how far each log was read; the next page continues there. Logs may be huge, hold
+any bytes, be cut (`rubberband.executor.trial_log`), be replaced, or be missing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TAIL = "tail"
 """The cursor of a page that begins shortly before the end."""
 PAGE_BYTES = 1 << 20
 LINE_BYTES = 64 << 10
-"""A longer line is cut in pieces."""
+"""A longer line is cut into pieces."""
 TAIL_BYTES = 64 << 10
-"""How far before the end that is, over all files."""
+"""How far before the end `TAIL` begins, over all files."""
 MAX_FILES = 1000
-"""A cursor holds so many places."""
+"""The most places in a cursor."""
 _MAX_CURSOR_BYTES = 1 << 16
 _TRIAL_LOG = re.compile(r"trial-(\d{1,9})\.log")
 
@@ -37,7 +37,7 @@ class PrintedLine:
     """A line of a log."""
 
     trial: int | None
-    """None: of the experiment's process."""
+    """None: the experiment's process."""
     text: str
 
 
@@ -46,15 +46,15 @@ class LogPlace:
     """How far a log was read."""
 
     offsets: dict[int, int] = field(default_factory=dict)
-    """Number of the file -> bytes."""
+    """Number of the file -> bytes read."""
     told: int = -1
-    """The place in the journal of the last failure that was told."""
+    """Sequence number of the last failure that was shown."""
     is_tail: bool = False
     """Whether to begin shortly before the end."""
 
 
 def trial_files(folder: Path, trial: int | None) -> dict[int | None, Path]:
-    """The logs of all trials, or of one, by number."""
+    """Return the logs of all trials, or of one, by number."""
     if trial is not None:
         return {trial: folder / f"trial-{trial:03d}.log"}
     try:
@@ -73,10 +73,10 @@ def page(
     limit: int,
     is_whole: bool,
 ) -> tuple[list[PrintedLine], str]:
-    """At most `limit` lines past `cursor`, and the cursor after them.
+    """Return at most `limit` lines after `cursor`, and the cursor after them.
 
-    The file of the process has the number None. `is_whole`: nobody writes any more, so that the last line counts even
-    without an end. Raises InputError for what is no cursor.
+    The file of the process has the number None. `is_whole`: nothing is written any more, so that the last line counts
+    even without an end. Raises InputError for an invalid cursor.
     """
     place = read_cursor(cursor)
     lines: list[PrintedLine] = []
@@ -98,7 +98,7 @@ def page(
 
 
 def _failure_lines(failures: Sequence[Failure], place: LogPlace, room: int) -> Iterator[PrintedLine]:
-    """Failures that were not told; each as a whole, so that a page may be a little longer than was asked."""
+    """Yield the new failures, each as a whole, so that a page may be a little longer than its limit."""
     for failure in failures:
         if failure.seq > place.told and room > 0:
             room -= len(failure.lines)
@@ -107,7 +107,7 @@ def _failure_lines(failures: Sequence[Failure], place: LogPlace, room: int) -> I
 
 
 def _tail_offset(path: Path, share: int) -> int:
-    """The begin of a line about `share` bytes before the end."""
+    """Return the beginning of a line about `share` bytes before the end."""
     try:
         size = printed_bytes(path)
         if size <= share:
@@ -119,10 +119,7 @@ def _tail_offset(path: Path, share: int) -> int:
 
 
 def _read(path: Path, begin: int, room: int, most_bytes: int, is_whole: bool) -> tuple[list[str], int, int]:
-    """Lines from `begin` on, at most `room`; where they end; of how many bytes they are.
-
-    A log that is shorter now was replaced.
-    """
+    """Return at most `room` lines from `begin` on, their end, and their bytes. A log that shrank was replaced."""
     texts: list[str] = []
     left_bytes, goes_on = most_bytes, True
     try:
@@ -142,7 +139,7 @@ def _read(path: Path, begin: int, room: int, most_bytes: int, is_whole: bool) ->
 
 
 def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool) -> tuple[list[str], int]:
-    """The lines of a stretch, and of how many bytes they are; `left_out_bytes` is what is missing before it."""
+    """Return the lines of a stretch, and their bytes; `left_out_bytes` are missing before it."""
     data, texts, used = found.content, list[str](), 0
     if left_out_bytes:
         texts.append(left_out_line(left_out_bytes))
@@ -160,7 +157,6 @@ def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool) -> tu
 
 
 def write_cursor(place: LogPlace) -> str:
-    """A place as text."""
     numbers = [place.told + 1]
     last = 0
     for number, offset in sorted(place.offsets.items()):
@@ -171,7 +167,7 @@ def write_cursor(place: LogPlace) -> str:
 
 
 def read_cursor(cursor: str | None) -> LogPlace:
-    """The place that `write_cursor` wrote; the begin without one. Raises InputError for anything else."""
+    """Return the place that `write_cursor` wrote; the beginning without one. Raises InputError for anything else."""
     if cursor is None:
         return LogPlace()
     if cursor == TAIL:

@@ -1,6 +1,6 @@
-"""One experiment's journal, followed: its summary, result and limits, folded as it grows, for several threads.
+"""A follower of one experiment's journal: its summary, result and limits as it grows, for several threads.
 
-Instants are Unix time: those of a virtual run, whose clock starts at 0, are counted from when it was made.
+Instants are Unix time; a virtual run, whose clock starts at 0, counts from its creation.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialFailed
-from rubberband.executor.core.forecast import forecast
-from rubberband.executor.core.state import Phase, State
+from rubberband.executor.core.forecast import expected_iterations, forecast
+from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import is_hosted
 from rubberband.executor.journal.inbox import Inbox, asked_limits
 from rubberband.executor.journal.journal import Header
 from rubberband.executor.journal.reading import JournalReader
-from rubberband.executor.result import Result
+from rubberband.executor.result import Result, jct_s
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 
 def outcome_of(controller: Controller) -> tuple[ExperimentState | None, str]:
-    """How an experiment ended and why, by its journal; None while that is open, and what keeps it from going on."""
+    """Return how an experiment ended and why; None while it has not, and what keeps it from starting."""
     state = controller.state
     if state.phase is not Phase.FINISHED or state.outcome is None:
-        return None, rules.fails_to_start(state) if state.failed_starts else ""
+        return None, rules.fails_to_start(state) if state.fleet.failed_starts else ""
     return ExperimentState(state.outcome), state.reason
 
 
 def summary_of(header: Header, controller: Controller, now: float) -> Summary:
-    """What a list shows of an experiment, as of `now` on the clock of its events."""
+    """Return an experiment's row in a list, as of `now` on the clock of its events."""
     job, state = controller.job, controller.state
     at = state.ended_at if state.ended_at is not None else max(now, state.now)
     begun = state.phase is not Phase.NEW
@@ -51,13 +51,14 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
     return Summary(
         trials=len(state.trials),
         stages=len(job.stages),
-        stage=state.stages[-1].stage if state.stages else 0,
+        stage=_stage_of(job, state),
+        brackets=len(job.all_brackets()),
         iterations=sum(trial.iterations for trial in state.trials),
-        target_iterations=sum(stage.trials * stage.iterations for stage in job.stages),
-        instances=len(state.current()),
+        target_iterations=expected_iterations(job, state),
+        instances=len(state.fleet.current()),
         started_at=state.started_at + header.offset_s if begun else None,
         ended_at=None if state.ended_at is None else state.ended_at + header.offset_s,
-        jct_s=_jct_s(state, at) if begun else 0.0,
+        jct_s=jct_s(state, at) if begun else 0.0,
         cost_usd=bill_usd(job, state, at) if begun else 0.0,
         planned_jct_s=job.prediction.jct_s,
         planned_cost_usd=job.prediction.cost_usd,
@@ -72,13 +73,14 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
     )
 
 
-def _jct_s(state: State, at: float) -> float:
-    last_sync = state.stages[-1].ended_at if state.outcome == "done" else None
-    return (at if last_sync is None else last_sync) - state.started_at
+def _stage_of(job: Job, state: State) -> int:
+    if job.is_divided:
+        return sum(stage.ended_at is not None for stage in state.stages)
+    return state.stages[-1].stage if state.stages else 0
 
 
 FRESH_S = 0.25
-"""A result of a running experiment is given again for so long: only its clock went on."""
+"""The result of a running experiment is cached for this long without events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,34 +93,30 @@ class Failure:
 
 
 class Observed:
-    """A journal that is followed. Safe to use from several threads; what is asked between refreshes reads no file."""
+    """A followed journal. Safe to use from several threads; only `refresh` reads it."""
 
     def __init__(self, folder: ExperimentFolder, *, clock: Callable[[], float] | None = None) -> None:
-        """Open the journal and read it as far as it goes; `clock` is the experiment's, unless another one is given.
-
-        Raises JournalError or InputError.
-        """
+        """Open the journal; `clock` replaces the experiment's own. Raises JournalError or InputError."""
         self.folder, self._clock = folder, clock or partial(time_of, folder.instances)
         self._lock = threading.RLock()
         self._reader = JournalReader(folder)
         self._live = False
         self.failures: list[Failure] = []
         self.count = 0
-        """How many events were read."""
+        """Number of events that were read."""
         self._latest: tuple[int, float, Result] | None = None
 
     @property
     def header(self) -> Header:
-        """What the experiment was before its first event."""
         return self._reader.header
 
     @property
     def controller(self) -> Controller:
-        """The state as far as it was read; to be looked at by the thread that refreshes."""
+        """The state as far as it was read; only for the thread that refreshes."""
         return self._reader.controller
 
     def refresh(self, *, live: bool) -> list[tuple[int, Event]]:
-        """Read what is new: (sequence number, event). `live`: a driver is at work, so that time goes on between events.
+        """Read the new events, with sequence numbers. `live`: a driver runs, so that time passes between events.
 
         Raises JournalError.
         """
@@ -134,21 +132,21 @@ class Observed:
 
     @property
     def now(self) -> float:
-        """The instant up to which it is reckoned, on the clock of its events."""
+        """The instant up to which time and cost count, on the clock of its events."""
         return self._clock() if self._live else self.controller.state.now
 
     @property
     def present(self) -> float:
-        """Now, by the experiment's clock, also where nobody is at work on it."""
+        """Now, by the experiment's clock, also without a driver."""
         return self._clock()
 
     def summary(self) -> Summary:
-        """What a list shows of it."""
+        """Return its row in a list."""
         with self._lock:
             return summary_of(self.header, self.controller, self.now)
 
     def result(self) -> Result:
-        """What came of it so far."""
+        """Return the result so far."""
         with self._lock:
             now = self._clock()
             if self._latest is not None:
@@ -160,7 +158,7 @@ class Observed:
             return result
 
     def limits(self, *, deadline: object, max_cost_usd: float | None) -> Limits:
-        """Other limits as the driver counts them. Raises InputError for what is none, or less than it has."""
+        """Return other limits as the driver counts them. Raises InputError if invalid, or below the present ones."""
         from rubberband.executor.core.extending import limits_of
 
         with self._lock:
@@ -171,7 +169,7 @@ class Observed:
 
     @property
     def limits_in_force(self) -> Limits:
-        """The limits that it has, those that were asked for meanwhile included, as the driver counts them."""
+        """The present limits as the driver counts them, requested ones included."""
         from rubberband.executor.core.extending import Limits
 
         with self._lock:
@@ -179,24 +177,24 @@ class Observed:
             return Limits(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd)
 
     def extension(self, limits: Limits, *, driven: bool) -> Extension:
-        """What other limits would change. It may take long. Raises InputError."""
+        """Return the effect of other limits. It may take long. Raises InputError."""
         from rubberband.executor.core.extending import extension
 
         with self._lock:
             controller = self._as_asked()
             job, state = controller.job, copy.deepcopy(controller.state)
             now = self.now if self.header.kind.is_simulated else self.present
-        # Planning may take long, and who follows the journal must not wait for it.
+        # Planning may take long, and must not block other threads.
         limited = {"deadline_s": limits.deadline_s, "max_cost_usd": limits.max_cost_usd}
         return extension(job, state, now, driven=driven, **limited)
 
     def has_taken(self, request: str) -> bool:
-        """Whether its driver took in what was asked by this id, or other limits are about to be."""
+        """Whether the request of this id is applied, or, if it asks for limits, about to be."""
         with self._lock:
             return request in self._as_asked().state.requests
 
     def granted(self) -> Extension:
-        """The limits in force, as they are told to who asked for them already."""
+        """Return the limits in force, in answer to a request that is applied already."""
         from rubberband.executor.core.extending import Extension, Outlook
 
         with self._lock:
@@ -216,25 +214,25 @@ class Observed:
 
     @property
     def max_cost_usd(self) -> float | None:
-        """What it may cost in all, profiling and limits that were asked for meanwhile included; None: no limit."""
+        """The cap of the total cost, profiling and requested limits included; None: no limit."""
         with self._lock:
             most_usd = self._as_asked().job.max_cost_usd
         used_usd: float = self.header.setup.get("profiling_cost_usd", 0.0)
         return None if most_usd is None else most_usd + used_usd
 
     def goes_on(self) -> bool:
-        """Whether a resume goes on with it, other limits that were asked for meanwhile included."""
+        """Whether a resume continues it, with requested limits."""
         with self._lock:
             return not self._as_asked().is_over
 
     @property
     def is_ending(self) -> bool:
-        """Whether it was giving everything back, to end."""
+        """Whether it is releasing everything, to end."""
         with self._lock:
             return self.controller.state.phase is Phase.ENDING
 
     def _as_asked(self) -> Controller:
-        """The controller once the limits are taken in that lie in the inbox."""
+        """Return the controller with the limits in the inbox applied."""
         events = asked_limits(Inbox(self.folder.inbox), self.controller, self.controller.state.now)
         if not events:
             return self.controller
@@ -244,11 +242,11 @@ class Observed:
         return asked
 
     def close(self) -> None:
-        """Let go of the journal. What was read can still be asked for."""
+        """Close the journal. The state that was read remains."""
         with self._lock:
             self._reader.close()
 
 
 def at_work(folder: ExperimentFolder) -> bool:
-    """Whether a process of the service, or a driver that was started by hand, is at work on an experiment."""
+    """Whether a process of the service, or a driver that was started by hand, runs the experiment."""
     return is_hosted(folder) or folder.driven

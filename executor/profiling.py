@@ -1,4 +1,13 @@
-"""The conversation of profiling with a backend: instances are held, and trials trained on them and timed."""
+"""Measures an experiment's profile, its scaling function and its start-up times, through a backend.
+
+Every slot trains a copy of the trial while it measures: a trial that is alone on an instance looks faster than one with
+neighbours, and in a stage it has neighbours. The same trials are measured with every number of GPUs, each time in
+another place on the instances, so that a slow place is not taken for a slow trial. The speed of an instance itself is
+not fitted, since no plan uses it. Everything but batch sizes is measured at the initial batch size.
+
+A trial that fails or hangs is dropped, so that a few bad configurations do no harm. A limit, or a hang of all trials of
+a round, ends the measurement with the points so far.
+"""
 
 from __future__ import annotations
 
@@ -48,37 +57,43 @@ from rubberband.values.profile import Profile
 
 _RELEASE_S = 60.0
 ENOUGH_TRIALS = 16
-"""With so many, what trials differ by and their mean are known well enough."""
+"""With this many, the differences between trials and their mean are known well enough."""
+SHARE = 0.1
+"""Share of the job's time that measuring may train for, if `job_iterations` is given."""
 BRIEFLY_S = 15.0
-"""For so long, more trials than fit side by side are measured unasked: an instance is billed for a minute anyway."""
+"""More trials than fit side by side are measured within it by default: an instance is billed for a minute anyway."""
 _PAUSE_S = 30.0
-"""A wait that took so much longer than asked was this machine's sleep, and nobody's silence."""
+"""A wait that takes this much longer than asked is this machine's sleep, not a trial's silence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingLimits:
-    """What measuring may take; it stops at the first that is reached."""
+    """Limits of measuring; it stops at the first that is reached."""
 
     held_s: float = math.inf
-    """How long each instance may run."""
+    """The longest time that each instance may run."""
     slack_s: float = 1.5
-    """Beyond `held_s`, until an instance that nobody gave back ends itself."""
+    """Beyond `held_s`, until an instance that was not released ends itself."""
     held_by: str = "max_cost"
-    """What sets `held_s`, in the user's words."""
+    """The source of `held_s`, in the user's words."""
     time_s: float = math.inf
-    """From the call, however long the instances take to come."""
+    """From the call, including the wait for instances."""
     time_by: str = "deadline"
     ready_s: float = 900.0
-    """The longest wait for another sign of the instances before they are ready."""
+    """The longest wait for another event of the instances before they are ready."""
     first_s: float = 300.0
-    """For a trial's start-up, and for an iteration as long as none was seen."""
+    """For a trial's start-up, and for its first iteration."""
+    job_iterations: float | None = None
+    """Iterations that the job trains one after another: measuring then trains for a tenth of their time. It leaves out
+    further trials first, then iterations after the first timed one, then numbers of GPUs between the smallest and the
+    largest. None: all is measured."""
     iteration_s: float | None = None
-    """The longest silence of a trial that trains. None: `first_s`, then ten times the slowest iteration that was seen,
-    but not less than `shortest_s`."""
+    """The longest silence of a trial that trains. None: `first_s`, then ten times the slowest iteration so far, but at
+    least `shortest_s`."""
     shortest_s: float = 60.0
 
     def silence_s(self, *, starting: bool, slowest_s: float | None) -> float:
-        """After how many seconds without a sign a trial is given up; `slowest_s`: the slowest iteration seen."""
+        """Return the seconds of silence after which a trial is dropped; `slowest_s` is the slowest iteration so far."""
         if starting:
             return max(self.first_s, self.iteration_s or 0.0)
         if self.iteration_s is not None:
@@ -87,15 +102,15 @@ class ProfilingLimits:
 
 
 Purpose = Literal["warm up", "time", "sweep"]
-"""Of a segment: it does not count; it is timed; or it tries batch sizes."""
+"""Purpose of a segment: it does not count; it is timed; or it tries batch sizes."""
 
 
 class Stopped(Exception):
-    """Measuring goes no further; the message says why, and what to do about it."""
+    """Measuring stops; the message says why, and the fix."""
 
 
 class ProfilingSession:
-    """A conversation with the backend, in which anything unexpected is an error."""
+    """Commands to the backend and its events; anything unexpected is an error."""
 
     def __init__(
         self, backend: Backend, num_trials: int, limits: ProfilingLimits, cancelled: Callable[[], bool]
@@ -107,31 +122,45 @@ class ProfilingSession:
         self._slowest_s: float | None = None
         self._cancelled = cancelled
         self._trials = list(range(num_trials))
-        """Those that have not failed."""
+        """Trials that have not failed."""
         self._running: dict[str, float] = {}
         self._ended: dict[str, float] = {}
         self._checkpoints: dict[int, CheckpointRef] = {}
         self._held: set[str] = set()
         self._timed: dict[int, Gang] = {}
-        """The trials of the latest point."""
+        """Trials of the latest point."""
         self._attempt = 0
         self._purpose: Purpose = "warm up"
         self.batches = BatchReports()
         self.failed_sweeps: list[str] = []
-        """Why trials gave up trying batch sizes, a line each."""
+        """Why trials stopped trying batch sizes, a line each."""
         self.is_unsaved = False
-        """Whether the latest report came without a checkpoint, as those before it."""
+        """Whether no report so far came with a checkpoint."""
         self._warm_slots: set[Slot] = set()
-        """Those that a trial has trained on."""
+        """Slots that a trial has trained on."""
         self.instance_starts: tuple[InstanceStart, ...] = ()
         self.cold_starts_s: list[float] = []
-        """How long trials took to start that were the first on one of their slots."""
+        """Start-up times of trials that were the first on one of their slots."""
         self.stopped: Stopped | None = None
         """Why the latest point has fewer trials than it should."""
+        self._began_training_at: float | None = None
+        self._job_s: float | None = None
+        """Predicted time of the job."""
+        self.left_out: list[int] = []
+        """Numbers of GPUs for which there was no time."""
+        self.is_whole = limits.job_iterations is None
+        """Whether everything is measured, however short the job is."""
+        self.done = 0
+        """Iterations of the latest point's trials."""
+
+    def left_s(self) -> float:
+        """Return the time for which measuring may still train; infinite without a limit by the job."""
+        if self._job_s is None or self._began_training_at is None:
+            return math.inf
+        return SHARE * self._job_s - (self._backend.now() - self._began_training_at)
 
     @contextlib.contextmanager
     def instances(self, names: Sequence[str]) -> Iterator[Sequence[str]]:
-        """Hold instances while in the block."""
         asked_at = self._backend.now()
         ready: dict[str, float] = {}
         self._backend.hold_until(self._held_until())
@@ -165,7 +194,7 @@ class ProfilingSession:
         for name in sorted(self._held):
             self._backend.execute(ReleaseInstance(instance=name))
         deadline = self._backend.now() + _RELEASE_S
-        while self._held and self._backend.now() < deadline:  # what is not back by then, the backend's close gives back
+        while self._held and self._backend.now() < deadline:  # the backend's close releases the rest
             for event in self._backend.next_events(deadline):
                 self._note(event)
 
@@ -182,19 +211,19 @@ class ProfilingSession:
                 self._held.discard(event.instance)
 
     def held_s(self) -> tuple[float, ...]:
-        """How long each instance that ran was held, so far."""
+        """Return how long each instance that ran was held, so far."""
         now = self._backend.now()
         return tuple(self._ended.get(name, now) - running_at for name, running_at in self._running.items())
 
     def measure(self, gangs: Sequence[Gang], warm_up: int, iterations: int, least_trials: int | None = 0) -> Point:
         """Train on all gangs at once: `warm_up` iterations that do not count, then `iterations` that do.
 
-        There are as many trials as gangs, or in turn `least_trials`, as far as there are so many; None: up to
-        `ENOUGH_TRIALS`, as far as that is a matter of seconds. A limit that is reached in between, or a hang, leaves
-        those that were measured before; `stopped` then says why.
+        There are as many trials as gangs, or up to `least_trials` in turn; None: up to `ENOUGH_TRIALS` if that takes
+        seconds. After a limit or a hang, the trials measured before remain, and `stopped` says why.
         """
         wanted, waiting, timed = max(len(gangs), least_trials or 0), list(self._trials), list[Timed]()
         tried, began_at = 0, self._backend.now()
+        self._began_training_at = self._began_training_at or began_at
         while waiting and (tried < wanted or not timed):
             round_at = self._backend.now()
             round_of = waiting[: len(gangs) if tried >= wanted else min(len(gangs), wanted - tried)]
@@ -207,6 +236,8 @@ class ProfilingSession:
                 self.stopped = reason
                 break
             now = self._backend.now()
+            if self.left_s() < now - round_at:
+                break
             if least_trials is None and 2.0 * now - round_at - began_at <= BRIEFLY_S:  # another round would end by then
                 wanted = min(ENOUGH_TRIALS, tried + len(gangs))
         return Point(gpus=len(gangs[0]), copies=min(len(gangs), len(timed)), timed=tuple(timed))
@@ -215,33 +246,35 @@ class ProfilingSession:
         cold = {trial for trial, gang in gangs.items() if not self._warm_slots.issuperset(gang)}
         warm = self._train(gangs, 0, warm_up, "warm up")
         self._warm_slots.update(slot for trial in warm for slot in gangs[trial])
-        self.cold_starts_s += [_startup_s(instants) for trial, instants in warm.items() if trial in cold]
+        self.cold_starts_s += [max(0.0, instants[1] - instants[0]) for trial, instants in warm.items() if trial in cold]
         if not warm:
             return []
         self._timed = {trial: gangs[trial] for trial in warm}
-        timed = self._train(self._timed, warm_up, warm_up + iterations, "time")
+        each_s = min((times[-1] - times[1]) / (len(times) - 2) for times in warm.values())
+        if self._job_s is None and self._limits.job_iterations is not None:
+            self._job_s = self._limits.job_iterations * each_s
+        iterations = int(max(1, min(iterations, self.left_s() / each_s if each_s > 0.0 else iterations)))
+        self.done = warm_up + iterations
+        timed = self._train(self._timed, warm_up, self.done, "time")
         self._timed = {trial: gangs[trial] for trial in timed}
         return [
             Timed(
                 trial=trial,
                 instances=tuple(dict.fromkeys(slot.instance for slot in gangs[trial])),
-                startup_s=_startup_s(instants),
+                startup_s=max(0.0, instants[1] - instants[0]),
                 iterations_s=tuple(after - before for before, after in itertools.pairwise(instants[1:])),
             )
             for trial, instants in timed.items()
         ]
 
-    def sweep(self, done: int) -> None:
-        """Let the trials of the latest point, which have `done` iterations, try their batch sizes, all at once.
-
-        What fails or hangs in it is done without.
-        """
-        self._train(self._timed, done, done + 1, "sweep")
+    def sweep(self) -> None:
+        """Let the latest point's trials try their batch sizes; failures are dropped."""
+        self._train(self._timed, self.done, self.done + 1, "sweep")
 
     def _train(self, gangs: Mapping[int, Gang], start: int, until: int, purpose: Purpose) -> dict[int, list[float]]:
-        """One segment of every trial on its gang; the instants of those that did not fail.
+        """Run one segment of every trial on its gang; return the instants of those that did not fail.
 
-        An instant for the order to start, one for the first step, and one for the end of every iteration.
+        These are the order to start, the first step, and the end of every iteration.
         """
         self._attempt += 1
         self._purpose = purpose
@@ -290,7 +323,9 @@ class ProfilingSession:
                     self._give_up(event)
         if isinstance(event, TrialReported):
             self.is_unsaved = event.saved_iterations == 0
-            self._keep(event.trial, event.checkpoint)
+            if (old := self._checkpoints.get(event.trial)) is not None:
+                self._backend.execute(DiscardCheckpoint(checkpoint=old))
+            self._checkpoints[event.trial] = event.checkpoint
             self._note_times(event, instants.get(event.trial, []))
 
     def _note_times(self, report: TrialReported, times: Sequence[float]) -> None:
@@ -304,7 +339,7 @@ class ProfilingSession:
         )
 
     def _give_up_silent(self, trial: int, times: Sequence[float], instants: dict[int, list[float]]) -> None:
-        """Do without a trial that hangs. Raises Stopped if all beside it did: the others would cost as much time."""
+        """Drop a trial that hangs. Raises Stopped if all beside it hung: the others would cost as much time."""
         self._backend.execute(StopTrial(trial=trial, attempt=self._attempt))
         self._trials.remove(trial)
         del instants[trial]
@@ -316,7 +351,7 @@ class ProfilingSession:
             )
 
     def _give_up(self, failed: TrialFailed | CheckpointLost) -> None:
-        """Do without a trial that failed. Raises RubberbandError if no other is left, or would do better."""
+        """Drop a trial that failed. Raises RubberbandError if no other is left, or would do better."""
         self._trials.remove(failed.trial)
         kind = failed.kind if isinstance(failed, TrialFailed) else "checkpoint"
         if kind == "no_metric":
@@ -324,13 +359,8 @@ class ProfilingSession:
         if not self._trials:
             raise RubberbandError(f"every trial that was measured failed; the last one {kind}: {failed.message}")
 
-    def _keep(self, trial: int, checkpoint: CheckpointRef) -> None:
-        if (old := self._checkpoints.get(trial)) is not None:
-            self._backend.execute(DiscardCheckpoint(checkpoint=old))
-        self._checkpoints[trial] = checkpoint
-
     def _next(self, wake_at: float) -> Sequence[Event]:
-        """What has happened, or nothing by `wake_at`. Raises where that ends the measurement, or a limit does."""
+        """Return the events, none by `wake_at`. Raises if an event or a limit ends the measurement."""
         ends_at, limit = self._end()
         self._backend.hold_until(self._held_until())
         wake_at = min(wake_at, ends_at)
@@ -347,19 +377,15 @@ class ProfilingSession:
         return events
 
     def _held_until(self) -> float:
-        """How far what may be spent reaches: counted from now as long as nothing runs."""
+        """Return the instant at which the budget ends, counted from now until an instance runs."""
         return min(self._running.values(), default=self._backend.now()) + self._limits.held_s + self._limits.slack_s
 
     def _end(self) -> tuple[float, str]:
-        """When measuring must stop, and the limit that says so."""
+        """Return when measuring must stop, and the limit that says so."""
         ends = [(self._began_at + self._limits.time_s, self._limits.time_by)]
         if self._running:
             ends.append((min(self._running.values()) + self._limits.held_s, self._limits.held_by))
         return min(ends)
-
-
-def _startup_s(instants: Sequence[float]) -> float:
-    return max(0.0, instants[1] - instants[0])
 
 
 def _refuse(event: Event) -> None:
@@ -371,21 +397,6 @@ def _refuse(event: Event) -> None:
             raise ProviderError(f"profiling lost instance {event.instance}: {event.reason}; start it again")
 
 
-# Measures an experiment's profile: its scaling function and its start-up times, on real (or virtual) instances.
-#
-# It speaks the backend's protocol and nothing else. Every slot is kept busy with a copy of the trial while it
-# measures: a trial that trains alone on an instance looks faster than one that has neighbours, and in a stage it has
-# neighbours.
-#
-# The same trials are measured with every number of GPUs. Each has another place on the instances at every number, so
-# that what is slow about a place is not taken for the trial's own; with a single number, one is not told from the
-# other. How fast instances are by themselves is not fitted: a plan would not count with it. What else than batch
-# sizes is measured is so at the initial batch size.
-#
-# Trials that fail or hang are done without, so a few bad configurations do no harm. A limit that is reached, or a
-# hang of all trials that train at once, ends the measurement with the points that there are.
-
-
 NO_NOISE_SCALE = (
     "no trial measured its noise scale; the initial batch size is used instead (larger batches may be better than "
     "they look); measure with more --iterations"
@@ -394,35 +405,26 @@ NO_NOISE_SCALE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingResult:
-    """The profile and the points that it was made of."""
+    """The profile and its points."""
 
     profile: Profile
     points: tuple[Point, ...]
     noise: MeasuredNoise
-    """What training times vary by, and how sure that is."""
+    """Components of noise, with their uncertainty."""
     starts: InstanceStarts
     held_s: tuple[float, ...]
-    """Seconds for which each instance ran: what measuring cost."""
+    """Seconds for which each instance ran: the cost of measuring."""
     stopped_by: str = ""
-    """Why measuring stopped before all points were there, and what to do about it; empty if it did not."""
+    """Why measuring stopped before the last point, and the fix; empty if it did not."""
     remarks: tuple[str, ...] = ()
-    """What is worth knowing of how good the model of goodput is."""
+    """Remarks on the quality of the model of goodput."""
 
 
 def gpu_counts(gpus_per_instance: int, instances: int, minimum: int, maximum: int) -> list[int]:
-    """The GPUs per trial to measure: `minimum`, its doubles, and the most that fit, as far as packing allows them."""
+    """Return the GPUs per trial to measure: `minimum`, its doubles, and the most that fit, if packing allows them."""
     allowed = gang_sizes(gpus_per_instance, minimum, min(maximum, gpus_per_instance * instances))
     doubles = {minimum * 2**power for power in range(maximum.bit_length())}
     return [gpus for gpus in allowed if gpus in doubles or gpus in (allowed[0], allowed[-1])]
-
-
-def _counts(gpus_per_instance: int, instances: int, minimum: int, maximum: int) -> list[int]:
-    if found := gpu_counts(gpus_per_instance, instances, minimum, maximum):
-        return found
-    raise ProviderError(
-        f"{instances} instances of {gpus_per_instance} GPUs cannot hold a trial of {minimum} GPUs; "
-        f"raise the number of instances or lower resources.gpus_per_trial.min"
-    )
 
 
 def measure(
@@ -444,16 +446,14 @@ def measure(
 ) -> ProfilingResult:
     """Fill `instances` instances with trials and time them, for every GPU count of `gpu_counts`.
 
-    The backend knows `num_trials` trials (None: enough for every slot); the first ones are measured, as many as train
-    side by side, or `least_trials` in turn (None: more as long as that takes seconds). With `sweep`, they then try the
-    batch sizes that they may choose among. Instances on `one_machine` start at one another's cost. `on_point` is shown
-    every point as soon as it is measured; `cancelled` is asked all the time. The instances are released in the end;
-    the caller closes the backend.
+    The backend knows `num_trials` trials (None: enough for every slot). As many are measured as train side by side, or
+    `least_trials` in turn (None: more if that takes seconds). With `sweep`, they then try the batch sizes that they may
+    choose among. Instances on `one_machine` slow each other's start. `on_point` gets every point as soon as it is
+    measured, and `cancelled` is polled. The instances are released in the end; the caller closes the backend.
 
-    Raises ProviderError where an instance is refused or lost, RubberbandError where a limit, or a hang of all trials
-    that train at once, leaves no point, where every trial fails, or none reports the metric, and Cancelled.
+    Raises ProviderError if an instance is refused or lost; RubberbandError if a limit or a hang of all trials leaves no
+    point, every trial fails, or none reports the metric; and Cancelled.
     """
-    counts = _counts(gpus_per_instance, instances, min_gpus_per_trial, max_gpus_per_trial)
     names = [f"profile-{number}" for number in range(instances)]
     num_copies = instances * gpus_per_instance if num_trials is None else num_trials
     session = ProfilingSession(backend, num_copies, limits or ProfilingLimits(), cancelled)
@@ -461,9 +461,8 @@ def measure(
     def measure_on(gangs: Sequence[Gang]) -> Point:
         return session.measure(gangs, warm_up_iterations, iterations, least_trials)
 
-    turns = [_turned(_gangs(names, gpus_per_instance, gpus), turn) for turn, gpus in enumerate(counts)]
-    sweep_after = warm_up_iterations + iterations if sweep else None
-    points, stopped_by = _points(session, names, turns, measure_on, sweep_after, on_point)
+    turns = _turns(names, gpus_per_instance, min_gpus_per_trial, max_gpus_per_trial)
+    points, stopped_by = _points(session, names, turns, measure_on, sweep, on_point)
     return _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
 
 
@@ -472,21 +471,24 @@ def _points(
     names: Sequence[str],
     turns: Sequence[Sequence[Gang]],
     measure_on: Callable[[Sequence[Gang]], Point],
-    sweep_after: int | None,
+    sweep: bool,
     on_point: Callable[[Point], None],
 ) -> tuple[list[Point], str]:
-    """What was measured on the gangs of each turn, and what stopped it before the last one ("": nothing did).
+    """Measure on the gangs of each turn; return the points, and why it stopped early ("": it did not).
 
-    `sweep_after`: the iterations after which trials try their batch sizes; None: they do not.
+    With `sweep`, trials try their batch sizes after each turn.
     """
     points: list[Point] = []
     try:
         with session.instances(names):
-            for gangs in turns:
+            for gangs in turns if session.is_whole else _ends_first(turns):
+                if not _is_worth_it(session, points, len(gangs[0])):
+                    session.left_out.append(len(gangs[0]))
+                    continue
                 points.append(measure_on(gangs))
                 try:
-                    if sweep_after is not None and session.stopped is None:
-                        session.sweep(sweep_after)
+                    if sweep and session.stopped is None:
+                        session.sweep()
                 finally:
                     points[-1] = replace(points[-1], batches=session.batches.times(points[-1].gpus))
                     on_point(points[-1])
@@ -495,14 +497,26 @@ def _points(
     except Stopped as reason:
         if not points:
             raise RubberbandError(f"measuring the profile stopped before its first point: {reason}") from None
-        return points, str(reason)
-    return points, ""
+        return sorted(points, key=lambda point: point.gpus), str(reason)
+    return sorted(points, key=lambda point: point.gpus), ""
+
+
+def _ends_first(turns: Sequence[Sequence[Gang]]) -> list[Sequence[Gang]]:
+    """Return the turns with the fewest and the most GPUs, then the others, those with most GPUs first."""
+    return [*turns[:1], *turns[:0:-1]]
+
+
+def _is_worth_it(session: ProfilingSession, points: Sequence[Point], gpus: int) -> bool:
+    """Whether there is time to measure this number of GPUs, of which one between two that are known needs most."""
+    if len(points) < 2:
+        return True
+    known = Profile(seconds_per_iteration={point.gpus: point.iteration_s for point in points})
+    return 2.0 * known.iteration_s(gpus) <= session.left_s()
 
 
 def _measured(
     session: ProfilingSession, points: Sequence[Point], stopped_by: str, *, one_machine: bool, sweep: bool
 ) -> ProfilingResult:
-    """The profile that the points amount to."""
     noise = noise_of(points)
     starts = InstanceStarts(
         instances=session.instance_starts, cold_s=tuple(session.cold_starts_s), one_machine=one_machine
@@ -515,23 +529,36 @@ def _measured(
         starts=starts,
         held_s=session.held_s(),
         stopped_by=stopped_by,
-        remarks=(*_remarks(session), *(_batch_remarks(session) if sweep else ())),
+        remarks=tuple(_remarks(session, sweep=sweep)),
     )
 
 
-def _remarks(session: ProfilingSession) -> tuple[str, ...]:
-    return (f"the function {WITHOUT_CHECKPOINT}, which a plan does not count",) if session.is_unsaved else ()
+def _remarks(session: ProfilingSession, *, sweep: bool) -> Iterator[str]:
+    if session.is_unsaved:
+        yield f"the function {WITHOUT_CHECKPOINT}, which a plan does not count"
+    if session.left_out:
+        gpus = ", ".join(map(str, sorted(session.left_out)))
+        yield f"the job is short: speeds with {gpus} GPUs are interpolated; `rubberband profile` measures them"
+    if sweep and not session.batches.knows_noise_scale:
+        yield NO_NOISE_SCALE
+    if sweep and session.failed_sweeps:
+        yield f"some batch sizes could not be tried on {session.failed_sweeps[-1]}"
 
 
-def _batch_remarks(session: ProfilingSession) -> tuple[str, ...]:
-    found = [] if session.batches.knows_noise_scale else [NO_NOISE_SCALE]
-    if session.failed_sweeps:
-        found.append(f"some batch sizes could not be tried on {session.failed_sweeps[-1]}")
-    return tuple(found)
+def _turns(names: Sequence[str], gpus_per_instance: int, minimum: int, maximum: int) -> list[list[Gang]]:
+    """Return the gangs of each number of GPUs to measure, every time with another one first."""
+    counts = gpu_counts(gpus_per_instance, len(names), minimum, maximum)
+    if not counts:
+        raise ProviderError(
+            f"{len(names)} instances of {gpus_per_instance} GPUs cannot hold a trial of {minimum} GPUs; "
+            f"raise the number of instances or lower resources.gpus_per_trial.min"
+        )
+    every = [_gangs(names, gpus_per_instance, gpus) for gpus in counts]
+    return [gangs[turn % len(gangs) :] + gangs[: turn % len(gangs)] for turn, gangs in enumerate(every)]
 
 
 def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[Gang]:
-    """As many disjoint gangs of `gpus` slots as fit on the instances, by the rules of packing."""
+    """Return as many disjoint gangs of `gpus` slots as fit on the instances, by the rules of packing."""
     every = [[Slot(instance=instance, gpu=gpu) for gpu in range(gpus_per_instance)] for instance in instances]
     if gpus <= gpus_per_instance:
         groups = [group[start : start + gpus] for group in every for start in range(0, gpus_per_instance, gpus)]
@@ -539,9 +566,3 @@ def _gangs(instances: Sequence[str], gpus_per_instance: int, gpus: int) -> list[
     flat = [slot for group in every for slot in group]
     copies = slots(len(instances), gpus_per_instance, gpus)
     return [tuple(flat[copy * gpus : (copy + 1) * gpus]) for copy in range(copies)]
-
-
-def _turned(gangs: list[Gang], turn: int) -> list[Gang]:
-    """The gangs in another order at every turn, those that come first being others."""
-    first = turn % len(gangs)
-    return gangs[first:] + gangs[:first]

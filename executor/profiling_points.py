@@ -1,4 +1,10 @@
-"""What was measured while profiling, and the profile that it amounts to: means, and what they vary by. Pure."""
+"""Measurements of profiling, and the profile made of them: means, and components of noise. Pure.
+
+The noise model is a random-effects one of logarithms: log(seconds per iteration) = number of GPUs + trial + residual.
+Effects of trials and residuals are normal, so that times are lognormal; the number of GPUs is a fixed effect. A trial
+need not be measured with every number of GPUs: its speed elsewhere predicts its time. `fit` makes a measured profile. A
+run estimates the speeds of its trials with `executor.core.own_speeds`, which is cheaper and starts from the profile.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +20,7 @@ from rubberband.executor.core.events import TrialReported
 from rubberband.planner.goodput.fit import fit as fit_throughput
 from rubberband.planner.goodput.fit import relative_errors
 from rubberband.values.adaptive import BatchLimits, BatchPoint, BatchUse, GoodputProfile
-from rubberband.values.chance import FIXED, measured
-from rubberband.values.profile import Profile
-
-# Components of the noise of training times: what trials differ by, and what the iterations of one trial differ by.
-#
-# The model is a random-effects one of logarithms: log(seconds per iteration) = number of GPUs + trial + residual.
-# Effects of trials and residuals are normal, so that times are lognormal; the number of GPUs is a fixed effect. A
-# trial need not be measured with every number of GPUs: its speed elsewhere tells what it would take. Pure: it only
-# computes.
-#
-# `fit` makes a measured profile. A run estimates the speeds of its trials with `executor.core.own_speeds`, which
-# costs less and starts from the profile.
-
+from rubberband.values.profile import FIXED, Profile, measured
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,22 +32,22 @@ _GRID = 128
 _LEAST, _MOST = 1e-6, 2.0
 _ZOOMS = 3
 _NEGLIGIBLE = 1e-7
-"""Of the peak's density; the grid is laid again where there is more."""
+"""Of the peak's density; the next grid covers the points above it."""
 _INTERVAL = (0.05, 0.95)
 _LEAST_FREEDOM = 3.0
-"""Of the error of the mean of one trial or two, whose deviation is mostly the prior's."""
+"""Degrees of freedom of the mean's error for one or two trials, whose deviation is mostly the prior's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The iterations of one trial with one number of GPUs: how many, their mean, and that of their logarithms."""
+    """The iterations of one trial with one number of GPUs."""
 
     trial: int
     gpus: int
     mean_s: float
     """Seconds per iteration."""
     log_s: float
-    """The mean of the logarithms of the iterations' seconds."""
+    """Mean of the logarithms of the iterations' seconds."""
     iterations: int
     scatter: float
     """Sum of the squared deviations from `log_s`."""
@@ -61,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """A coefficient of variation, and the interval that holds it with a probability of 90 %."""
+    """A coefficient of variation, and its 90 % interval."""
 
     cv: float
     low_cv: float
@@ -70,7 +64,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What training times are made of."""
+    """Components of training times."""
 
     trial: Component
     """Between trials: a trial keeps its speed."""
@@ -79,18 +73,18 @@ class Fit:
     log_seconds: Mapping[int, float]
     """GPUs -> logarithm of the seconds per iteration of the average trial."""
     mean_error: float
-    """Standard error of `log_seconds`, which comes from that there are few trials more than from anything else.
+    """Standard error of `log_seconds`, mostly due to few trials.
 
-    Few trials leave the deviation unsure too, so it is widened: its normal law has the 95th percentile of Student's t.
+    Few trials leave the deviation unsure too, so it is widened to the 95th percentile of Student's t.
     """
     log_speeds: Mapping[int, float]
-    """Trial -> how much slower than the average it is: the logarithm of a factor, shrunk by what is unsure of it."""
+    """Trial -> logarithm of how much slower than the average it is, shrunk by its uncertainty."""
 
     def seconds_per_iteration(self, cells: Sequence[Cell]) -> dict[int, float]:
         """Return GPUs -> mean seconds per iteration, over the same trials at every number of GPUs.
 
-        What a trial was not measured with comes from its own speed, so that the means of numbers of GPUs with which
-        few trials were measured do not depend on which ones these were.
+        Times that were not measured come from the trial's own speed, so that a mean does not depend on which few trials
+        were measured with that number of GPUs.
         """
         seen = {(cell.trial, cell.gpus): cell.mean_s for cell in cells}
         above_log = math.log1p(self.iteration.cv**2) / 2.0
@@ -104,7 +98,7 @@ class Fit:
 
 
 def cell_of(trial: int, gpus: int, seconds: Sequence[float]) -> Cell:
-    """Return what a trial's iterations took with one number of GPUs; each took some time, and there is one at least."""
+    """Return the cell of a trial's iterations (one at least) with one number of GPUs."""
     logs = [math.log(max(second, _LEAST)) for second in seconds]
     log_s, mean_s = (math.fsum(values) / len(values) for values in (logs, seconds))
     scatter = math.fsum((log - log_s) ** 2 for log in logs)
@@ -112,13 +106,12 @@ def cell_of(trial: int, gpus: int, seconds: Sequence[float]) -> Cell:
 
 
 def fit(cells: Sequence[Cell]) -> Fit:
-    """Fit the components to cells, of which there is one at least and one at most for each trial and number of GPUs.
+    """Fit the components to cells, at least one, and at most one for each trial and number of GPUs.
 
     The estimates are posterior means under the restricted likelihood (that of REML) and a weak prior for either
-    deviation: half-t of scale 0.1 with 2 degrees of freedom. REML itself and the ANOVA estimator are often 0 where few
+    deviation: half-t of scale 0.1 with 2 degrees of freedom. REML itself and the ANOVA estimator are often 0 if few
     trials differ by a few percent, and a plan that believes them is late more often than it says. The posterior mean is
-    not 0 as long as trials may differ. One trial alone says nothing of how trials differ: the estimate is then the
-    prior's mean, 15 %.
+    never 0. For one trial alone, the estimate of how trials differ is the prior's mean, 15 %.
     """
     table = _Table(cells)
     trial_sd = residual_sd = np.geomspace(_LEAST, _MOST, _GRID)
@@ -133,7 +126,7 @@ def fit(cells: Sequence[Cell]) -> Fit:
 
 
 class _Table:
-    """Sufficient statistics of cells: how many iterations, and sums of logarithms, by trial and number of GPUs."""
+    """Sufficient statistics of cells: numbers of iterations, and sums of logarithms, by trial and number of GPUs."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.trials = sorted({cell.trial for cell in cells})
@@ -155,21 +148,21 @@ class _Table:
         self._within_sums = self._sums.sum(axis=0) - share.T @ self._sums.sum(axis=1)
 
     def _normal(self, ratio: Floats) -> tuple[Floats, Floats]:
-        """The normal equations of the fixed effects for ratios of trials' variance to the residual's.
+        """Return the normal equations of the fixed effects for ratios of trials' variance to the residual's.
 
-        Both sides are multiplied by the residual's variance. What trials are compared with themselves for comes first,
-        and what their means tell is added, so that nothing cancels where trials differ by far more than iterations.
+        Both sides are multiplied by the residual's variance. The comparison within trials comes first, and that of
+        their means is added, so that nothing cancels if trials differ by far more than iterations.
         """
         means = self._shared(ratio)
         matrix = self._within + np.einsum("rt,tp,tq->rpq", means, self._counts, self._counts, optimize=True)
         return matrix, self._within_sums + (means * self._sums.sum(axis=1)) @ self._counts
 
     def _shared(self, ratio: Floats) -> Floats:
-        """What the square of a trial's sum counts for: 1 / (n * (1 + ratio * n))."""
+        """Return the weight of the square of a trial's sum: 1 / (n * (1 + ratio * n))."""
         return 1.0 / (self._per_trial * (1.0 + ratio[:, None] * self._per_trial))
 
     def posterior(self, trial_sd: Floats, residual_sd: Floats) -> Floats:
-        """Probabilities of a grid of deviations: both are evenly spaced by their logarithms, with the same step."""
+        """Return the probabilities of a grid of deviations; their logarithms are evenly spaced, with equal steps."""
         last = len(residual_sd) - 1
         ratio = np.concatenate([trial_sd[0] / residual_sd[:0:-1], trial_sd / residual_sd[0]]) ** 2
         matrix, right = self._normal(ratio)
@@ -186,7 +179,7 @@ class _Table:
         return np.asarray(found / found.sum())
 
     def effects(self, trial_sd: float, residual_sd: float) -> tuple[dict[int, float], float, dict[int, float]]:
-        """The best linear unbiased prediction of either effect, of known deviations, and the fixed one's error."""
+        """Return the best linear unbiased predictions of both effects, and the error of the fixed one."""
         residual_sd = max(residual_sd, _LEAST)
         ratio = np.array([(trial_sd / residual_sd) ** 2])
         matrix, right = self._normal(ratio)
@@ -199,13 +192,13 @@ class _Table:
 
 
 def _log_prior(deviations: Floats) -> Floats:
-    """The half-t density of a deviation's logarithm, but for a constant."""
+    """Return the half-t density of a deviation's logarithm, up to a constant."""
     scaled = (deviations / PRIOR_SCALE) ** 2 / PRIOR_FREEDOM
     return np.asarray(np.log(deviations) - 0.5 * (PRIOR_FREEDOM + 1.0) * np.log1p(scaled))
 
 
 def _zoom(trial_sd: Floats, residual_sd: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Grids of as many points, where the probability is; they have the same step."""
+    """Return grids of as many points around the probable deviations, with equal steps."""
     ends = [_likely(trial_sd, weights.sum(axis=1)), _likely(residual_sd, weights.sum(axis=0))]
     span = max(last / first for first, last in ends)
     firsts = [min(max(math.sqrt(first * last / span), _LEAST), _MOST / span) for first, last in ends]
@@ -225,30 +218,25 @@ def _component(grid: Floats, weights: Floats) -> Component:
 
 
 def _student(freedom: float) -> float:
-    """Student's t over the normal law at the 95th percentile (Cornish-Fisher expansion)."""
+    """Return Student's t over the normal law at the 95th percentile (Cornish-Fisher expansion)."""
     freedom, square = max(freedom, _LEAST_FREEDOM), NormalDist().inv_cdf(_INTERVAL[1]) ** 2
     return 1.0 + (square + 1.0) / (4.0 * freedom) + (5.0 * square**2 + 16.0 * square + 3.0) / (96.0 * freedom**2)
 
 
 def _sd(cv: float) -> float:
-    """Deviation of the logarithm of a lognormal quantity."""
+    """Return the deviation of the logarithm of a lognormal quantity."""
     return math.sqrt(math.log1p(cv**2))
 
 
-# What trials tell of their batches while a profile is measured, and the model of goodput that it amounts to.
-#
-# It times nothing itself: the trials do. The model is that of `rubberband.planner.goodput`.
-
-
 _FEWEST_STEPS = 2
-"""A single step may be the first of its size, in which memory and kernels are set up."""
+"""A single step may be the first of its size, which sets up memory and kernels."""
 _LEAST_NOISE_SCALE = 1.0
-"""Less than a sample is none: no larger batch is of any use."""
+"""With less than one sample, no larger batch is of any use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTime:
-    """How long a step took with one batch size, on one number of GPUs."""
+    """Time of a step with one batch size, on one number of GPUs."""
 
     batch_size: int
     step_s: float
@@ -256,7 +244,7 @@ class BatchTime:
 
 
 class BatchReports:
-    """The reports of trials of which some (or all) do not adapt their batch: those tell nothing."""
+    """The trials' reports of their batches, and the model of goodput made of them; fixed batches are ignored."""
 
     def __init__(self) -> None:
         self._uses: list[BatchUse] = []
@@ -266,9 +254,9 @@ class BatchReports:
         self._samples: dict[int, int] = {}
 
     def add(self, report: TrialReported, *, is_timed: bool = True, iteration_s: float | None = None) -> None:
-        """Take in a report; its times only if they count (`is_timed`).
+        """Add a report; its times only if they count (`is_timed`).
 
-        `iteration_s` is what the iteration took in all, if that tells what it takes beside its steps.
+        `iteration_s` is the time of the whole iteration, if it shows the overhead beside its steps.
         """
         if report.limits is None or report.samples_per_iteration is None:
             return
@@ -284,11 +272,10 @@ class BatchReports:
 
     @property
     def knows_noise_scale(self) -> bool:
-        """Whether any trial told one."""
         return bool(self._noise_scales)
 
     def times(self, gpus: int) -> tuple[BatchTime, ...]:
-        """What was timed on this number of GPUs, the smallest batch first."""
+        """Return the times on this number of GPUs, smallest batch first."""
         sizes: dict[int, list[BatchUse]] = {}
         for use in self._timed():
             if use.gpus == gpus:
@@ -296,7 +283,7 @@ class BatchReports:
         return tuple(BatchTime(batch_size=size, step_s=_mean_step_s(uses)) for size, uses in sorted(sizes.items()))
 
     def points(self) -> tuple[BatchPoint, ...]:
-        """Every configuration that was timed, once."""
+        """Return every configuration that was timed, once."""
         found: dict[BatchPoint, list[BatchUse]] = {}
         for use in self._timed():
             found.setdefault(replace(use.point(), step_s=0.0), []).append(use)
@@ -306,10 +293,10 @@ class BatchReports:
         return [use for use in self._uses if use.steps >= _FEWEST_STEPS] or self._uses
 
     def model(self) -> GoodputProfile | None:
-        """The model of the trial in the middle; None where no trial adapts its batch.
+        """Return the model of the median trial; None if no trial adapts its batch.
 
-        The noise scale is that of the middle trial as well; where none told one it is M0, which is cautious: twice the
-        batch then makes 4/3 of the progress.
+        The noise scale is the median as well. If no trial reports one it is M0, which is cautious: twice the batch then
+        makes 4/3 of the progress.
         """
         points = self.points()
         if not points:
@@ -326,7 +313,7 @@ class BatchReports:
         )
 
     def _middle_limits(self) -> BatchLimits:
-        """Of the trial with the median M0; m as far as every trial has the memory for it."""
+        """Return the limits of the trial with the median M0, and the smallest m of all trials."""
         every = sorted(self._limits.values(), key=lambda limits: (limits.initial, limits.max))
         per_gpu = [limits.max_per_gpu for limits in every if limits.max_per_gpu is not None]
         return replace(every[(len(every) - 1) // 2], max_per_gpu=min(per_gpu, default=None))
@@ -337,9 +324,9 @@ def _mean_step_s(uses: list[BatchUse]) -> float:
 
 
 _LEAST_START_S = 0.01
-"""What starts vary by is not told where they take less: it is the clock's noise."""
+"""The variation of shorter starts is not reported: it is the clock's noise."""
 _LEAST_CV = 1e-4
-"""Less is none."""
+"""Less counts as 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,28 +335,25 @@ class Timed:
 
     trial: int
     instances: tuple[str, ...]
-    """Where it trained."""
+    """Instances of its gang."""
     startup_s: float
     """From the order to start on warm workers, from a checkpoint, until the first step."""
     iterations_s: tuple[float, ...]
-    """Seconds of each iteration that counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What was measured with one number of GPUs per trial."""
+    """Measurements with one number of GPUs per trial."""
 
     gpus: int
     copies: int
-    """Trials that trained side by side, at most."""
+    """The most trials that trained side by side."""
     timed: tuple[Timed, ...]
-    """Every trial that was timed."""
     batches: tuple[BatchTime, ...] = ()
-    """Where trials may adapt their batch: how long steps take with the sizes that they tried."""
+    """Times of steps with the batch sizes that trials tried, if they may adapt them."""
 
     @property
     def iteration_s(self) -> float:
-        """Mean seconds per iteration."""
         return fmean(second for trial in self.timed for second in trial.iterations_s)
 
     @property
@@ -380,13 +364,12 @@ class Point:
 
     @property
     def startup_s(self) -> float:
-        """Mean start-up."""
         return fmean(trial.startup_s for trial in self.timed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStart:
-    """How long one instance took."""
+    """Start of one instance."""
 
     provision_s: float
     """From the order until it ran."""
@@ -396,31 +379,31 @@ class InstanceStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredNoise:
-    """The components of what training times vary by, and how sure they are."""
+    """Components of the noise of training times, and their uncertainty."""
 
     num_trials: int
-    """So many different trials were timed."""
+    """Different trials that were timed."""
     trial: Component
     """Between trials: a trial keeps its speed."""
     iteration: Component
     """Between the iterations of a trial."""
     startup: Component | None
-    """Between the starts of trials; None where they take no time."""
+    """Between the starts of trials; None if they take no time."""
     mean_cv: float
-    """How unsure the seconds per iteration are, with so few trials: an error that they share."""
+    """Error that the seconds per iteration share, due to few trials."""
     seconds_per_iteration: Mapping[int, float]
     """GPUs -> mean over all trials that were timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStarts:
-    """How long instances took until trials could train on them."""
+    """Times of instances until trials could train on them."""
 
     instances: tuple[InstanceStart, ...]
     cold_s: tuple[float, ...]
-    """Starts of trials that were the first on one of their workers."""
+    """Start-up times of trials that were the first on one of their workers."""
     one_machine: bool
-    """Whether all instances share a machine: they then start at one another's cost."""
+    """Whether all instances share a machine, and slow each other's start."""
 
     def surplus_s(self, warm_s: float) -> float:
         """Return how much longer a first start takes than one on warm workers (of `warm_s`)."""
@@ -428,7 +411,7 @@ class InstanceStarts:
 
 
 def noise_of(points: Sequence[Point]) -> MeasuredNoise:
-    """Tell apart what trials differ by, all along, from what is drawn anew."""
+    """Separate the lasting differences between trials from the noise of single iterations and starts."""
     cells = [cell_of(timed.trial, point.gpus, timed.iterations_s) for point in points for timed in point.timed]
     found = fit(cells)
     starts = [cell_of(0, point.gpus, [timed.startup_s for timed in point.timed]) for point in points]
@@ -454,8 +437,8 @@ def profile_of(points: Sequence[Point], starts: InstanceStarts, noise: MeasuredN
     inits_s = [round(instance.init_s + surplus_s, 3) for instance in starts.instances]
     (provision_s, provision_spread), (init_s, init_spread) = measured(provisions_s), measured(inits_s)
     if starts.one_machine:
-        # They are asked for at once and start at one another's cost: they are no independent samples. Training begins
-        # when the last one is ready, and the others are paid for meanwhile.
+        # They start at once and slow each other: they are no independent samples. Training begins when the last one is
+        # ready, and the others are paid for meanwhile.
         last_s = max(provision + init for provision, init in zip(provisions_s, inits_s, strict=True))
         init_s, provision_spread, init_spread = last_s - provision_s, FIXED, FIXED
     return Profile(

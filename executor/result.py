@@ -1,116 +1,41 @@
-"""What came of an experiment: trials, the best configuration, planned against actual, and where the paid time went.
+"""The result of an experiment: trials, the best configuration, planned against actual, and how paid time was used.
 
-A view of the journal: it can be had at any moment, also while the experiment runs or after a crash. Pure.
+A view of the journal at any moment, also while the experiment runs or after a crash. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from rubberband.errors import InputError
+from rubberband.executor.batch_history import BatchStretch, batch_history, copied
 from rubberband.executor.core import rules
 from rubberband.executor.core.budget import (
     PaidTime,
     bill_lines,
     bill_usd,
     instance_cost_usd,
+    lane_bill_usd,
     paid_time,
     rent_usd_per_hour,
 )
-from rubberband.executor.core.events import CheckpointRef, RestPlanned
-from rubberband.executor.core.state import (
-    Allocation,
-    Granted,
-    InstanceRecord,
-    Job,
-    Pause,
-    Phase,
-    Setback,
-    State,
-    TrialReport,
-)
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.core.fleet import InstanceRecord
+from rubberband.executor.core.state import Allocation, Job, Lane, Phase, State
 from rubberband.executor.core.trials import best_trial
-from rubberband.values.adaptive import BatchUse, GoodputProfile
+from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.kinds import KINDS
 from rubberband.values.offer import BillLine
 from rubberband.values.plan import Market, Plan
 
-# A trial's batch sizes over time and progress: what its reports told, laid out along the run. Pure.
+if TYPE_CHECKING:
+    import pandas
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchStretch:
-    """A stretch of a trial's training at one batch size; the symbols are those of `rubberband.values.adaptive`."""
-
-    stage: int
-    start_s: float
-    """From the start of the run. Stretches of one iteration follow each other, up to its report."""
-    end_s: float
-    progress: float
-    """Iterations done at its end; those of a stretch within one are in proportion to what its samples counted for."""
-    instances: int
-    gpus: int
-    batch_size: int
-    per_gpu: int
-    accumulation: int
-    steps: int
-    noise_scale: float | None
-    """phi at its end; None as long as there was no estimate."""
-    efficiency: float
-    """EFFICIENCY(M) at its end (Pollux, eq. 6)."""
-    throughput: float | None
-    """Samples per second (eq. 7); None if its steps took no time that could be measured."""
-    goodput: float | None
-    """Samples per second, counted by their efficiency (eq. 5)."""
-
-
-def batch_history(reports: Sequence[TrialReport], started_at: float) -> tuple[BatchStretch, ...]:
-    """The stretches of all `reports`, in order; empty where the batch is fixed. `started_at`: of the run."""
-    stretches: list[BatchStretch] = []
-    told_at = started_at
-    for report in reports:
-        if report.batches:
-            stretches += _stretches(report, told_at, started_at)
-        told_at = report.reported_at
-    return tuple(stretches)
-
-
-def _stretches(report: TrialReport, not_before: float, started_at: float) -> list[BatchStretch]:
-    counted = [use.steps * use.batch_size * use.efficiency for use in report.batches]
-    whole, so_far = sum(counted), 0.0
-    later_s = sum(use.duration_s for use in report.batches)
-    found = []
-    for use, share in zip(report.batches, counted, strict=True):
-        start_at = max(report.reported_at - later_s, not_before)
-        later_s, so_far = later_s - use.duration_s, so_far + share
-        end_at = max(report.reported_at - max(later_s, 0.0), start_at)
-        progress = report.iterations - 1 + (so_far / whole if whole > 0.0 else 1.0)
-        found.append(_stretch(use, report.stage, start_at - started_at, end_at - started_at, progress))
-    return found
-
-
-def _stretch(use: BatchUse, stage: int, start_s: float, end_s: float, progress: float) -> BatchStretch:
-    throughput = use.throughput if use.step_s > 0.0 else None
-    return BatchStretch(
-        stage=stage,
-        start_s=start_s,
-        end_s=end_s,
-        progress=progress,
-        instances=use.instances,
-        gpus=use.gpus,
-        batch_size=use.batch_size,
-        per_gpu=use.per_gpu,
-        accumulation=use.accumulation,
-        steps=use.steps,
-        noise_scale=use.noise_scale,
-        efficiency=use.efficiency,
-        throughput=throughput,
-        goodput=None if throughput is None else throughput * use.efficiency,
-    )
-
+    from rubberband.executor.training.entrypoint import Target
 
 SCHEMA = "rubberband.report/1"
 
@@ -124,15 +49,24 @@ class TrialResult:
     configuration: Mapping[str, Any]
     iterations: int
     metrics: Mapping[str, float]
-    """Of its latest report; empty before the first."""
+    """Those of its latest report; empty before the first."""
     failures: int
     failure: str | None
-    """Why it failed (or was tried again), in one line."""
+    """Why it failed (or was retried), in one line."""
     checkpoint: CheckpointRef | None
     curve: tuple[tuple[float, int, Mapping[str, float]], ...]
     """(seconds from the start, iterations, metrics) of every report."""
+    bracket: int | None = None
+    """None if there is only one."""
     batches: tuple[BatchStretch, ...] = ()
-    """Its batch sizes, in order; empty where the batch is fixed."""
+    """Its batch sizes, in order; empty if the batch is fixed."""
+    seed: int = 0
+    """The seed of its initial weights and the order of its data."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Its configuration."""
+        return self.configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +79,7 @@ class StageResult:
     gpus_per_trial: int
     """By the plan in force."""
     planned_instances: int
-    """By the plan that the run began with, like all that is called planned."""
+    """By the plan at the start of the run, like everything called planned."""
     instances: int
     """Most instances held at once."""
     planned_s: float
@@ -157,11 +91,27 @@ class StageResult:
     promoted: tuple[int, ...]
     start_s: float | None = None
     """From the start of the run; None before it started."""
+    bracket: int | None = None
+    """Its bracket, as the scheduler numbers them; None if there is only one."""
+    rung: int = 0
+    """Its number within its bracket."""
+    lane: int = 0
+    """Brackets of one lane run one after another, and lanes side by side."""
+
+    @property
+    def name(self) -> str:
+        """Its number; of several brackets, `bracket.stage`."""
+        return str(self.stage) if self.bracket is None else f"{self.bracket}.{self.rung}"
+
+    @property
+    def title(self) -> str:
+        """Its name in a sentence."""
+        return f"stage {self.stage}" if self.bracket is None else f"bracket {self.bracket} stage {self.rung}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionResult:
-    """What was decided at a SYNC: to keep the plan for the rest, or to change it."""
+    """A decision at a SYNC: to keep the plan for the rest, or to change it."""
 
     stage: int
     """The first stage that it is about."""
@@ -172,10 +122,10 @@ class DecisionResult:
     plan: Plan
     """In force from then on."""
     present_jct_s: float
-    """What was expected of the whole run by the plan that was in force."""
+    """Expected for the whole run by the plan that was in force."""
     present_cost_usd: float
     jct_s: float
-    """What was expected of it by the plan that is in force now."""
+    """Expected by the plan that is in force now."""
     cost_usd: float
 
 
@@ -204,6 +154,21 @@ class SetbackResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RungResult:
+    """One rung of a search whose trials climb rungs without a SYNC (asha)."""
+
+    rung: int
+    iterations: int
+    """Iterations in all that a trial has done at its end."""
+    trials: int
+    """Trials that started in it, or were promoted to it."""
+    ended: int
+    """Trials that ended it."""
+    promoted: int
+    """Trials that went on from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PauseResult:
     """The driver stood still, paused or with its machine asleep; `at_s` is when that began, from the start."""
 
@@ -224,17 +189,17 @@ class InstanceResult:
     reason: str
     market: Market
     instance_type: str
-    """What was bought."""
+    """The type that was bought."""
     zone: str
-    """Empty where there are none."""
+    """Empty without zones."""
     price_usd_per_hour: float
-    """The rent: on average over its hours, where each has its own price (spot)."""
+    """The rent; its average over the hours if each has its own price (spot)."""
     interrupted_s: float | None
-    """When the provider gave notice that it takes it away; None without a notice."""
+    """When the provider gave notice that it reclaims it; None without a notice."""
     preempted: bool
-    """Whether the provider took it away."""
+    """Whether the provider reclaimed it."""
     failed_start: bool = False
-    """Whether it never got ready, by a fault of its own."""
+    """Whether it never got ready, through its own fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +217,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The whole outcome; what `rubberband report` prints and `rubberband.tune` returns."""
+    """The whole outcome, as `rubberband report` prints and `rubberband.tune` returns it."""
 
     name: str
     outcome: Literal["done", "cancelled", "budget", "failed", "unfinished"]
@@ -264,14 +229,14 @@ class Result:
     trials: tuple[TrialResult, ...]
     stages: tuple[StageResult, ...]
     decisions: tuple[DecisionResult, ...]
-    """At each SYNC, in order; empty where nothing is planned again."""
+    """One per SYNC, in order; empty without replanning."""
     planned_jct_s: float
     actual_jct_s: float
     """From the start to the last SYNC; to now while it runs, to its end if it was cut short."""
     planned_cost_usd: float
     actual_cost_usd: float
     deadline_s: float | None
-    """In force now, like max_cost: extensions included."""
+    """In force now, extensions included, like max_cost."""
     max_cost_usd: float | None
     paid: PaidTime
     instances: tuple[InstanceResult, ...]
@@ -280,33 +245,37 @@ class Result:
     profiling_s: float
     """Spent on measuring a profile before the start; it counts against the deadline."""
     profiling_cost_usd: float
-    """Likewise, and against max_cost; not part of `actual_cost_usd`."""
+    """Its cost, which counts against max_cost; not part of `actual_cost_usd`."""
     interruptions: int = 0
-    """Instances that the provider took away, or said that it would."""
+    """Instances that the provider reclaimed, or gave notice of reclaiming."""
     redone_iterations: int = 0
-    """Iterations that interruptions cut off and that were begun again: at most one for a trial each time."""
+    """Iterations that interruptions cut off and that were repeated: at most one per trial and interruption."""
     head_cost_usd: float = 0.0
-    """Of `actual_cost_usd`: the head's machine."""
+    """The share of `actual_cost_usd` for the head's machine."""
     side_usd_per_hour: float = 0.0
-    """What an instance costs in an hour beside its rent."""
+    """Cost of an instance per hour beside its rent."""
     bill: tuple[BillLine, ...] = ()
     """The lines that add up to `actual_cost_usd`."""
     goodput: GoodputProfile | None = None
-    """What adaptive training was planned with, as of the latest replan; None where no model was measured."""
+    """The model of adaptive training at the latest replan; None if none was measured."""
     extensions: tuple[ExtensionResult, ...] = ()
     """In order."""
     resumed_s: tuple[float, ...] = ()
-    """When drivers went on with it, from the start."""
+    """When drivers resumed it, from the start."""
     setbacks: tuple[SetbackResult, ...] = ()
     """In order."""
     pauses: tuple[PauseResult, ...] = ()
     """In order."""
     instead_of_spot: str = ""
-    """How many instances were bought on demand instead of spot, and why; empty where none was."""
+    """How many instances were bought on demand instead of spot, and why; empty if none was."""
     resumable: bool = False
-    """Whether a resume goes on with it; of what is not finished, should its driver be gone."""
+    """Whether a resume continues it, if its driver is gone."""
     unsaved_trials: int = 0
-    """Trials whose function never passed a checkpoint, and which are trained from zero after every stage."""
+    """Trials whose function never passed a checkpoint, so that every stage trains them from zero."""
+    provider: str = ""
+    """local, aws or virtual; empty in reports of earlier versions."""
+    rungs: tuple[RungResult, ...] = ()
+    """Rungs of a search without a SYNC (asha); empty for others."""
 
     @property
     def late(self) -> bool:
@@ -315,7 +284,7 @@ class Result:
 
     @property
     def start_failures(self) -> str:
-        """How many instances never got ready, and why the last of them did not; empty if all did."""
+        """How many instances never got ready, and why the last one did not; empty if all did."""
         failed = [instance for instance in self.instances if instance.failed_start]
         return rules.not_started(len(failed), len(self.instances), failed[-1].reason) if failed else ""
 
@@ -323,6 +292,42 @@ class Result:
     def best_config(self) -> Mapping[str, Any] | None:
         """The best trial's configuration."""
         return self.best.configuration if self.best else None
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether its instances are paid for; those of this machine, and virtual ones, are only metered."""
+        return self.provider not in KINDS or KINDS[self.provider].is_rented
+
+    def to_dataframe(self, *, reports: bool = False) -> pandas.DataFrame:
+        """Return a pandas data frame with a row for each trial, or with `reports` for each report of each trial.
+
+        Columns of a trial are `config.NAME`, the metrics of its latest report, `iterations`, `status`, `gpu_s` and
+        `cost_usd`, its share of the bill. Raises InputError without pandas.
+        """
+        from rubberband.executor import rows
+
+        return rows.to_dataframe(rows.report_rows(self) if reports else rows.trial_rows(self))
+
+    def load_best(self, trial: Target | str, /, *, device: str = "cpu") -> Any:
+        """Return the best trial, restored from its checkpoint in this process, without Ray.
+
+        `trial` is the class or function that was trained, or its `module:attribute`. A `TorchTrial` has its `model` (in
+        evaluation mode, on `device`) and its `config`; a `Trial` was set up and has loaded; of a function, the content
+        of its latest checkpoint is returned.
+
+        Raises InputError if no trial has reported, or the run was virtual; CheckpointError if the checkpoint is missing
+        or does not fit, StoreAwayError if its store is away.
+        """
+        from rubberband.executor.rows import best_of
+        from rubberband.executor.training.restoring import restore_trial
+
+        is_simulated = self.provider in KINDS and KINDS[self.provider].is_simulated
+        return restore_trial(best_of(self), trial, is_simulated=is_simulated, device=device)
+
+    def _repr_html_(self) -> str:
+        from rubberband.executor.result_html import result_html
+
+        return result_html(self)
 
     @property
     def exit_code(self) -> int:
@@ -334,16 +339,16 @@ class Result:
         return 4 if self.late else 0
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `rubberband report NAME -o json` prints."""
+        """Return the object that `rubberband report NAME -o json` prints."""
         plain: dict[str, Any] = _plain(self)
         shares = {"total_gpu_s": self.paid.total_gpu_s, "training_share": self.paid.training_share}
         return {"schema": SCHEMA, **plain, "late": self.late, "paid": plain["paid"] | shares}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Result:
-        """The result that `to_json` made this of; what a newer version tells beside is left out.
+        """Return the result from which `to_json` made `plain`; fields of a newer version are ignored.
 
-        Raises InputError if it is none.
+        Raises InputError if it is no report.
         """
         known = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
         paid = plain.get("paid")
@@ -360,8 +365,23 @@ class Result:
 _ATOMS = frozenset({float, int, str, bool, type(None)})
 
 
+def planned_spans(stages: Sequence[StageResult]) -> list[tuple[StageResult, float, float]]:
+    """Return the stages with start and end by the first plan, in seconds from the start: those of a lane in a row."""
+    ends_s, found = dict[int, float](), list[tuple[StageResult, float, float]]()
+    for stage in stages:
+        start_s = ends_s.get(stage.lane, 0.0)
+        ends_s[stage.lane] = start_s + stage.planned_s
+        found.append((stage, start_s, ends_s[stage.lane]))
+    return found
+
+
+def is_last_of_bracket(stages: Sequence[StageResult], stage: StageResult) -> bool:
+    """Whether no stage of its bracket follows."""
+    return stage.stage + 1 == len(stages) or stages[stage.stage + 1].bracket != stage.bracket
+
+
 def _plain(value: Any) -> Any:
-    """What `dataclasses.asdict` makes of it, which would copy every number."""
+    """Convert like `dataclasses.asdict`, without copying every number."""
     if type(value) in _ATOMS:
         return value
     if isinstance(value, tuple | list):
@@ -374,11 +394,16 @@ def _plain(value: Any) -> Any:
 
 
 def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> Result:
-    """The result as of `now`, on the clock of the events."""
+    """Return the result as of `now`, on the clock of the events."""
     at = state.ended_at if state.ended_at is not None else max(now, state.now)
     if state.phase is Phase.NEW:
         at = state.started_at
-    trials = tuple(_trial(state, trial, setup["configurations"][trial]) for trial in range(len(state.trials)))
+    known = state.drawn if job.draws else dict(enumerate(setup["configurations"]))
+    seeds = setup.get("seeds", ())
+    trials = tuple(
+        _trial(job, state, trial, known.get(trial, {}), seeds[trial] if trial < len(seeds) else 0)
+        for trial in range(len(state.trials))
+    )
     best = best_trial(state, job.metric, job.mode)
     head_s = max(0.0, at - state.started_at - state.paused_s)
     return Result(
@@ -390,9 +415,9 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         best=None if best is None else trials[best.trial],
         trials=trials,
         stages=tuple(_stage(job, state, stage, at) for stage in range(len(job.stages))),
-        decisions=tuple(_decision(state, decision) for decision in state.decisions),
+        decisions=tuple(copied(DecisionResult, d, at_s=d.occurred_at - state.started_at) for d in state.decisions),
         planned_jct_s=job.prediction.jct_s,
-        actual_jct_s=_jct_s(state, at),
+        actual_jct_s=jct_s(state, at),
         planned_cost_usd=job.prediction.cost_usd,
         actual_cost_usd=bill_usd(job, state, at),
         deadline_s=job.deadline_s,
@@ -409,40 +434,47 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         side_usd_per_hour=job.offer.side_usd_per_hour,
         bill=bill_lines(job, state, at),
         goodput=state.profile.goodput,
-        extensions=tuple(_extension(state, granted) for granted in state.granted),
-        resumed_s=tuple(max(0.0, at - state.started_at) for at in state.resumed_at),
-        setbacks=tuple(_setback(state, setback) for setback in state.setbacks),
-        pauses=tuple(_pause(state, pause) for pause in state.pauses),
+        extensions=tuple(copied(ExtensionResult, one, at_s=_after(state, one.at)) for one in state.granted),
+        resumed_s=tuple(_after(state, at) for at in state.resumed_at),
+        setbacks=tuple(copied(SetbackResult, one, at_s=_after(state, one.at)) for one in state.setbacks),
+        pauses=tuple(copied(PauseResult, one, at_s=_after(state, one.at - one.paused_s)) for one in state.pauses),
         instead_of_spot=_instead_of_spot(state),
         resumable=state.phase is not Phase.FINISHED or rules.can_go_on(job, state),
         unsaved_trials=sum(trial.reports[-1].saved_iterations == 0 for trial in state.trials if trial.reports),
+        provider=setup.get("provider", ""),
+        rungs=tuple(_rungs(job, state)),
     )
 
 
 def _instead_of_spot(state: State) -> str:
-    """`2 instances on demand instead of spot: …`, of those that ran."""
+    """Return `2 instances on demand instead of spot: …`, counting those that ran."""
     count = sum(r.instead_of_spot and r.running_at is not None for r in state.instances.values())
-    return f"{count} instance{'s' * (count != 1)} on demand instead of spot: {state.spot_dry_reason}" if count else ""
+    return (
+        f"{count} instance{'s' * (count != 1)} on demand instead of spot: {state.fleet.spot_dry_reason}"
+        if count
+        else ""
+    )
 
 
 def was_interrupted(record: InstanceRecord) -> bool:
-    """Whether the provider took the instance away, or said that it would."""
+    """Whether the provider reclaimed the instance, or gave notice of it."""
     return record.preempted or record.interrupted_at is not None
 
 
 def _was_cut_off(state: State, use: Allocation) -> bool:
-    """Whether an interruption ended the gang's stretch amid an iteration."""
+    """Whether an interruption ended the gang's stretch within an iteration."""
     if not use.preempted or use.training_at is None or use.ended_at is None:
         return False
     return all(report.reported_at != use.ended_at for report in reversed(state.trials[use.trial].reports))
 
 
-def _jct_s(state: State, at: float) -> float:
-    last_sync = state.stages[-1].ended_at if state.outcome == "done" else None
-    return (at if last_sync is None else last_sync) - state.started_at
+def jct_s(state: State, at: float) -> float:
+    """Return the seconds from the start to the last SYNC of a finished run, otherwise to `at`."""
+    ends = [stage.ended_at for stage in state.stages if stage.ended_at is not None]
+    return (max(ends) if state.outcome == "done" else at) - state.started_at
 
 
-def _trial(state: State, trial: int, config: Mapping[str, Any]) -> TrialResult:
+def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: int) -> TrialResult:
     record = state.trials[trial]
     return TrialResult(
         trial=trial,
@@ -454,62 +486,36 @@ def _trial(state: State, trial: int, config: Mapping[str, Any]) -> TrialResult:
         failure=None if record.failure is None else f"{record.failure[0]}: {record.failure[1]}",
         checkpoint=record.checkpoint,
         curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
+        bracket=_bracket_of(job, trial) if job.is_divided else None,
         batches=batch_history(record.reports, state.started_at),
+        seed=seed,
     )
 
 
-def _decision(state: State, decision: RestPlanned) -> DecisionResult:
-    return DecisionResult(
-        stage=decision.stage,
-        at_s=decision.occurred_at - state.started_at,
-        changed=decision.changed,
-        reason=decision.reason,
-        plan=decision.plan,
-        present_jct_s=decision.present_jct_s,
-        present_cost_usd=decision.present_cost_usd,
-        jct_s=decision.jct_s,
-        cost_usd=decision.cost_usd,
-    )
+def _bracket_of(job: Job, trial: int) -> int:
+    return next(bracket.bracket for bracket in job.brackets if trial in job.trials_of(bracket))
 
 
-def _extension(state: State, granted: Granted) -> ExtensionResult:
-    return ExtensionResult(
-        at_s=max(0.0, granted.at - state.started_at),
-        deadline_before_s=granted.deadline_before_s,
-        deadline_s=granted.deadline_s,
-        max_cost_before_usd=granted.max_cost_before_usd,
-        max_cost_usd=granted.max_cost_usd,
-    )
-
-
-def _pause(state: State, pause: Pause) -> PauseResult:
-    return PauseResult(at_s=max(0.0, pause.at - pause.paused_s - state.started_at), paused_s=pause.paused_s)
-
-
-def _setback(state: State, setback: Setback) -> SetbackResult:
-    return SetbackResult(
-        at_s=max(0.0, setback.at - state.started_at),
-        trial=setback.trial,
-        from_iterations=setback.from_iterations,
-        to_iterations=setback.to_iterations,
-        reason=setback.reason,
-    )
+def _after(state: State, instant: float) -> float:
+    """Seconds from the start, but not before it."""
+    return max(0.0, instant - state.started_at)
 
 
 def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
-    predicted, stage = job.prediction.stages[index], job.stages[index]
-    record = state.stages[index] if index < len(state.stages) else None
+    predicted, stage, bracket = job.prediction.stages[index], job.stages[index], job.bracket_of(index)
+    record, lane = state.record_of(index), state.lanes[bracket.lane]
     actual_s = actual_cost_usd = None
     promoted: tuple[int, ...] = ()
     if record is not None:
-        # What is billed after the last SYNC, while instances are given back, is the last begun stage's.
-        last = index + 1 == len(state.stages)
+        # Costs after the last SYNC, while instances are released, belong to the last begun stage of the lane.
+        last = record is lane.stage
         actual_s = (at if record.ended_at is None else record.ended_at) - record.started_at
         until = at if last or record.ended_at is None else record.ended_at
         # The first stage's cost starts from nothing: an instance may be billed from the very instant of the start.
-        before_usd = bill_usd(job, state, record.started_at) if index else 0.0
-        actual_cost_usd = bill_usd(job, state, until) - before_usd
-        promoted = tuple(sorted(rules.promoted(job, record))) if index + 1 < len(job.stages) else record.ranking
+        before_usd = _bill_usd(job, state, lane, record.started_at) if record is not lane.stages[0] else 0.0
+        actual_cost_usd = _bill_usd(job, state, lane, until) - before_usd
+        promoted = rules.promoted(job, record)
+        promoted = tuple(sorted(promoted)) if index + 1 < bracket.end_stage else promoted
     return StageResult(
         stage=index,
         trials=stage.trials,
@@ -523,7 +529,31 @@ def _stage(job: Job, state: State, index: int, at: float) -> StageResult:
         actual_cost_usd=actual_cost_usd,
         promoted=promoted,
         start_s=None if record is None else record.started_at - state.started_at,
+        bracket=bracket.bracket if job.is_divided else None,
+        rung=index - bracket.first_stage,
+        lane=bracket.lane,
     )
+
+
+def _rungs(job: Job, state: State) -> list[RungResult]:
+    if job.ladder is None:
+        return []
+    begun = [trial for trial in state.trials if trial.attempt > 0]
+    return [
+        RungResult(
+            rung=rung,
+            iterations=total,
+            trials=sum(trial.rung >= rung for trial in begun),
+            ended=sum(trial.rung > rung or trial.iterations >= total for trial in begun),
+            promoted=sum(trial.rung > rung for trial in begun),
+        )
+        for rung, total in enumerate(job.ladder.totals)
+    ]
+
+
+def _bill_usd(job: Job, state: State, lane: Lane, at: float) -> float:
+    """Return the bill at `at`: of the whole job or, if it has several brackets, of a lane, without the head node."""
+    return lane_bill_usd(job, state, lane, at) if job.is_divided else bill_usd(job, state, at)
 
 
 def _instances(job: Job, state: State, at: float) -> list[InstanceResult]:
@@ -531,21 +561,17 @@ def _instances(job: Job, state: State, at: float) -> list[InstanceResult]:
         return None if instant is None else instant - state.started_at
 
     return [
-        InstanceResult(
-            instance=record.instance,
+        copied(
+            InstanceResult,
+            record,
             requested_s=record.requested_at - state.started_at,
             running_s=since_start(record.running_at),
             ready_s=since_start(record.ready_at),
             ended_s=since_start(record.ended_at),
             cost_usd=instance_cost_usd(job, record, at),
-            reason=record.reason,
-            market=record.market,
             instance_type=record.instance_type or job.offer.instance_type,
-            zone=record.zone,
             price_usd_per_hour=rent_usd_per_hour(job, record, at),
             interrupted_s=since_start(record.interrupted_at),
-            preempted=record.preempted,
-            failed_start=record.failed_start,
         )
         for record in state.instances.values()
     ]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,25 @@ from rubberband.cloud.provider import ClusterProvider
 from rubberband.cloud.start_limits import StartLimits, start_limits
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
+from rubberband.executor import sampling
 from rubberband.executor.backend import Backend
+from rubberband.executor.callbacks import Callback, following
 from rubberband.executor.checkpoints import CheckpointStore, make_store, open_store, reopen_store
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import CheckpointRef, TrialFailed
 from rubberband.executor.core.state import Job
-from rubberband.executor.driver import Observer, drive
+from rubberband.executor.driver import Draw, Observer, drive
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import begin
-from rubberband.executor.journal.reading import JournalReader, read_whole
+from rubberband.executor.journal.reading import JournalReader, explaining, read_whole
 from rubberband.executor.result import Result, summarise
-from rubberband.executor.salvage import explaining
+from rubberband.executor.trackers import followers
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor.virtual.backend import VirtualBackend, by_trial, shuffled
 from rubberband.executor.virtual.noise import Noise
 from rubberband.interrupts import AtOnce
+from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import LOG_LIMIT_BYTES, Resources
 from rubberband.values import start_times
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
@@ -48,17 +52,18 @@ View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a driver needs beside the job; plain values, kept in the journal's header."""
+    """Input of a driver beside the job; plain values, kept in the journal's header."""
 
     provider: str
-    configurations: Sequence[Mapping[str, Any]]
+    configurations: Sequence[Mapping[str, Any]] | Mapping[int, Mapping[str, Any]]
+    """By trial; empty in the header where a sampler that learns draws them."""
     seeds: Sequence[int]
     entrypoint: Entrypoint | None
     """None for a virtual run."""
     checkpoints: str
     """URL of the checkpoint store."""
     store_mark: str = ""
-    """What the checkpoint store is marked with; empty: by an earlier version, not at all."""
+    """Mark of the checkpoint store; empty: an earlier version did not mark it."""
     lease_s: float
     log_limit_bytes: int = LOG_LIMIT_BYTES
     """How much is kept of what a trial prints."""
@@ -73,11 +78,11 @@ class Setup:
 
     @property
     def kind(self) -> ProviderKind:
-        """What the provider is."""
+        """The provider's kind."""
         return KINDS[self.provider]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return it as JSON values."""
         entrypoint = None
         if self.entrypoint is not None:
             pickled = self.entrypoint.pickled
@@ -110,7 +115,7 @@ class Setup:
 def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
     """Write the experiment's first line; `run` may then be called, now or after a crash.
 
-    Whatever cuts this off, the name is free, or taken by an experiment that can be run. Raises NameTakenError,
+    If this is cut off, the name is free, or taken by an experiment that can be run. Raises NameTakenError,
     InputError if a folder cannot be written, or JournalError; the name is free then.
     """
     folder.make()
@@ -126,12 +131,13 @@ def run(
     *,
     view: View = lambda *_: (),
     cancelled: Callable[[], bool] = lambda: False,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Drive an experiment to its end, from its beginning or from where its journal stops.
 
     `view` is given the job, the clock and a stack that is left at the end, and returns observers. Every instance is
     released before this returns or raises. One that has ended is only read, unless it was cancelled, found no
-    instances, or was stopped by a cap that has been raised since. What lies in the folder's inbox is taken in.
+    instances, or was stopped by a cap that has been raised since. Requests in the folder's inbox are taken in.
 
     Raises EntrypointError, before anything is started or journalled, if what is trained does not load any more, and
     StoreAwayError if its checkpoint store is away, or goes away: once that is back, this goes on.
@@ -140,14 +146,19 @@ def run(
     if is_over:
         return settled
     try:
-        return _run(
-            folder, [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None], view, cancelled
-        )
+        known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
+        return _run(folder, known, view, cancelled, callbacks)
     except StoreAwayError as error:
         raise StoreAwayError(f"{error}, then continue with `rubberband resume {folder.name}`") from error
 
 
-def _run(folder: ExperimentFolder, known: Sequence[CheckpointRef], view: View, cancelled: Callable[[], bool]) -> Result:
+def _run(
+    folder: ExperimentFolder,
+    known: Sequence[CheckpointRef],
+    view: View,
+    cancelled: Callable[[], bool],
+    callbacks: Sequence[Callback],
+) -> Result:
     """Drive it; `known` are the checkpoints that its store should hold."""
     with ExitStack() as stack:
         stack.enter_context(folder.driving())
@@ -158,27 +169,41 @@ def _run(folder: ExperimentFolder, known: Sequence[CheckpointRef], view: View, c
             journal.require_whole()
         journal.durable = not header.kind.is_simulated  # there, what a power failure takes costs nothing
         controller = Controller(header.job)
-        setup = Setup.from_json(header.setup)
+        setup, draw = _drawing(Setup.from_json(header.setup), controller)
         store = None
         if setup.entrypoint is not None:
             store = reopen_store(setup.checkpoints, setup.store_mark, known)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
             setup.entrypoint.check(widest, adaptive=setup.batch is not None)
+        # Left after the backend is closed: no instance is held while a tracker takes its time.
+        told = stack.enter_context(following(followers(folder, setup.experiment, setup.run, callbacks)))
         with ExitStack() as views:
             backend = make_backend(folder, setup, header.job, journal.last_event_at(), store)
             views.callback(backend.close)
-            observers = view(header.job, backend.now, views)
+            observers: list[Observer] = [*view(header.job, backend.now, views), *told]
             inbox = Inbox(folder.inbox)
             began_at = backend.now()
             if setup.kind.is_this_machine:
                 views.callback(lambda: _note_starts(folder.home, str(setup.entrypoint), controller, began_at))
-            drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox)
+            drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox, draw=draw)
             now = backend.now()
         return summarise(controller.job, controller.state, header.setup, now)
 
 
+def _drawing(setup: Setup, controller: Controller) -> tuple[Setup, Draw | None]:
+    """Return the settings with the configurations as they are drawn, and the sampler if there is one that learns.
+
+    Raises InputError if that is not installed.
+    """
+    if not controller.job.draws:
+        return setup, None
+    search = Experiment.kept(setup.experiment).search
+    search.require_sampler()
+    return replace(setup, configurations=controller.state.drawn), partial(sampling.draw, search)
+
+
 def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: float) -> None:
-    """Let later plans reckon with how long instances took to start on this machine, since `began_at`."""
+    """Keep how long instances took to start on this machine since `began_at`, for later plans."""
     instants = [
         (record.requested_at, record.running_at, record.ready_at)
         for record in controller.state.instances.values()
@@ -209,7 +234,10 @@ def make_backend(
     if store is None:
         clock = VirtualClock(last_event_at or 0.0)
         noise = Noise(job.profile, job.offer, seed=f"{job.name} {setup.seeds[:1]}", now=clock.now)
-        return VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, clock=clock, faults=noise)
+        by = by_trial if job.ladder is None else shuffled(job.num_trials, f"{job.name} {setup.seeds[:1]}")
+        return VirtualBackend(
+            job.name, job.offer, job.profile, metric=job.metric, metric_of=by, clock=clock, faults=noise
+        )
     known_points = () if job.profile.goodput is None else job.profile.goodput.points
     return make_ray_backend(
         folder,
@@ -238,9 +266,9 @@ def make_ray_backend(
 ) -> Backend:
     """A backend of real instances; `known_points` is what a profile knows of the trials' steps.
 
-    `store` keeps the checkpoints; None: that of `setup`, made where there is none, for what nobody goes on with.
+    `store` keeps the checkpoints; None: that of `setup`, made where there is none, for runs that are not resumed.
     `largest_gang` is the most GPUs that a trial may have: where trials may span instances, all are in one zone.
-    `dearest_usd_per_hour` is what an instance of another type may cost that stands in for one of the offer's. The
+    `dearest_usd_per_hour` is the highest price of an instance of another type that is used instead of the offer's. The
     backend's clock goes on from `not_before` at least. Raises
     InputError for what cannot be rented or sent to instances, before anything is.
     """
@@ -284,7 +312,7 @@ def make_ray_backend(
 
 
 def _start_limits(setup: Setup, offer: Offer) -> StartLimits:
-    """Those of the slowest type that may be rented."""
+    """Return the limits of the slowest type that may be rented."""
     resources = Resources(**setup.experiment.get("resources", {}))
     return start_limits({offer.instance_type, *types_of(resources)}, resources.init_delay_s)
 
@@ -349,8 +377,8 @@ def local_devices(offer: Offer) -> tuple[tuple[str, ...], str]:
 def cancel_on_signals() -> Iterator[Callable[[], bool]]:
     """While this lasts, the first Ctrl-C (or SIGTERM) asks for a clean end, and a second Ctrl-C interrupts.
 
-    Gives a function that tells whether an end was asked for, also if that was before and got lost (`AtOnce`). Outside
-    the main thread signals are left alone.
+    Yields a function that returns whether an end was asked for, also if that was before and got lost (`AtOnce`).
+    Outside the main thread signals are left alone.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():

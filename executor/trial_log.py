@@ -1,14 +1,13 @@
-"""A trial's log on disk: the beginning and the end of what it printed, never more than its limit in all.
+"""A trial's log on disk: the beginning and the end of its output, within its limit.
 
-`trial-007.log` holds the beginning, up to half of the limit. What follows goes to pieces of an eighth each in
-`trial-007.end/`, named after the byte at which they begin, counted from the first that the trial ever printed; the
-oldest goes before another is begun. Nothing is moved or rewritten, so that whatever is killed leaves a log that can be
-read and added to, and a reader is never interrupted: it counts bytes as they were printed, and is told what is missing.
+`trial-007.log` holds the beginning, up to half of the limit. The rest goes to pieces of an eighth each in
+`trial-007.end/`, named after the byte at which they begin in the whole output; the oldest is deleted before another one
+is begun. Nothing is moved or rewritten: a process that is killed leaves a log that can be read and added to, and a
+reader, which counts the bytes of the whole output, is never interrupted.
 
-A trial does not write to the files itself: its output goes through a pipe to a small process, which this module is when
-it is run (`rubberband.executor.ray.logs` starts it). A thread would not do: where C code prints while it holds
-Python's lock it would wait for ever. Only the standard library is imported, and of rubberband nothing: it starts in
-20 ms.
+A trial's output goes through a pipe to a small process, which runs this module (`rubberband.executor.ray.slot_worker`
+starts it). A thread would not work: if C code prints while it holds Python's lock, it would wait without end. Only the
+standard library is imported, and nothing of rubberband, so that it starts in 20 ms.
 """
 
 from __future__ import annotations
@@ -29,22 +28,19 @@ HEAD_SHARE = 2
 PIECE_SHARE = 8
 """A piece of the end holds the limit divided by this."""
 PIPE_BYTES = 2**20
-"""Asked of a pipe, and read at once."""
+"""Size of a pipe, and of a read."""
 _GATHERING_S = 0.002
-"""Who prints line by line is read so often, not at every line."""
+"""The interval of reads, so that not every line is read on its own."""
 _MESSAGE_END = b"\0"
 _MOST_FDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLog:
-    """Where a trial prints, and how much of it is kept."""
+    """The log of a trial, and how much of it is kept."""
 
     path: Path
     limit_bytes: int
-
-
-# Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +48,10 @@ class Stretch:
     """Bytes of a log that were printed one after another."""
 
     begin: int
-    """Bytes that were printed before them, kept or not."""
+    """Bytes of the output before it, kept or not."""
     content: bytes
     is_cut: bool
-    """Whether what was printed next was left out."""
+    """Whether the output right after it was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +62,24 @@ class _Piece:
 
 
 def left_out_line(left_out_bytes: int) -> str:
-    """What a reader is shown in the place of bytes that were not kept."""
+    """Return the line that stands for bytes that were not kept."""
     return f"[{left_out_bytes:,} bytes are left out here; resources.log_limit says how much of a log is kept]"
 
 
 def printed_bytes(path: Path) -> int:
-    """How much was ever printed to the log at `path`, kept or not; 0 if there is none."""
+    """Return the size of the whole output to the log at `path`, kept or not; 0 if there is none."""
     return max([piece.end for piece in _pieces(path)], default=0)
 
 
 def read(path: Path, begin: int, most_bytes: int) -> Stretch:
-    """At most so many bytes from the first on that is kept at or after `begin`; nothing at the end. Raises OSError.
+    """Return at most `most_bytes` from the first kept byte at or after `begin`; none at the end. Raises OSError.
 
-    A file that is no trial's log is one that was never cut.
+    Any other file reads as a log that was never cut.
     """
     while True:
         try:
             return _read(_pieces(path), begin, most_bytes)
-        except FileNotFoundError:  # a piece has just made room for another
+        except FileNotFoundError:  # a piece was deleted just now
             continue
 
 
@@ -107,7 +103,7 @@ def _read(pieces: Sequence[_Piece], begin: int, most_bytes: int) -> Stretch:
 
 
 def _pieces(path: Path) -> list[_Piece]:
-    """What there is of a log, in order."""
+    """Return the files of a log, in order."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         found.append(_Piece(begin=0, end=path.stat().st_size, path=path))
@@ -133,11 +129,8 @@ def _end_folder(path: Path) -> Path:
     return path.with_suffix(".end")
 
 
-# Writing
-
-
 class Appender:
-    """Adds to a log, beside others on this machine that do (the workers of a gang)."""
+    """Adds to a log, beside other processes of this machine (the workers of a gang)."""
 
     def __init__(self, log: TrialLog) -> None:
         self._path = log.path
@@ -148,7 +141,7 @@ class Appender:
         self._piece = -1
 
     def write(self, content: bytes) -> None:
-        """Add `content`. Raises OSError; then a part of it may be there."""
+        """Add `content`. Raises OSError; a part of it may be there then."""
         rest = memoryview(content)
         if is_first := self._head < 0:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,14 +157,14 @@ class Appender:
             fcntl.flock(self._head, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the files; what is written next opens them again."""
+        """Close the files; the next write opens them again."""
         for file in (self._head, self._piece):
             if file >= 0:
                 os.close(file)
         self._head = self._piece = -1
 
     def _place(self) -> tuple[int, int]:
-        """Where the next byte goes, and how many there is room for."""
+        """Return the file of the next byte, and the room in it."""
         if self._piece < 0:
             room = self._head_bytes - os.fstat(self._head).st_size
             if room > 0:
@@ -185,7 +178,7 @@ class Appender:
             self._begin_piece()
 
     def _begin_piece(self) -> None:
-        """Open the newest piece of the end, or another one if it is full."""
+        """Open the newest piece of the end, or a new one if it is full."""
         pieces = _end_pieces(self._path)
         end = pieces[-1].end if pieces else os.fstat(self._head).st_size
         path = pieces[-1].path if pieces else None
@@ -198,7 +191,7 @@ class Appender:
             os.close(self._piece)
             self._piece = -1
         self._piece = _open(path)
-        if os.fstat(self._head).st_size > self._head_bytes:  # written with a higher limit, or with none
+        if os.fstat(self._head).st_size > self._head_bytes:  # it was written with a higher limit, or none
             os.ftruncate(self._head, self._head_bytes)
 
     def _make_room(self, pieces: Sequence[_Piece]) -> None:
@@ -212,21 +205,18 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-# The process
-
-
 def opening(log: TrialLog) -> bytes:
-    """The message that goes with the end of a pipe whose bytes are to be added to `log`."""
+    """Return the message that goes with the end of a pipe whose bytes are to be added to `log`."""
     return b"%d %s" % (log.limit_bytes, os.fsencode(log.path)) + _MESSAGE_END
 
 
 def draining() -> bytes:
-    """The message that asks for an answer once all is written that the newest pipe has held."""
+    """Return the message that asks for an answer once the content of the newest pipe is written."""
     return _MESSAGE_END
 
 
 def pump(control: socket.socket) -> None:
-    """Write what comes out of pipes to logs, until nobody is left who could print or ask."""
+    """Write from pipes to logs, until all pipes and `control` are closed."""
     logs: dict[int, Appender] = {}
     newest = -1
     rest = b""
@@ -242,12 +232,12 @@ def pump(control: socket.socket) -> None:
                         logs.pop(key.fd).close()
                         os.close(key.fd)
                     continue
-                told, fds, _, _ = socket.recv_fds(control, 2**16, _MOST_FDS)
-                if not told:
+                received, fds, _, _ = socket.recv_fds(control, 2**16, _MOST_FDS)
+                if not received:
                     ready.unregister(control)
                     continue
                 pipes += fds
-                *messages, rest = (rest + told).split(_MESSAGE_END)
+                *messages, rest = (rest + received).split(_MESSAGE_END)
                 for message in messages:
                     if message:
                         limit, _, path = message.partition(b" ")
@@ -263,7 +253,7 @@ def pump(control: socket.socket) -> None:
 
 
 def _drain(pipe: int, logs: dict[int, Appender]) -> None:
-    """Write all that the pipe holds, but not for ever where it is filled again and again."""
+    """Write the content of the pipe, in two reads at most, since it may be filled again and again."""
     if pipe in logs:
         for _ in range(2):
             if _carry(pipe, logs[pipe]):
@@ -271,7 +261,7 @@ def _drain(pipe: int, logs: dict[int, Appender]) -> None:
 
 
 def _carry(pipe: int, log: Appender) -> bool:
-    """Write what the pipe holds to its log; True at its end. What cannot be written (a full disk) is dropped."""
+    """Write a read from the pipe to its log; return True at its end. Bytes that cannot be written are dropped."""
     try:
         content = os.read(pipe, PIPE_BYTES)
     except BlockingIOError:
@@ -284,5 +274,5 @@ def _carry(pipe: int, log: Appender) -> bool:
 
 
 if __name__ == "__main__":
-    if os.fork() == 0:  # and so it is no child of the trial's process, which may wait for its own, or kill them
+    if os.fork() == 0:  # so that it is no child of the trial's process, which may wait for its children, or kill them
         pump(socket.socket(fileno=int(sys.argv[1])))

@@ -1,30 +1,29 @@
-"""What an estimate rests on, by its effect: the same plan predicted again with each input changed. No searching."""
+"""The assumptions of an estimate, by their effect: the same plan predicted again with each input changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from rubberband.planner.asha import Simulations
 from rubberband.planner.brackets import JobPlan, Lane
-from rubberband.planner.estimate import Estimate
-from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
-from rubberband.planner.model import mean_cost_of
-from rubberband.planner.policies import box_of
+from rubberband.planner.estimate import Case, Estimate
+from rubberband.planner.model import predict
 from rubberband.planner.sampling import Draws, varies
+from rubberband.planner.solver import Box
 from rubberband.planner.table import Floats
 from rubberband.units import format_duration, format_usd
-from rubberband.values.chance import Spread
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, BillLine, Offer, SideCost
 from rubberband.values.plan import Stage
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, Spread
 
 Basis = Literal["measured", "given", "live", "default", "interpolated", "extrapolated"]
-"""Where a value comes from: a profile file, the experiment file, the cloud as it was asked, what rubberband takes where
-nothing is said, or a profile's other GPU counts."""
+"""Source of a value: a profile file, the experiment file, the cloud's answer, a default of rubberband, or a
+profile's other GPU counts."""
 Name = Literal[
     "time per iteration",
     "start-up of a trial",
@@ -49,68 +48,58 @@ _NOISE_WORDS = {
     "startup_cv": "start-ups vary by",
     "mean_cv": "their mean is unsure by",
 }
-_UNTOLD_CV = 0.1
-"""The noise that is tried where the profile tells of none."""
+_TRIED_CV = 0.1
+"""The noise that is tried where the profile has none."""
 _CHUNKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
-    """One input, and what becomes of the estimate's plan if it is otherwise."""
+    """One input, and its effect on the estimate's plan."""
 
     name: Name
     value: str
-    """As it was reckoned with, for people."""
+    """As assumed, for people."""
     basis: Basis
     change: str
-    """What is tried, for people."""
+    """The change that is tried, for people."""
     effect_usd: float
-    """By how much the (mean) cost changes, the plan being kept."""
+    """Change of the (mean) cost of the same plan."""
     effect_s: float
-    """By how much the (mean) JCT changes."""
+    """Change of its (mean) JCT."""
     p_kept: float
-    """Probability that the plan then keeps deadline and budget; 1.0 or 0.0 where nothing varies."""
+    """Probability that the plan keeps deadline and budget after the change; 1.0 or 0.0 where nothing varies."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """What a plan is predicted from."""
-
-    profile: Profile
-    offer: Offer
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     jct_s: float
     cost_usd: float
     p_kept: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(NamedTuple):
     name: Name
     value: str
     change: str
-    terms: _Terms
+    case: Case
+    """The inputs after the change."""
     basis: Basis | None = None
-    """None: as the caller knows it."""
+    """None: the caller knows."""
 
 
 def assumptions(estimate: Estimate, bases: Mapping[Name, Basis]) -> tuple[Assumption, ...]:
-    """The inputs of an estimate, those that matter most for the cost first; empty without a plan.
+    """Return the inputs of an estimate, those with most effect on the cost first; empty without a plan.
 
-    `bases` tells where inputs come from; what it does not name is "given". The effects are those of the estimate's
-    plan as it is: planned again, the harm may be less. Where times vary, they are differences of means over the same
-    random numbers.
+    `bases` has the sources of inputs; others are "given". The effects are those on the estimate's plan: planning again
+    may cost less. Where times vary, they are differences of means over the same random numbers.
     """
     job = estimate.job
     if job is None:
         return ()
-    now = _Terms(estimate.profile, estimate.offer)
+    now = estimate.case
     base, found = _outcome(estimate, job, now), list[Assumption]()
     for changed in _changes(job, now):
-        after = _outcome(estimate, job, changed.terms)
+        after = _outcome(estimate, job, changed.case)
         found.append(
             Assumption(
                 name=changed.name,
@@ -126,11 +115,11 @@ def assumptions(estimate: Estimate, bases: Mapping[Name, Basis]) -> tuple[Assump
 
 
 def _rounded(difference: float) -> float:
-    """Without what only the rounding of floats left."""
+    """Drop differences that come from the rounding of floats."""
     return 0.0 if abs(difference) < 1e-9 else difference
 
 
-def _changes(job: JobPlan, now: _Terms) -> Iterator[_Change]:
+def _changes(job: JobPlan, now: Case) -> Iterator[_Change]:
     yield from _speeds(job, now)
     yield from _batches(job, now)
     yield from _delays(now)
@@ -138,7 +127,7 @@ def _changes(job: JobPlan, now: _Terms) -> Iterator[_Change]:
     yield _noise(now)
 
 
-def _speeds(job: JobPlan, now: _Terms) -> Iterator[_Change]:
+def _speeds(job: JobPlan, now: Case) -> Iterator[_Change]:
     profile = now.profile
     used = sorted({choice.gpus_per_trial for choice in job.plan.stages})
     table = {gpus: MORE * time_s for gpus, time_s in profile.seconds_per_iteration.items()}
@@ -153,8 +142,8 @@ def _speeds(job: JobPlan, now: _Terms) -> Iterator[_Change]:
         yield _slower("speed beyond measured GPU counts", "extrapolated", beyond, _measured(profile), now)
 
 
-def _batches(job: JobPlan, now: _Terms) -> Iterator[_Change]:
-    """What there is besides where trials adapt their batch."""
+def _batches(job: JobPlan, now: Case) -> Iterator[_Change]:
+    """Further inputs where trials adapt their batch."""
     model = now.profile.goodput
     if model is None:
         return
@@ -165,11 +154,11 @@ def _batches(job: JobPlan, now: _Terms) -> Iterator[_Change]:
         yield _slower("speed beyond measured batches", "extrapolated", unseen, "by the model", now)
     slower = at_noise_scale(now.profile, now.offer.gpus, model.noise_scale / 2.0)
     value = f"{model.noise_scale:,.0f} samples"
-    yield _Change("noise scale of the gradients", value, "half of it", _Terms(slower, now.offer))
+    yield _Change("noise scale of the gradients", value, "half of it", replace(now, profile=slower))
 
 
-def _slower(name: Name, basis: Basis, counts: list[int], whence: str, now: _Terms) -> _Change:
-    """Slower with exactly these GPU counts."""
+def _slower(name: Name, basis: Basis, counts: list[int], whence: str, now: Case) -> _Change:
+    """Slow down exactly these GPU counts."""
     profile = now.profile
     table = {**profile.seconds_per_iteration, **{gpus: MORE * profile.iteration_s(gpus) for gpus in counts}}
     value = f"{', '.join(map(str, counts))} GPU{'s' * (counts != [1])} per trial, {whence}"
@@ -181,7 +170,7 @@ def _measured(profile: Profile) -> str:
     return "measured are " + (f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]} alone")
 
 
-def _delays(now: _Terms) -> Iterator[_Change]:
+def _delays(now: Case) -> Iterator[_Change]:
     profile, offer = now.profile, now.offer
     startup_s, change = _longer(profile.trial_startup_s, 1.0)
     yield _Change(
@@ -201,7 +190,7 @@ def _delays(now: _Terms) -> Iterator[_Change]:
 
 
 def _varying(delay_s: float, spread: Spread) -> str:
-    """What a delay varies by."""
+    """Say how much a delay varies."""
     if spread.certain or delay_s == 0.0:
         return ""
     if not spread.samples:
@@ -211,116 +200,105 @@ def _varying(delay_s: float, spread: Spread) -> str:
 
 
 def _longer(delay_s: float, from_nothing_s: float) -> tuple[float, str]:
-    """10 % more; of nothing that is nothing, so there some seconds are tried."""
+    """Add 10 %; to a delay of 0, some seconds."""
     if delay_s > 0.0:
         return MORE * delay_s, "+10 %"
     return from_nothing_s, f"{format_duration(from_nothing_s)} instead"
 
 
-def _prices(now: _Terms) -> Iterator[_Change]:
+def _prices(now: Case) -> Iterator[_Change]:
     offer = now.offer
-    price = offer.price_usd_per_hour
-    if price > 0.0:
-        yield _Change(
-            "price of an instance",
-            f"{format_usd(price)}/h on demand",
-            "+10 %",
-            _with_offer(now, price_usd_per_hour=MORE * price),
-        )
+    if price := offer.price_usd_per_hour:
+        dearer = _with_offer(now, price_usd_per_hour=MORE * price)
+        yield _Change("price of an instance", f"{format_usd(price)}/h on demand", "+10 %", dearer)
     if offer.spot is not None:
         spot = offer.spot
-        dearer = replace(spot, price_usd_per_hour=MORE * spot.price_usd_per_hour)
-        yield _Change(
-            "price of a spot instance",
-            f"{format_usd(spot.price_usd_per_hour)}/h",
-            "+10 %",
-            _with_offer(now, spot=dearer),
-        )
-        often = replace(spot, interruptions_per_hour=2.0 * spot.interruptions_per_hour)
-        rate = f"{spot.interruptions_per_hour:g} per instance-hour"
-        yield _Change("spot interruptions", rate, "twice as often", _with_offer(now, spot=often))
-    head = offer.head_price_usd_per_hour
-    if head > 0.0:
-        yield _Change(
-            "head node", f"{format_usd(head)}/h", "+10 %", _with_offer(now, head_price_usd_per_hour=MORE * head)
-        )
-    data = offer.data_usd_per_instance
-    if data > 0.0:
-        value = f"{format_usd(data)} per instance started"
-        yield _Change("data", value, "+10 %", _with_offer(now, data_usd_per_instance=MORE * data))
+        price, rate = spot.price_usd_per_hour, spot.interruptions_per_hour
+        dearer = _with_offer(now, spot=replace(spot, price_usd_per_hour=MORE * price))
+        yield _Change("price of a spot instance", f"{format_usd(price)}/h", "+10 %", dearer)
+        often = _with_offer(now, spot=replace(spot, interruptions_per_hour=2.0 * rate))
+        yield _Change("spot interruptions", f"{rate:g} per instance-hour", "twice as often", often)
+    if head := offer.head_price_usd_per_hour:
+        dearer = _with_offer(now, head_price_usd_per_hour=MORE * head)
+        yield _Change("head node", f"{format_usd(head)}/h", "+10 %", dearer)
+    if data := offer.data_usd_per_instance:
+        dearer = _with_offer(now, data_usd_per_instance=MORE * data)
+        yield _Change("data", f"{format_usd(data)} per instance started", "+10 %", dearer)
 
 
-def _noise(now: _Terms) -> _Change:
+def _noise(now: Case) -> _Change:
     profile = now.profile
     if profile.varies:
-        told_cvs = {name: cv for name in _NOISE_WORDS if (cv := getattr(profile, name)) > 0.0}
-        more = {name: MORE * cv for name, cv in told_cvs.items()}
-        value = ", ".join(f"{_NOISE_WORDS[name]} {_percent(cv)}" for name, cv in told_cvs.items())
+        known = {name: cv for name in _NOISE_WORDS if (cv := getattr(profile, name)) > 0.0}
+        more = {name: MORE * cv for name, cv in known.items()}
+        value = ", ".join(f"{_NOISE_WORDS[name]} {_percent(cv)}" for name, cv in known.items())
         return _Change("noise of trials", value, "+10 %", _with_profile(now, **more))
-    told = f"{_NOISE_WORDS['trial_cv']} {_percent(_UNTOLD_CV)} instead"
-    return _Change("noise of trials", "none", told, _with_profile(now, trial_cv=_UNTOLD_CV))
+    added = f"{_NOISE_WORDS['trial_cv']} {_percent(_TRIED_CV)} instead"
+    return _Change("noise of trials", "none", added, _with_profile(now, trial_cv=_TRIED_CV))
 
 
 def _percent(cv: float) -> str:
     return f"{100.0 * cv:.2g} %" if cv < 1.0 else f"{100.0 * cv:.0f} %"
 
 
-def _with_profile(now: _Terms, **changes: object) -> _Terms:
-    return _Terms(replace(now.profile, **changes), now.offer)  # type: ignore[arg-type]
+def _with_profile(now: Case, **changes: object) -> Case:
+    return replace(now, profile=replace(now.profile, **changes))  # type: ignore[arg-type]
 
 
-def _with_offer(now: _Terms, **changes: object) -> _Terms:
-    return _Terms(now.profile, replace(now.offer, **changes))  # type: ignore[arg-type]
+def _with_offer(now: Case, **changes: object) -> Case:
+    return replace(now, offer=replace(now.offer, **changes))  # type: ignore[arg-type]
 
 
-def _outcome(estimate: Estimate, job: JobPlan, terms: _Terms) -> _Outcome:
-    """The whole job on other terms."""
+def _outcome(estimate: Estimate, job: JobPlan, case: Case) -> _Outcome:
+    """Predict the whole job on other terms."""
     alone = len(job.lanes) == 1
-    offer = terms.offer if alone else replace(terms.offer, head_price_usd_per_hour=0.0)
-    outcome = _sampled if varies(terms.profile, offer) else _certain
-    parts = [outcome(lane, _Terms(terms.profile, offer), estimate.seed) for lane in job.lanes]
+    offer = case.offer if alone else replace(case.offer, head_price_usd_per_hour=0.0)
+    parts = [_figures(lane, case.profile, offer, estimate.seed) for lane in job.lanes]
     jct_s = np.max([part_s for part_s, _ in parts], axis=0)
-    shared_usd = 0.0 if alone else terms.offer.head_cost_usd(1.0) * jct_s
+    shared_usd = 0.0 if alone else case.offer.head_cost_usd(1.0) * jct_s
     cost_usd = np.sum([part_usd for _, part_usd in parts], axis=0) + shared_usd
-    limits = box_of(estimate.constraints)
-    in_time, in_budget = jct_s <= limits.time_s + TIME_TOLERANCE_S, cost_usd <= limits.cost_usd + COST_TOLERANCE_USD
-    return _Outcome(float(jct_s.mean()), float(cost_usd.mean()), float((in_time & in_budget).mean()))
+    kept = Box.of(estimate.constraints).holds(jct_s, cost_usd)
+    return _Outcome(float(jct_s.mean()), float(cost_usd.mean()), float(kept.mean()))
 
 
 def predicted_usd(estimate: Estimate, offer: Offer) -> float:
-    """The (mean) cost of an estimate's plan on another offer; over the same random numbers, where times vary."""
+    """Return the (mean) cost of an estimate's plan on another offer, over the same random numbers where times vary."""
     assert estimate.job is not None, "the caller has a plan"
-    return _outcome(estimate, estimate.job, _Terms(estimate.profile, offer)).cost_usd
+    return _outcome(estimate, estimate.job, replace(estimate.case, offer=offer)).cost_usd
 
 
-def _certain(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:
-    jct_s, cost_usd = mean_cost_of(lane.stages, terms.profile, terms.offer)(lane.planned.plan)
-    return np.array([jct_s]), np.array([cost_usd])
-
-
-def _sampled(lane: Lane, terms: _Terms, seed: int) -> tuple[Floats, Floats]:
-    draws = _draws(tuple(lane.stages), terms.profile, terms.offer, seed + lane.brackets[0])
+def _figures(lane: Lane, profile: Profile, offer: Offer, seed: int) -> tuple[Floats, Floats]:
+    """Return time and cost of a lane in each sample; one value each if nothing varies."""
+    if lane.stages[0].ladder is not None:
+        runs = Simulations(lane.stages[0], profile, offer, seed)
+        return runs.figures(lane.planned.plan.stages[0], min(_FEW_RUNS, runs.most))
+    if not varies(profile, offer):
+        predicted = predict(lane.stages, lane.planned.plan, profile, offer)
+        return np.array([predicted.jct_s]), np.array([predicted.cost_usd])
+    draws = _draws(tuple(lane.stages), profile, offer, seed + lane.brackets[0])
     samples = draws.evaluate(lane.planned.plan, min(_CHUNKS, draws.most_chunks))
     return samples.jct_s, samples.cost_usd
 
 
 @lru_cache(maxsize=2)
 def _draws(stages: tuple[Stage, ...], profile: Profile, offer: Offer, seed: int) -> Draws:
-    """The random numbers of a job are the same whatever its limits; those of the latest jobs are kept."""
+    """Return the samples of a job, which do not depend on its limits; those of the latest jobs are kept."""
     return Draws(stages, profile, offer, seed=seed)
 
 
-# The lines of an estimate's bill: what the plan costs by what it is for. They add up to its (mean) cost.
+# The lines of an estimate's bill add up to its (mean) cost.
 
 
 _LEAST_USD = 1e-9
+_FEW_RUNS = 50
+"""Simulated runs of asha that tell what an assumption changes."""
 
 
 def bill_lines(estimate: Estimate) -> tuple[BillLine, ...]:
-    """The lines of the plan's bill, those of nothing left out; empty without a plan.
+    """Return the lines of the plan's bill without those of 0 USD; empty without a plan.
 
-    A bill is linear in its prices: one dollar more an hour tells the hours of instances, one more an instance how many
-    are started.
+    A bill is linear in its prices: one more dollar per hour gives the instance-hours, one more per instance the number
+    of instances started.
     """
     job, offer = estimate.job, estimate.offer
     if job is None:

@@ -1,7 +1,6 @@
-"""An estimate: the plan for an experiment, what it takes and costs, and what the alternatives would (RubberBand §4).
+"""An estimate: the plan for an experiment, with its time and cost and those of the alternatives (RubberBand §4).
 
-It holds what `rubberband estimate` prints (as JSON: `rubberband.planner.estimate`), and prints nothing. The clock
-that times the planning is an argument.
+It holds the figures that `rubberband estimate` prints. The clock that times the planning is an argument.
 """
 
 from __future__ import annotations
@@ -12,23 +11,22 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner import risk, search
+from rubberband.planner import asha, risk, search
 from rubberband.planner.brackets import JobPlan, Lane, plan_job, plan_job_or_none, single
-from rubberband.planner.solver import Objective
-from rubberband.values.chance import FIXED
+from rubberband.planner.problem import Problem
+from rubberband.planner.sampling import steady
+from rubberband.planner.search import keeps
+from rubberband.planner.solver import Objective, unbeaten
 from rubberband.values.offer import Offer
 from rubberband.values.plan import (
     Distribution,
     Odds,
     Plan,
-    Planned,
     PlanningConstraints,
     Policy,
     Prediction,
     Remedy,
     Stage,
-    StagePlan,
-    StagePrediction,
 )
 from rubberband.values.profile import Profile
 
@@ -36,13 +34,17 @@ USER_PLAN = "user"
 """The `policy` of an estimate of a plan that the user wrote."""
 BASELINES: tuple[Policy, ...] = ("static", "naive_elastic", "greedy")
 _OTHERS: tuple[Policy, ...] = ("optimal", *BASELINES)
+_MOST_BESIDE = 2000
+"""Most trials for which asha is shown beside sha."""
 _FRONTIER_POINTS = 5
 _FRONTIER_STEP = 0.75
-"""Of a job with several brackets: so many deadlines, each so much shorter than the one before."""
+"""For a job with several brackets: this number of deadlines, each this share of the one before."""
 Point = tuple[float, float]
-"""(jct_s, cost_usd)"""
+"""JCT in seconds, and cost in US dollars."""
+Json = dict[str, Any]
+SCHEMA = "rubberband.estimate/1"
 Batch = Literal["fixed", "goodput"]
-"""A batch that stays as it is, or one that adapts."""
+"""A batch of constant size, or one that adapts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,32 +55,42 @@ class Case:
     profile: Profile
     constraints: PlanningConstraints
     fixed: Profile | None = None
-    """Set where trials adapt their batch, as `profile` has it: how fast they are if it stays fixed."""
+    """Profile with a fixed batch; set where the trials of `profile` adapt theirs."""
 
     @property
     def batch(self) -> Batch:
-        """How the trials' batch is planned."""
+        """Whether the trials' batch adapts."""
         return "fixed" if self.fixed is None else "goodput"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Something else that could be done: another policy, market or instance type, or a batch that does not adapt."""
+    """An alternative: another policy, market or instance type, or a batch that does not adapt."""
 
     policy: str
     instance_type: str
     spot: bool
     """Whether it may buy on the spot market."""
     batch: Batch = "fixed"
+    scheduler: str = ""
+    """The scheduler, where that is another one for the same configurations; empty: that of the estimate."""
     job: JobPlan | None
-    """None if it meets no constraints."""
+    """None if no plan meets the constraints."""
     reason: str | None = None
-    """Why it does not."""
+    """Why none does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """The other scheduler for the same configurations: `asha` beside `sha`, `sha` beside `asha`."""
+
+    scheduler: str
+    stages: tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """What the constraints would have to allow: the shortest time and the lowest cost that any plan reaches."""
+    """The shortest time and the lowest cost that any plan reaches."""
 
     jct_s: float
     cost_usd: float
@@ -86,14 +98,14 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A plan with its prediction, or why there is none."""
+    """A plan with its prediction, or the reason why there is none."""
 
     experiment_name: str
     policy: str
     objective: Objective = "min_cost"
     brackets: tuple[tuple[Stage, ...], ...]
     case: Case
-    """Of the instance type that was chosen (or, without a plan, that comes nearest)."""
+    """Case of the chosen instance type (or, without a plan, of the one that comes nearest)."""
     feasible: bool
     """Whether the plan keeps the deadline and the budget; where times vary, with the confidence."""
     job: JobPlan | None
@@ -103,80 +115,104 @@ class Estimate:
     reason: str | None = None
     """Why no plan meets the constraints, and the remedy, in one line."""
     obstacle: str | None = None
-    """Of these, why."""
+    """The reason without the remedy."""
     remedies: tuple[Remedy, ...] = ()
-    """What would make it feasible, the best first, where it was looked for."""
+    """Changes that make it feasible, the best first, where they were searched for."""
     options: tuple[Option, ...] = ()
-    """What else could be done."""
+    """The alternatives."""
     frontier: tuple[Point, ...] = ()
-    """(jct_s, cost_usd) of plans that no other beats on both, fastest first; the plan's own point at least."""
+    """(jct_s, cost_usd) of plans that no other beats on both, fastest first; at least the plan's own point."""
     static_frontier: tuple[Point, ...] = ()
-    """The same for clusters of a fixed size; empty unless it was asked for."""
+    """The same for clusters of a fixed size; empty unless asked for."""
     planning_s: float
-    """Seconds that finding the plan took; options and frontier not counted."""
+    """Seconds that finding the plan took, without options and frontier."""
     seed: int = 0
 
     @property
     def offer(self) -> Offer:
-        """What is rented."""
+        """Offer of the case."""
         return self.case.offer
 
     @property
     def profile(self) -> Profile:
-        """How fast the trials train on it."""
+        """Profile of the case."""
         return self.case.profile
 
     @property
     def constraints(self) -> PlanningConstraints:
-        """What the plan must keep."""
+        """Constraints of the case."""
         return self.case.constraints
 
     @property
     def plan(self) -> Plan | None:
-        """The plan (of all lanes, one after another), None if no plan meets the constraints."""
+        """Plan of all lanes, one after another; None if no plan meets the constraints."""
         return None if self.job is None else self.job.plan
 
     @property
     def prediction(self) -> Prediction | None:
-        """What the plan takes and costs."""
+        """Time and cost of the plan."""
         return None if self.job is None else self.job.prediction
 
     @property
     def odds(self) -> Odds | None:
-        """How likely the plan keeps its constraints; None if nothing varies or there is no plan."""
+        """Odds of keeping the constraints; None if nothing varies or there is no plan."""
         return None if self.job is None else self.job.odds
 
     @property
     def fixed_batch(self) -> JobPlan | None:
-        """The plan of the same policy for trials that do not adapt their batch; None if the plan's own do not either.
+        """Plan of the same policy with a fixed batch, where the plan's own batch adapts.
 
-        None as well if such a plan meets no constraints, or was not looked for.
+        None otherwise, if no such plan meets the constraints, or if it was not searched for.
         """
-        mine, spot = self.offer.instance_type, self.offer.spot is not None
-        found = [
-            option.job
-            for option in self.options
-            if (option.instance_type, option.spot, option.policy) == (mine, spot, self.policy)
-            and option.batch != self.case.batch
-        ]
-        return found[0] if found else None
+        others = (o for o in self._on_these if o.policy == self.policy and o.batch != self.case.batch)
+        return next((option.job for option in others), None)
 
     @property
     def baselines(self) -> dict[str, JobPlan]:
         """Policy -> its plan on the same instances, where it has one within the constraints."""
-        mine, spot = self.offer.instance_type, self.offer.spot is not None
-        return {
-            option.policy: option.job
-            for option in self.options
-            if option.job is not None
-            and (option.instance_type, option.spot, option.batch) == (mine, spot, self.case.batch)
-            and option.policy != self.policy
+        others = (o for o in self._on_these if o.policy != self.policy and o.batch == self.case.batch)
+        return {option.policy: option.job for option in others if option.job is not None}
+
+    @property
+    def _on_these(self) -> list[Option]:
+        """Options of the same scheduler on the same instances and markets."""
+        mine = (self.offer.instance_type, self.offer.spot is not None, "")
+        return [one for one in self.options if (one.instance_type, one.spot, one.scheduler) == mine]
+
+    def to_json(self) -> Json:
+        """Return the object that `rubberband estimate -o json` prints, schema `rubberband.estimate/1`.
+
+        Where nothing varies every quantile is the mean, and a probability is 1.0 or 0.0. Costs of stages add up to the
+        mean cost (with `head_usd`, where several lanes share the head node).
+        """
+        whole = _job(self, self.job) if self.job else {"plan": None, "prediction": None}
+        data: Json = {
+            "schema": SCHEMA,
+            "feasible": self.feasible,
+            "experiment": self.experiment_name,
+            "policy": self.policy,
+            "objective": self.objective,
+            "instance_type": self.offer.instance_type,
+            "batch": self.case.batch,
+            "constraints": {
+                "deadline_s": self.constraints.deadline_s,
+                "max_cost_usd": self.constraints.max_cost_usd,
+                "confidence": self.constraints.confidence,
+            },
+            **whole,
+            "baselines": {policy: _job(self, job) for policy, job in self.baselines.items()},
+            "options": [_option_json(self, option) for option in self.options],
+            "frontier": _points(self.frontier),
+            "static_frontier": _points(self.static_frontier),
+            "planning_s": self.planning_s,
+            "seed": self.seed,
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that `rubberband estimate -o json` prints, schema `rubberband.estimate/1`."""
-
-        return estimate_to_json(self)
+        if self.nearest is not None:
+            data["nearest"] = asdict(self.nearest)
+            data["remedies"] = [remedy_to_json(remedy) for remedy in self.remedies]
+        if self.reason is not None:
+            data |= {"reason": self.reason, "obstacle": self.obstacle}
+        return data
 
 
 def estimate(
@@ -189,14 +225,17 @@ def estimate(
     objective: Objective = "min_cost",
     compare: bool = True,
     with_frontier: bool = False,
+    beside: Beside | None = None,
     seed: int = 0,
 ) -> Estimate:
-    """Plan an experiment on the best of the instance types, and set the plan beside what else could be done.
+    """Plan an experiment on the best of the instance types, and compare the plan with the alternatives.
 
-    `clock` reads seconds. No plan at all is an answer: `feasible` is False and `nearest` set. To `compare` is to plan
-    with the other policies, on demand only, and on the other types; where the optimal policy finds no plan, none of the
-    others does, and they are left out. The frontier is whole `with_frontier`, else the
-    plan's own point. Raises InputError if no plan can exist, whatever the constraints.
+    `clock` reads seconds. If no plan meets the constraints, `feasible` is False and `nearest` is set. `compare` plans
+    with the other policies, on demand only, on the other types, and with the scheduler `beside` it. Where the optimal
+    policy finds no plan, no other does, and they are left out. The frontier is whole `with_frontier`, else the plan's
+    own point.
+
+    Raises InputError if no plan can exist for any constraints.
     """
     began_s = clock()
     answers = [_answer(brackets, case, policy, objective, seed) for case in cases]
@@ -210,6 +249,7 @@ def estimate(
     ]
     if compare and (job is not None or policy != "optimal"):
         options += _compared(brackets, case, policy, objective, seed)
+        options += _under(beside, case, objective, seed)
     elastic, static = _frontiers(brackets, case, seed) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
@@ -233,11 +273,8 @@ def estimate(
 def best_job(
     brackets: Sequence[Sequence[Stage]], cases: Sequence[Case], policy: Policy, objective: Objective, *, seed: int = 0
 ) -> tuple[Case, JobPlan] | None:
-    """The plan of `estimate` and its case, without saying why there is none: for searches that try many."""
-    found = [
-        (case, plan_job_or_none(brackets, case.profile, case.offer, case.constraints, policy, objective, seed=seed))
-        for case in cases
-    ]
+    """Return the plan of `estimate` with its case, or None without the reason: for searches that try many."""
+    found = [(case, plan_job_or_none(brackets, _problem(brackets[0], case, seed, policy, objective))) for case in cases]
     kept = [(case, job) for case, job in found if job is not None and keeps(job, case.constraints)]
     return min(kept, key=lambda pair: _merit((pair[1], None), pair[0], objective), default=None)
 
@@ -252,11 +289,11 @@ def estimate_plan(
     with_frontier: bool = False,
     seed: int = 0,
 ) -> Estimate:
-    """Predict a plan that the user wrote, as it is; `feasible` says whether it keeps the constraints.
+    """Predict a plan that the user wrote; `feasible` says whether it keeps the constraints.
 
     Raises InputError if the plan does not fit the job or the offer (`predict`).
     """
-    planned = risk.planned(stages, plan, case.profile, case.offer, case.constraints, seed=seed)
+    planned = risk.planned(_problem(stages, case, seed), plan)
     job = single(stages, planned, case.offer)
     elastic, static = _frontiers([stages], case, seed) if with_frontier else (_own_point(job), [])
     return Estimate(
@@ -275,21 +312,34 @@ def estimate_plan(
     )
 
 
+def _problem(
+    stages: Sequence[Stage], case: Case, seed: int, policy: Policy = "optimal", objective: Objective = "min_cost"
+) -> Problem:
+    return Problem(
+        stages=stages,
+        profile=case.profile,
+        offer=case.offer,
+        constraints=case.constraints,
+        policy=policy,
+        objective=objective,
+        seed=seed,
+    )
+
+
 def frontier(
     brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy = "optimal", *, seed: int = 0
 ) -> list[Point]:
-    """(jct_s, cost_usd) of plans that no other beats on both, fastest first, whatever the limits.
+    """Return (jct_s, cost_usd) of plans that no other beats on both, fastest first, without limits.
 
-    Whole for one bracket (`search.frontier`). Of several brackets, the plans for a few deadlines, all times taken as
-    fixed; empty where they may be on spot, which is never fixed.
+    Whole for one bracket (`search.frontier`). For several brackets, the plans for a few deadlines with all times
+    fixed; empty on the spot market, whose times are never fixed.
     """
     limits = replace(case.constraints, deadline_s=None, max_cost_usd=None)
     if len(brackets) == 1:
         return search.frontier(brackets[0], case.profile, case.offer, limits, policy, seed=seed)
     if case.offer.spot is not None:
         return []
-    profile = replace(case.profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0, mean_cv=0.0)
-    offer = replace(case.offer, provision_spread=FIXED, init_spread=FIXED)
+    profile, offer = steady(case.profile, case.offer)
     points: list[Point] = []
     for deadline_s in _deadlines_s(brackets, Case(offer=offer, profile=profile, constraints=limits), policy):
         limited = Case(offer=offer, profile=profile, constraints=replace(limits, deadline_s=deadline_s))
@@ -297,28 +347,21 @@ def frontier(
         if job is None:
             break
         points.append((job.prediction.jct_s, job.prediction.cost_usd))
-    return _unbeaten(points)
+    return unbeaten(points)
 
 
 def _frontiers(brackets: Sequence[Sequence[Stage]], case: Case, seed: int) -> tuple[list[Point], list[Point]]:
-    """The frontier of all plans, and of clusters of a fixed size (which are plans as well)."""
+    """Return the frontier of all plans, and that of clusters of a fixed size (which are plans as well)."""
+    if brackets[0][0].ladder is not None:
+        return frontier(brackets, case, seed=seed), []
     elastic, static = frontier(brackets, case, seed=seed), frontier(brackets, case, "static", seed=seed)
-    return (elastic if len(brackets) == 1 else _unbeaten([*elastic, *static])), static
-
-
-def _unbeaten(points: Sequence[Point]) -> list[Point]:
-    """The points that no other beats on both, fastest first."""
-    steps: list[Point] = []
-    for point in sorted(points):
-        if not steps or point[1] < steps[-1][1]:
-            steps.append(point)
-    return steps
+    return (elastic if len(brackets) == 1 else unbeaten([*elastic, *static])), static
 
 
 def _deadlines_s(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy) -> list[float | None]:
-    """None and then shorter and shorter deadlines, from the shortest time of all the brackets in one chain down.
+    """Return None and then shorter and shorter deadlines, from the shortest time of all brackets in one chain down.
 
-    They end well above what the longest bracket takes by itself, since finding that there is no plan is slow.
+    They end well above the time of the longest bracket by itself, since finding that there is no plan is slow.
     """
 
     def fastest_s(stages: Sequence[Stage]) -> float:
@@ -342,7 +385,7 @@ def _answer(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy, obj
 
 
 def _merit(answer: Answer, case: Case, objective: Objective) -> tuple[float, float, float]:
-    """What decides between instance types: the objective; without any plan, by how little the limits are missed."""
+    """Return the rank of an instance type, the lowest best: the objective; without a plan, how far it is off limits."""
     job, error = answer
     if job is None:
         assert error is not None, "what has no plan has a reason"
@@ -356,8 +399,11 @@ def _merit(answer: Answer, case: Case, objective: Objective) -> tuple[float, flo
 def _compared(
     brackets: Sequence[Sequence[Stage]], case: Case, policy: str, objective: Objective, seed: int
 ) -> list[Option]:
-    """The other policies on the same instances, and the same on demand only, or with a fixed batch."""
-    others = [(other, case) for other in _OTHERS if other != policy]
+    """Return the other policies on the same instances, and the same on demand only, or with a fixed batch.
+
+    All policies hold the same instances through a job that has no SYNC.
+    """
+    others = [(other, case) for other in _OTHERS if other != policy and brackets[0][0].ladder is None]
     if case.offer.spot is not None:
         others.append(("optimal", replace(case, offer=replace(case.offer, spot=None))))
     if case.fixed is not None and policy in _OTHERS:
@@ -365,17 +411,32 @@ def _compared(
     return [_option(other, terms, _answer(brackets, terms, other, objective, seed)) for other, terms in others]
 
 
+def _under(beside: Beside | None, case: Case, objective: Objective, seed: int) -> list[Option]:
+    """Return the best plan under another scheduler; none where simulating that takes long."""
+    if beside is None or (beside.stages[0].ladder is not None and beside.stages[0].trials > _MOST_BESIDE):
+        return []
+    problem = _problem(beside.stages, case, seed, objective=objective)
+    answer: Answer
+    try:
+        found = asha.plan(problem, asha.QUICK) if problem.is_asynchronous else search.best(problem)
+        answer = single(beside.stages, found, case.offer), None
+    except InfeasibleError as error:
+        answer = None, error
+    return [replace(_option("optimal", case, answer), scheduler=beside.scheduler)]
+
+
 def _compared_plan(stages: Sequence[Stage], plan: Plan, case: Case, seed: int) -> list[Option]:
-    """What policies find, and the same plan with a fixed batch."""
+    """Return the plans of the policies, and the same plan with a fixed batch."""
     options = _compared([stages], case, USER_PLAN, "min_cost", seed)
     if case.fixed is not None:
-        planned = risk.planned(stages, plan, case.fixed, case.offer, case.constraints, seed=seed)
-        options.append(_option(USER_PLAN, _as_fixed(case), (single(stages, planned, case.offer), None)))
+        fixed = _as_fixed(case)
+        planned = risk.planned(_problem(stages, fixed, seed), plan)
+        options.append(_option(USER_PLAN, fixed, (single(stages, planned, case.offer), None)))
     return options
 
 
 def _as_fixed(case: Case) -> Case:
-    """The case of trials that do not adapt their batch."""
+    """Return the case of trials that do not adapt their batch."""
     assert case.fixed is not None, "the caller has seen one"
     return replace(case, profile=case.fixed, fixed=None)
 
@@ -392,63 +453,12 @@ def _option(policy: str, case: Case, answer: Answer) -> Option:
     )
 
 
-def keeps(planned: Planned | JobPlan, constraints: PlanningConstraints) -> bool:
-    """Whether a plan keeps the limits, as surely as they ask where times vary (greedy decides on few samples)."""
-    if planned.odds is not None:
-        return planned.odds.p_both >= constraints.confidence
-    return all(search.meets(planned.prediction, constraints))
-
-
 def _own_point(job: JobPlan | None) -> list[Point]:
     return [(job.prediction.jct_s, job.prediction.cost_usd)] if job else []
 
 
-# An estimate as the JSON object that every front door gives: schema `rubberband.estimate/1`.
-
-
-Json = dict[str, Any]
-SCHEMA = "rubberband.estimate/1"
-
-
-def estimate_to_json(estimate: Estimate) -> Json:
-    """The object that `rubberband estimate -o json` prints.
-
-    Where nothing varies every quantile is the mean, and a probability is 1.0 or 0.0. Costs of stages add up to the
-    mean cost (with `head_usd`, where several lanes share the head node).
-    """
-    whole = _job(estimate, estimate.job) if estimate.job else {"plan": None, "prediction": None}
-    data: Json = {
-        "schema": SCHEMA,
-        "feasible": estimate.feasible,
-        "experiment": estimate.experiment_name,
-        "policy": estimate.policy,
-        "objective": estimate.objective,
-        "instance_type": estimate.offer.instance_type,
-        "batch": estimate.case.batch,
-        "constraints": {
-            "deadline_s": estimate.constraints.deadline_s,
-            "max_cost_usd": estimate.constraints.max_cost_usd,
-            "confidence": estimate.constraints.confidence,
-        },
-        **whole,
-        "baselines": {policy: _job(estimate, job) for policy, job in estimate.baselines.items()},
-        "options": [_option_json(estimate, option) for option in estimate.options],
-        "frontier": _points(estimate.frontier),
-        "static_frontier": _points(estimate.static_frontier),
-        "planning_s": estimate.planning_s,
-        "seed": estimate.seed,
-    }
-    if estimate.nearest is not None:
-        data["nearest"] = asdict(estimate.nearest)
-        data["remedies"] = [remedy_to_json(remedy) for remedy in estimate.remedies]
-    if estimate.reason is not None:
-        data["reason"] = estimate.reason
-        data["obstacle"] = estimate.obstacle
-    return data
-
-
 def remedy_to_json(remedy: Remedy) -> Json:
-    """A remedy, with what `-s` (and `set` over REST) is to be given."""
+    """Return a remedy, with its settings for `-s` (and `set` over REST)."""
     return {**asdict(remedy), "set": [change.setting for change in remedy.changes]}
 
 
@@ -463,6 +473,8 @@ def _option_json(estimate: Estimate, option: Option) -> Json:
         "spot": option.spot,
         "batch": option.batch,
     }
+    if option.scheduler:
+        words["scheduler"] = option.scheduler
     if option.job is None:
         return {**words, "feasible": False, "reason": option.reason}
     return {**words, "feasible": True, **_job(estimate, option.job, option.instance_type)}
@@ -491,31 +503,30 @@ def _job(estimate: Estimate, job: JobPlan, instance_type: str = "") -> Json:
 
 
 def _lane(estimate: Estimate, lane: Lane, instance_type: str) -> list[Json]:
-    rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(estimate.brackets[bracket]))]
+    several = len(estimate.brackets) > 1
+    rungs = [(0, rung) for rung in range(len(lane.stages))]
+    if several:
+        rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(estimate.brackets[bracket]))]
     return [
-        _stage(rung, stage, choice, predicted, instance_type)
-        | ({"bracket": bracket} if len(estimate.brackets) > 1 else {})
+        {
+            "stage": rung,
+            "trials": stage.trials,
+            "iterations": stage.iterations,
+            "instances": choice.instances,
+            "gpus_per_trial": choice.gpus_per_trial,
+            "slots": predicted.slots,
+            "instance_type": instance_type,
+            "market": choice.market,
+            "start_s": predicted.start_s,
+            "provisioning_s": predicted.provisioning_s,
+            "duration_s": predicted.duration_s,
+            "cost_usd": predicted.cost_usd,
+            **({"bracket": bracket} if several else {}),
+        }
         for (bracket, rung), stage, choice, predicted in zip(
             rungs, lane.stages, lane.planned.plan.stages, lane.planned.prediction.stages, strict=True
         )
     ]
-
-
-def _stage(rung: int, stage: Stage, choice: StagePlan, predicted: StagePrediction, instance_type: str) -> Json:
-    return {
-        "stage": rung,
-        "trials": stage.trials,
-        "iterations": stage.iterations,
-        "instances": choice.instances,
-        "gpus_per_trial": choice.gpus_per_trial,
-        "slots": predicted.slots,
-        "instance_type": instance_type,
-        "market": choice.market,
-        "start_s": predicted.start_s,
-        "provisioning_s": predicted.provisioning_s,
-        "duration_s": predicted.duration_s,
-        "cost_usd": predicted.cost_usd,
-    }
 
 
 def _prediction(estimate: Estimate, job: JobPlan) -> Json:

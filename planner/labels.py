@@ -1,8 +1,8 @@
-"""Partial plans as arrays (labels), what another stage does to them, and the bounds by which the search drops them.
+"""Partial plans as arrays (labels), their extension by a stage, and the bounds by which the search drops them.
 
-A label is a plan for the first stages: how long they take, what they cost, and how many instances are held after them.
-An instance's minimum is paid when it starts, so a label also keeps what is prepaid: the seconds that each young cohort
-(a group started together, not yet held for the minimum) may still be held for nothing.
+A label is a plan for the first stages: their time and cost, and the instances held after them. An instance's minimum is
+paid when it starts. So a label also keeps the prepaid seconds: those that each young cohort (a group started together,
+not yet held for the minimum) can still be held at no cost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Labels:
         return len(self.time_s)
 
     def take(self, which: Ints | Bools) -> Labels:
-        """The labels `which`."""
+        """Return the labels `which`."""
         return Labels(
             time_s=self.time_s[which],
             cost_usd=self.cost_usd[which],
@@ -56,13 +56,13 @@ class Labels:
 
     @property
     def prepaid_total_s(self) -> Floats:
-        """(N,) Instance-seconds that are paid and not yet used."""
+        """(N,) Instance-seconds paid and not yet used."""
         total: Floats = (self.young * self.prepaid_s).sum(axis=1)
         return total
 
 
 def start(table: StageTable) -> Labels:
-    """The one label before the first stage: nothing spent, and what the table's start holds."""
+    """Return the one label before the first stage: nothing spent, and the instances of the table's start."""
     zero, none = np.zeros(1), np.zeros(1, dtype=np.int64)
     begin = table.start
     young, prepaid_s = np.zeros((1, table.young_cohorts), dtype=np.int64), np.zeros((1, table.young_cohorts))
@@ -82,7 +82,7 @@ def start(table: StageTable) -> Labels:
 
 
 def extend(table: StageTable, stage: int, labels: Labels, parent: Ints, at: Ints, option: Ints) -> Labels:
-    """Labels `parent`, each continued through `stage` with choice (`at`, `option`); exact time and cost."""
+    """Extend each label `parent` by `stage` with choice (`at`, `option`); time and cost are exact."""
     terms, price = table.terms, table.price_usd_per_s[at]
     after, before = table.instances[at], labels.instances[parent]
     if len(table.blocks) > 1:
@@ -120,7 +120,7 @@ def extend(table: StageTable, stage: int, labels: Labels, parent: Ints, at: Ints
 
 
 def _remaining(young: Ints, after: Ints) -> Ints:
-    """What of each young cohort is left where `after` instances are: the older ones are released first."""
+    """Return the instances left of each young cohort out of `after` in all: older ones are released first."""
     older = np.cumsum(young, axis=1) - young
     return np.minimum(np.maximum(after[:, None] - older, 0), young)
 
@@ -128,7 +128,7 @@ def _remaining(young: Ints, after: Ints) -> Ints:
 def _age(
     table: StageTable, young: Ints, prepaid_s: Floats, elapsed_s: Floats, started: Ints, new_age_s: Floats
 ) -> tuple[Ints, Floats]:
-    """The young cohorts `elapsed_s` later, with those `started` meanwhile (aged `new_age_s` by now) in front."""
+    """Return the young cohorts `elapsed_s` later, with those `started` meanwhile (aged `new_age_s`) in front."""
     new_s = np.maximum(0.0, table.terms.minimum_s - new_age_s)
     grows = started > 0
     if not young.any():
@@ -143,10 +143,10 @@ def _age(
 
 
 def undominated(table: StageTable, labels: Labels) -> Labels:
-    """`labels` without those that another label with as many instances beats whatever follows.
+    """Return `labels` without those that another label with as many instances beats in every continuation.
 
-    A beats B if it is not later and its cost, plus all that B has prepaid beyond A (instance by instance in the order
-    of release), is not higher: whatever B does next, A can do for no more.
+    A beats B if it is not later, and its cost plus B's prepaid time beyond A's (instance by instance in the order of
+    release) is not higher: every continuation of B is possible from A for no more.
     """
     if len(labels) == 1:
         return labels
@@ -164,7 +164,7 @@ def undominated(table: StageTable, labels: Labels) -> Labels:
 
 
 def _cheapest_before(group: Ints, cost_usd: Floats) -> Floats:
-    """The lowest cost of the labels before each one in its group (inf for the first); groups are contiguous."""
+    """Return the lowest cost before each label in its group (inf for the first); groups are contiguous."""
     found, here, lowest_usd = list[float](), -1, math.inf
     for at, label_usd in zip(group.tolist(), cost_usd.tolist(), strict=True):
         if at != here:
@@ -176,9 +176,9 @@ def _cheapest_before(group: Ints, cost_usd: Floats) -> Floats:
 
 
 def _beaten(table: StageTable, labels: Labels, lags: int = 8) -> Bools:
-    """Whether one of the `lags` labels next to each one in its group, on either side, beats it.
+    """Return whether one of the `lags` labels next to each one in its group, on either side, beats it.
 
-    Looking at neighbours only keeps this linear; a label that stays by mistake costs time, never correctness.
+    Comparing neighbours only keeps this linear. A beaten label that stays costs time, never correctness.
     """
     beaten = np.zeros(len(labels), dtype=bool)
     for lag in range(1, min(lags, len(labels) - 1) + 1):
@@ -192,7 +192,7 @@ def _beaten(table: StageTable, labels: Labels, lags: int = 8) -> Bools:
 
 
 def _beats(table: StageTable, labels: Labels, first: Ints, second: Ints) -> Bools:
-    """Whether each label `first` (never later) costs no more than `second` with what `second` has prepaid beyond it."""
+    """Return whether label `first` (never later), plus the prepaid time of `second` beyond it, costs no more."""
     ends_a, ends_b = np.cumsum(labels.young, axis=1)[first], np.cumsum(labels.young, axis=1)[second]
     starts_a, starts_b = ends_a - labels.young[first], ends_b - labels.young[second]
     prepaid_a, prepaid_b = labels.prepaid_s[first], labels.prepaid_s[second]
@@ -210,12 +210,12 @@ def _beats(table: StageTable, labels: Labels, first: Ints, second: Ints) -> Bool
     return beats
 
 
-# Lower bounds for the search: relaxations of the planning problem that a table solves in one sweep.
+# Lower bounds for the search: relaxations of the planning problem, each solved in one sweep over the table.
 #
 # A row weighs cost and time: `cost_weight * cost + time_weight * time`, the Lagrangian of the problem with a
-# deadline. The billing minimum M makes an instance's cost max(M, L) for a life of L seconds; a row replaces it by the
+# deadline. The billing minimum M makes an instance's cost max(M, L) for a life of L seconds. A row replaces it by the
 # lower alpha*M + (1 - alpha)*L, so that every term is linear in the instance counts. Then the best way from stage to
-# stage needs running minima only, not a look at every pair of instance counts.
+# stage takes running minima only, not every pair of instance counts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ class Rows:
 
 
 def make_rows(table: StageTable, time_weights: Floats, *, with_time: bool = False) -> Rows:
-    """A row of cost + time_weight * time for each weight (USD/s) and alpha, and one of time alone `with_time`."""
+    """Return a row of cost + time_weight * time for each weight (USD/s) and alpha, and one of time if `with_time`."""
     alphas = np.array([0.0, 0.5, 1.0]) if table.young_cohorts else np.array([0.0])
     tail = 1 if with_time else 0
     weights = np.repeat(time_weights, len(alphas))
@@ -244,19 +244,19 @@ def make_rows(table: StageTable, time_weights: Floats, *, with_time: bool = Fals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxed:
-    """The rows solved on a table, backwards and forwards."""
+    """The solved rows of a table, backwards and forwards."""
 
     rows: Rows
     to_go: Floats
-    """(stages + 1, R, m) What the stages from this one on weigh at least, if m-th count is held before it."""
+    """(stages + 1, R, m) Least weight of the stages from this one on, if the m-th count is held before it."""
     so_far: Floats
-    """(stages, R, m) What the stages up to this one weigh at least, if it uses the m-th count."""
+    """(stages, R, m) Least weight of the stages up to this one, if it uses the m-th count."""
     root: Floats
-    """(R,) What the whole job weighs at least."""
+    """(R,) Least weight of the whole job."""
     paths: Ints
     """(R, stages) Index of the instance count of each stage in a plan that reaches `root`."""
     options: Ints
-    """(R, stages) Its options."""
+    """(R, stages) Options of that plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,11 @@ class _Weights:
     stay: Floats
     """(stages, R, m) A stage with the m-th count, without growth."""
     option: Ints
-    """(stages, R, m) The option that makes it so."""
+    """(stages, R, m) The option with this weight."""
+    rate: Floats
+    """(R, m) Of one instance held for a second."""
+    leave: Floats
+    """(R, m) Of one instance already held while others start, less the fee that it does not pay again."""
     new: Floats
     """(R, m)"""
     old: Floats
@@ -293,6 +297,8 @@ def _weigh(table: StageTable, rows: Rows) -> _Weights:
     return _Weights(
         stay=stay,
         option=option,
+        rate=rate,
+        leave=rate * terms.provision_s - fee,
         new=(fee + rate * terms.init_s) * counts,
         old=(rate * terms.provision_s - fee) * counts,
         delay=per_s * terms.growth_s + rows.time_weight[:, None] * terms.late_growth_s,
@@ -300,9 +306,9 @@ def _weigh(table: StageTable, rows: Rows) -> _Weights:
 
 
 def roots(table: StageTable, rows: Rows, *, constant: bool = False, most: Ints | None = None) -> Floats:
-    """(R,) What the whole job weighs at least: `relax` without all that a search needs beside.
+    """(R,) Return the least weight of the whole job: `relax` without its other results.
 
-    With `most`, each row has a largest instance count of its own (inf where no plan has as few).
+    With `most`, each row has its own largest instance count (inf where no plan has as few).
     """
     weights = _weigh(table, rows)
     if most is not None:
@@ -312,12 +318,12 @@ def roots(table: StageTable, rows: Rows, *, constant: bool = False, most: Ints |
         to_go += weights.stay[stage]
         if not constant:
             to_go = _onward(table, weights, to_go)
-    lowest: Floats = (weights.stay[0] + _entry(table, rows, weights) + to_go).min(axis=1)
+    lowest: Floats = (weights.stay[0] + _entry(table, weights) + to_go).min(axis=1)
     return lowest
 
 
 def fastest_s(table: StageTable, *, constant: bool = False) -> Floats:
-    """(m,) Seconds of the fastest plan with 1, 2, ... instances at most; inf where there is none."""
+    """(m,) Return the seconds of the fastest plan with at most 1, 2, ... instances; inf where there is none."""
     most = np.arange(1, int(table.instances.max()) + 1)
     ones = np.ones(len(most))
     return roots(table, Rows(cost_weight=0.0 * ones, time_weight=ones, alpha=0.0 * ones), constant=constant, most=most)
@@ -331,7 +337,7 @@ def relax(table: StageTable, rows: Rows, *, constant: bool = False) -> Relaxed:
     for stage in range(num_stages - 1, 0, -1):
         onward = weights.stay[stage] + to_go[stage + 1]
         to_go[stage] = onward if constant else _onward(table, weights, onward)
-    first = weights.stay[0] + _entry(table, rows, weights)
+    first = weights.stay[0] + _entry(table, weights)
     whole = first + to_go[1]
     to_go[0] = whole.min(axis=1, keepdims=True)
     paths, options = _follow(weights, to_go, whole.argmin(axis=1), table, constant)
@@ -345,28 +351,22 @@ def relax(table: StageTable, rows: Rows, *, constant: bool = False) -> Relaxed:
     )
 
 
-def _entry(table: StageTable, rows: Rows, weights: _Weights) -> Floats:
-    """(R, m) What comes before the first stage: from what is held (less what of it is paid already) to each count."""
+def _entry(table: StageTable, weights: _Weights) -> Floats:
+    """(R, m) Return the weight before the first stage: from the instances held, less prepaid time, to each count."""
     begin = table.start
     if not begin.instances:
         return weights.new + weights.delay
     market = table.markets.index(begin.market)
     block = table.blocks[market]
-    price = table.price_usd_per_s[block.start]
-    rate = (rows.cost_weight * (1.0 - rows.alpha))[:, None] * price
-    fee = rows.cost_weight[:, None] * (rows.alpha[:, None] * table.terms.minimum_s * price + table.terms.data_usd)
-    grow = (
-        weights.new
-        + weights.delay
-        + np.where(table.market == market, (rate * table.terms.provision_s - fee) * begin.instances, 0.0)
-    )
+    rate, leave = weights.rate[:, block.start, None], weights.leave[:, block.start, None]
+    grow = weights.new + weights.delay + np.where(table.market == market, leave * begin.instances, 0.0)
     keeps = (table.market == market) & (table.instances <= begin.instances)
     entry: Floats = np.where(keeps, 0.0, grow) - rate * begin.prepaid_total_s
     return entry
 
 
 def _onward(table: StageTable, weights: _Weights, onward: Floats) -> Floats:
-    """(R, m) The best way on from each count: keep or shrink, grow, or buy anew on the other market."""
+    """(R, m) Return the best way on from each count: keep or shrink, grow, or start anew on the other market."""
     best = np.empty_like(onward)
     for block in table.blocks:
         here, new = onward[:, block], weights.new[:, block]
@@ -402,7 +402,7 @@ def _so_far(table: StageTable, weights: _Weights, first: Floats, constant: bool)
 
 
 def _follow(weights: _Weights, to_go: Floats, first: Ints, table: StageTable, constant: bool) -> tuple[Ints, Ints]:
-    """Each row's best path from the start, and its options."""
+    """Return each row's best path from the start, and its options."""
     num_stages, num_rows, _ = weights.stay.shape
     rows, counts = np.arange(num_rows), table.instances
     paths = np.zeros((num_rows, num_stages), dtype=np.int64)

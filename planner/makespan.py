@@ -1,9 +1,7 @@
-"""How long a stage and how long and dear a plan is, for many samples at once.
+"""The time of a stage, and time and cost of a plan, for many samples at once.
 
-First, when the last of many trials ends that share few slots.
-
-List scheduling: the slot that is free first takes the next trial. The result depends on the multiset of the times at
-which slots are free, so that many trials can be taken at a time as long as none of them ends before the last begins.
+The makespan is that of list scheduling: the slot that is free first takes the next trial. It depends only on the
+multiset of times at which slots are free. So many trials can be placed at once, if none ends before the last begins.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.model import Times, Value
+from rubberband.planner.model import Rates, Times, Value
 from rubberband.planner.table import Floats
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer
 from rubberband.values.plan import Cohort, Market, Plan, StagePlan
@@ -24,17 +22,17 @@ Seconds = npt.NDArray[Any]
 """Seconds, in single or double precision."""
 
 _FEW_SLOTS = 16
-"""Up to this number of slots, trials are inserted one after another between the times at which slots are free."""
+"""Up to this number of slots, trials are placed one after another."""
 _MANY_WAVES = 12
 _MANY_TRIALS = 512
-"""Of more waves, and more trials, only the last waves are scheduled."""
+"""With more waves and more trials, only the last waves are scheduled."""
 _LAST_WAVES = 5
 _SHARE = 16
-"""One in this number of slots is filled at once, even where a slot that ends early could take the last trial."""
+"""One in this number of slots is filled at once, even if a slot that ends early could take the last trial."""
 
 
 def makespan(trials_s: Seconds, num_slots: int) -> Floats:
-    """(rows,) When the last of the trials (n, rows) ends, if the first slot to be free takes the next one.
+    """(rows,) Return the end of the last of the trials (n, rows), if the slot that is free first takes the next one.
 
     Exact up to 31 slots and 512 trials; beyond, within 0.1 % on average unless times vary as much as their mean (1 %).
     """
@@ -55,7 +53,7 @@ def makespan(trials_s: Seconds, num_slots: int) -> Floats:
 
 
 def _inserted(free_s: Seconds, rest_s: Seconds) -> Seconds:
-    """One trial after another; the times at which slots are free stay sorted."""
+    """Place one trial after another; the times at which slots are free stay sorted."""
     free_s = np.sort(free_s, axis=0)
     first, others, held = free_s[0], free_s[1:], np.empty_like(free_s)
     for trial_s in rest_s:
@@ -70,7 +68,7 @@ def _inserted(free_s: Seconds, rest_s: Seconds) -> Seconds:
 
 
 def _in_batches(free_s: Seconds, rest_s: Seconds) -> Seconds:
-    """As many trials at once as begin before the first of them ends, in all rows (or nearly)."""
+    """Place as many trials at once as begin before the first of them ends, in all rows (or nearly)."""
     free_s, rest_s = np.ascontiguousarray(free_s.T), np.ascontiguousarray(rest_s.T)
     num_slots, num_trials = free_s.shape[1], rest_s.shape[1]
     least, size, at = max(1, num_slots // _SHARE), num_slots, 0
@@ -89,7 +87,7 @@ def _in_batches(free_s: Seconds, rest_s: Seconds) -> Seconds:
 
 
 def _stragglers(head_s: Seconds, num_slots: int) -> Seconds:
-    """(rows,) When the trials end that take longer than all of the last waves, which begin after them; else 0."""
+    """(rows,) Return the end of trials that take longer than all of the last waves, which begin after them; else 0."""
     trial_s = head_s.mean(axis=0)
     long = np.flatnonzero(head_s.max(axis=0) > (_LAST_WAVES - 1) * trial_s)
     ends_s: Seconds = np.zeros_like(trial_s)
@@ -101,11 +99,10 @@ def _stragglers(head_s: Seconds, num_slots: int) -> Seconds:
 
 
 def _after_many(head_s: Seconds, num_slots: int) -> Seconds:
-    """(slots, rows) When slots are free after many waves: each has taken trials of its own, one after another.
+    """(slots, rows) Return when slots are free after many waves: each has run its own trials, one after another.
 
-    The total time of a slot's share of the trials, whole trials aside, says where it stands between two ends: all
-    slots are at about the same point while times vary little, and anywhere when they vary. The total time of all trials
-    is kept.
+    A slot's total time, modulo one trial, says how far it is between two ends. If times vary little, all slots are at
+    about the same point, else anywhere. The total time of all trials is kept.
     """
     shared_s = head_s.reshape(-1, num_slots, head_s.shape[1]).sum(axis=0, dtype=np.float64)
     total_s = shared_s.mean(axis=0)
@@ -118,8 +115,8 @@ def _after_many(head_s: Seconds, num_slots: int) -> Seconds:
 
 # Total time and cost of a plan for many samples at once: the sums of `model.walk`, without its stages.
 #
-# A bill is a sum of times, each with the price of what is held meanwhile, but for instances that live shorter than
-# the billing minimum: what these owe beyond is added where it can be that there are any.
+# A bill is a sum of spans of time, each with the price of the instances held. Instances that live shorter than the
+# billing minimum owe more: that is added where there may be any.
 
 
 @dataclass(slots=True)
@@ -128,46 +125,51 @@ class _StartGroup:
 
     instances: int
     since: int
-    """The first of the spans of time in which they are billed."""
+    """Index of the first span in which they are billed; -1: held from the start."""
     held_s: float
-    """For how long they were billed before."""
+    """Seconds billed before."""
 
 
 @dataclass(slots=True)
 class _Bill:
-    """Spans of time one after another, and the price of each second of them."""
+    """Spans of time one after another, each with the price of its seconds."""
 
-    offer: Offer
+    rates: Rates
     market: Market
     groups: list[_StartGroup]
     """Oldest first."""
     held: int
-    price_usd_per_s: float = 0.0
-    head_usd_per_s: float = 0.0
     spans_s: list[Value] = field(default_factory=list)
     passed_s: list[Value] = field(default_factory=lambda: [0.0])
-    """When each span begins, and when the last one ends."""
+    """Start of each span, and the end of the last one."""
     usd_per_s: list[float] = field(default_factory=list)
     fixed_usd: float = 0.0
     extra_usd: list[Value] = field(default_factory=list)
 
-    def buy(self, market: Market) -> None:
-        """Everything from now on is of this market."""
-        self.market = market
-        per_instance = self.offer.billing == "per_instance"
-        self.price_usd_per_s = self.offer.market_price_usd_per_s(market) if per_instance else 0.0
+    def add(self, index: int, choice: StagePlan, times: Times) -> None:
+        """Add a stage: release what it does not need, start what it lacks, hold all while it lasts."""
+        if choice.market != self.market:
+            self.release(self.held)
+            self.market = choice.market
+        self.release(self.held - choice.instances)
+        started = choice.instances - self.held
+        if started > 0:
+            self._span(times.provision_s(index))
+            self.groups.append(_StartGroup(started, len(self.spans_s), 0.0))
+            self.held += started
+            self.fixed_usd += started * self.rates.once_usd
+            self._span(times.init_s(index, started))
+        replaced_per_s = self.rates.interruptions_per_hour / SECONDS_PER_HOUR if choice.market == "spot" else 0.0
+        self._span(times.stage_s(index, choice), choice.instances * replaced_per_s * self.rates.once_usd)
+        if self.rates.trials_usd_per_s[choice.market]:
+            self.extra_usd.append(self.rates.trials_usd(index, choice, times))
 
-    def span(self, seconds: Value, also_usd_per_s: float = 0.0) -> None:
+    def _span(self, seconds: Value, also_usd_per_s: float = 0.0) -> None:
         """Hold all instances for `seconds`."""
         self.spans_s.append(seconds)
         self.passed_s.append(self.passed_s[-1] + seconds)
-        self.usd_per_s.append(self.held * self.price_usd_per_s + self.head_usd_per_s + also_usd_per_s)
-
-    def start(self, instances: int) -> None:
-        """Start instances, and bill their data."""
-        self.groups.append(_StartGroup(instances, len(self.spans_s), 0.0))
-        self.held += instances
-        self.fixed_usd += instances * self.offer.once_usd_per_instance
+        price_usd_per_s = self.rates.prices_usd_per_s[self.market]
+        self.usd_per_s.append(self.held * price_usd_per_s + self.rates.head_usd_per_s + also_usd_per_s)
 
     def release(self, surplus: int) -> None:
         """Release `surplus` instances, those billed longest first."""
@@ -183,7 +185,7 @@ class _Bill:
 
     def _owed(self, group: _StartGroup, instances: int) -> None:
         """Bill released instances for the rest of the billing minimum; prepaid time costs nothing."""
-        price, minimum_s = self.price_usd_per_s, self.offer.minimum_billed_s
+        price, minimum_s = self.rates.prices_usd_per_s[self.market], self.rates.minimum_s
         if price == 0.0 or group.held_s >= minimum_s:
             return
         self.fixed_usd -= instances * price * (minimum_s - group.held_s if group.since < 0 else 0.0)
@@ -192,7 +194,7 @@ class _Bill:
             self.extra_usd.append(instances * price * np.maximum(0.0, minimum_s - lived_s))
 
     def sums(self) -> tuple[Value, Value]:
-        """Seconds and US dollars in all."""
+        """Return total seconds and US dollars."""
         both_usd: Value = self.fixed_usd
         arrays, weights = [], []
         for seconds, usd_per_s in zip(self.spans_s, self.usd_per_s, strict=True):
@@ -213,32 +215,8 @@ def totals(plan: Plan, offer: Offer, times: Times, held: Sequence[Cohort] = ()) 
     oldest_first = sorted(held, key=lambda cohort: -cohort.held_s)
     groups = [_StartGroup(cohort.instances, -1, float(cohort.held_s)) for cohort in oldest_first if cohort.instances]
     market: Market = held[0].market if held else plan.stages[0].market
-    bill = _Bill(offer, market, groups, sum(group.instances for group in groups))
-    bill.head_usd_per_s = offer.head_cost_usd(1.0)
-    bill.buy(market)
+    bill = _Bill(Rates.of(offer), market, groups, sum(group.instances for group in groups))
     for index, choice in enumerate(plan.stages):
-        _add(index, choice, bill, times)
+        bill.add(index, choice, times)
     bill.release(bill.held)
     return bill.sums()
-
-
-def _add(index: int, choice: StagePlan, bill: _Bill, times: Times) -> None:
-    """One stage: give back what it does not need, start what it lacks, hold all while it lasts."""
-    offer = bill.offer
-    if choice.market != bill.market:
-        bill.release(bill.held)
-        bill.buy(choice.market)
-    bill.release(bill.held - choice.instances)
-    if choice.instances > bill.held:
-        started = choice.instances - bill.held
-        bill.span(times.provision_s(index))
-        bill.start(started)
-        bill.span(times.init_s(index, started))
-    replaced_usd_per_s = 0.0
-    if choice.market == "spot" and offer.spot is not None:
-        rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
-        replaced_usd_per_s = choice.instances * rate * offer.once_usd_per_instance
-    bill.span(times.stage_s(index, choice), replaced_usd_per_s)
-    if offer.billing == "per_function":
-        share = choice.gpus_per_trial / offer.gpus
-        bill.extra_usd.append(offer.market_price_usd_per_s(choice.market) * share * times.busy_s(index, choice))

@@ -1,4 +1,4 @@
-"""Planning the rest of a job that runs: from what is held, spent and known now to the best plan from here on.
+"""Planning the rest of a running job, from the instances held, the time and money spent, and the speeds measured.
 
 Pure: the same state gives the same plan. SYNC makes stages additive (RubberBand §4.2), so the rest is a job of its own
 that starts with instances held, less time and less money.
@@ -6,13 +6,14 @@ that starts with instances held, less time and less money.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner import risk
-from rubberband.planner.sampling import Draws, varies
-from rubberband.planner.search import meets, plan
+from rubberband.planner.problem import Problem
+from rubberband.planner.sampling import Draws
+from rubberband.planner.search import best, meets
 from rubberband.planner.solver import Objective
 from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import Offer
@@ -20,38 +21,38 @@ from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, P
 from rubberband.values.profile import Profile
 
 SMALLEST_GAIN = 0.01
-"""Hysteresis: a plan that keeps its limits is left only for one that saves this share of what is left, and at least
-`SMALLEST_GAIN_USD` (or `SMALLEST_GAIN_S`, if time is what counts); and more than what is unsure about it."""
+"""Hysteresis: a plan that keeps its limits is left only for one that saves this share of the rest, and at least
+`SMALLEST_GAIN_USD` (or `SMALLEST_GAIN_S` for min_time), and more than the saving's standard deviation."""
 SMALLEST_GAIN_USD = 0.01
 SMALLEST_GAIN_S = 1.0
 PAIRED_CHUNKS = 4
-"""Chunks of samples that two plans are compared with."""
+"""Chunks of samples by which two plans are compared."""
 LOWER_CONFIDENCES = (0.9, 0.75, 0.5)
-"""Shares of the confidence that are tried where no plan reaches it."""
+"""Shares of the confidence to try where no plan reaches it."""
 _WORTH = 1.0
-"""Price of limits that are surely missed, in costs (or times) of the whole run: a late run is paid for nothing. Twice
-as much keeps hardly more of them where the true times are 30 % longer, half as much up to one in a hundred less."""
+"""Price of surely missed limits, in costs (or times) of the whole run: a late run is paid for nothing. Where the true
+times are 30 % longer, twice as much keeps hardly more limits, and half as much up to one in a hundred less."""
 _LIKELY = 0.5
-"""A change of later stages that may not be needed waits; one that is likely needed is planned for."""
+"""A change of later stages waits if the plan in force keeps the limits with this probability."""
 _LOST = 0.05
 """The limits are lost where no plan keeps them with a higher probability."""
 MOST_CHANGES = 3
-"""Stages that a reason names; the rest is counted."""
+"""Stages that a reason names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned:
-    """The plan for the rest of a job, and why it is the one."""
+    """The plan for the rest of a job, and the reason for it."""
 
     plan: Plan
-    """Whole; the stages before the first one that is left are as they were."""
+    """The whole plan; finished stages are unchanged."""
     prediction: Prediction
     """Prediction of the rest by `plan`: time from now, and the cost that is added to the bill from now on."""
     present: Prediction
-    """Of the rest by the plan that was in force."""
+    """Prediction of the rest by the plan in force before."""
     changed: bool
     keeps: bool
-    """Whether `plan` keeps the constraints, as surely as they ask."""
+    """Whether `plan` keeps the constraints, with their confidence."""
     reason: str
     """One line."""
 
@@ -60,95 +61,76 @@ class Replanned:
 class _Rest:
     """The job that is left."""
 
-    stages: Sequence[Stage]
-    profile: Profile
-    offer: Offer
-    limits: PlanningConstraints
-    """What is left of them."""
-    held: Sequence[Cohort]
-    objective: Objective
-    seed: int
-    speeds: Speeds | None
-    spent_s: float
-    spent_usd: float
+    problem: Problem
     draws: Draws | None
     """None if nothing varies."""
-    first: int
+    spent_s: float
+    spent_usd: float
+    first: str
     """The stage of the job that is the first one left."""
+
+    @property
+    def limits(self) -> PlanningConstraints:
+        """The limits of the job less time and money spent."""
+        return self.problem.constraints
+
+    @property
+    def by_cost(self) -> bool:
+        """Whether cost is the objective, not time."""
+        return self.problem.objective == "min_cost"
 
     def evaluate(self, choice: Plan) -> Planned:
         """Return the time and cost of a plan of the rest from now on, and its odds of keeping the limits."""
-        return risk.planned(
-            self.stages,
-            choice,
-            self.profile,
-            self.offer,
-            self.limits,
-            held=self.held,
-            seed=self.seed,
-            speeds=self.speeds,
-            draws=self.draws,
-        )
+        return risk.planned(self.problem, choice, self.draws)
 
     def value(self, planned: Planned) -> float:
         """Return the objective's value: US dollars, or seconds."""
-        return planned.prediction.cost_usd if self.objective == "min_cost" else planned.prediction.jct_s
+        return planned.prediction.cost_usd if self.by_cost else planned.prediction.jct_s
 
     def unsure(self, present: Planned, other: Planned) -> float | None:
-        """Standard deviation of the saving by `other`: both plans run on the same samples.
+        """Return the standard deviation of the saving by `other`, both on the same samples; None if nothing varies.
 
-        So it is little where the two differ in a stage only that goes well or badly for both of them. None if nothing
-        varies.
+        Shared luck cancels: a slow stage that both plans have does not count.
         """
         if self.draws is None:
             return None
         chunks = min(PAIRED_CHUNKS, self.draws.most_chunks)
-        one, two = (self.draws.evaluate(each.plan, chunks, self.held) for each in (present, other))
-        saves = one.cost_usd - two.cost_usd if self.objective == "min_cost" else one.jct_s - two.jct_s
+        one, two = (self.draws.evaluate(each.plan, chunks, self.problem.held) for each in (present, other))
+        saves = one.cost_usd - two.cost_usd if self.by_cost else one.jct_s - two.jct_s
         return float(saves.std())
 
     def worth(self, present: Planned) -> float:
-        """Worth of keeping the limits, in the unit of the objective.
+        """Return the worth of keeping the limits, in the unit of the objective.
 
-        The likelier the plan in force keeps them, the less: plans change in large steps, so that insurance against a
+        It falls as the plan in force gets likelier to keep them. Plans change in large steps, so insurance against a
         small risk costs as much as a rescue, and is mostly not needed.
         """
         at_risk = 1.0 - self.odds(present)
-        spent = self.spent_usd if self.objective == "min_cost" else self.spent_s
+        spent = self.spent_usd if self.by_cost else self.spent_s
         return _WORTH * at_risk * (self.value(present) + spent)
 
     def worth_the_time(self, present: Planned, sooner: Planned) -> bool:
-        """Whether what `sooner` saves of the whole time is worth what it costs, where the limits are lost anyway."""
-        if self.objective == "min_time":
+        """Return whether the time that `sooner` saves is worth its extra cost, where the limits are lost anyway."""
+        if not self.by_cost:
             return True
         share = (present.prediction.jct_s - sooner.prediction.jct_s) / (self.spent_s + present.prediction.jct_s)
         return sooner.prediction.cost_usd - present.prediction.cost_usd <= share * self.worth(present)
 
     def odds(self, planned: Planned) -> float:
-        """How likely a plan keeps the limits."""
+        """Return the probability that a plan keeps the limits."""
         return float(all(meets(planned.prediction, self.limits))) if planned.odds is None else planned.odds.p_both
 
     def best(self, limits: PlanningConstraints, objective: Objective) -> Planned | None:
-        """The best plan within `limits`, with the odds of keeping what is left; None if none keeps them."""
+        """Return the best plan within `limits`, with its odds of keeping those left; None if none keeps `limits`."""
         try:
-            found = plan(
-                self.stages,
-                self.profile,
-                self.offer,
-                limits,
-                "optimal",
-                objective,
-                held=self.held,
-                seed=self.seed,
-                speeds=self.speeds,
-            )
+            found = best(replace(self.problem, constraints=limits, objective=objective))
         except InfeasibleError:
             return None
-        box, asked = (replace(each, confidence=1.0) for each in (limits, self.limits))
-        return found if box == asked else self.evaluate(found.plan)
+        same = replace(limits, confidence=self.limits.confidence) == self.limits
+        return found if same else self.evaluate(found.plan)
 
     def kept(self, planned: Planned) -> bool:
-        """Whether a plan keeps the limits, as surely as they ask."""
+        """Return whether a plan keeps the limits, with their confidence."""
         return self.odds(planned) >= (1.0 if planned.odds is None else self.limits.confidence)
 
 
@@ -167,34 +149,34 @@ def replan(
     because: str = "",
     seed: int = 0,
     speeds: Speeds | None = None,
+    name_of: Callable[[int], str] = "stage {}".format,
 ) -> Replanned:
-    """The best plan from stage `done` on, with the instances `held` now and what is left of the `constraints`.
+    """Return the best plan from stage `done` on, with the instances `held` now and the rest of the `constraints`.
 
-    The plan in force stays while it keeps the constraints, unless another saves more than hysteresis asks for and more
-    than what is unsure about it. One that no longer keeps them stays where that is not worth what another costs more
-    (`_WORTH`), and where the next stage can stay as it is, later ones being decided on after it.
-    If none keeps them: the one that ends soonest within the budget, unless it costs a larger share of the whole than
-    that is worth; if not even the budget can be kept, the cheapest.
-    `because` (what differs from the plan's assumptions) goes into the reason; `speeds` are those of the
-    trials that go on.
+    * The plan in force stays while it keeps the constraints, unless another saves more than the hysteresis and the
+      saving's standard deviation.
+    * A plan that no longer keeps them stays if keeping them is worth less than another plan costs more (`_WORTH`). It
+      also stays if the next stage can stay as it is: later stages are decided after it.
+    * If no plan keeps the constraints, the one that ends soonest within the budget is taken, unless it costs more than
+      the time is worth. If none keeps the budget, the cheapest one is taken.
+
+    `because` (the differences from the plan's assumptions) goes into the reason; `speeds` are those of the trials that
+    go on, and `name_of(stage)` is the name of a stage in it.
 
     Raises InputError if no plan can exist at all.
     """
-    left = stages[done:]
-    rest = _Rest(
-        stages=left,
+    problem = Problem(
+        stages=stages[done:],
         profile=profile,
         offer=offer,
-        limits=_left(constraints, spent_s, spent_usd),
-        held=held,
+        constraints=_left(constraints, spent_s, spent_usd),
         objective=objective,
-        seed=seed,
+        held=held,
         speeds=speeds,
-        spent_s=spent_s,
-        spent_usd=spent_usd,
-        draws=Draws(left, profile, offer, seed=seed, speeds=speeds) if varies(profile, offer, speeds) else None,
-        first=done,
+        seed=seed,
     )
+    draws = problem.draws() if problem.varies else None
+    rest = _Rest(problem=problem, draws=draws, spent_s=spent_s, spent_usd=spent_usd, first=name_of(done))
     present = rest.evaluate(Plan(stages=current.stages[done:]))
     chosen, verdict = _choose(rest, present)
     changed = chosen.plan != present.plan
@@ -204,7 +186,7 @@ def replan(
         present=present.prediction,
         changed=changed,
         keeps=rest.kept(chosen),
-        reason=_reason(because, verdict, _changes(done, rest, present, chosen) if changed else ""),
+        reason=_reason(because, verdict, _changes(done, name_of, rest, present, chosen) if changed else ""),
     )
 
 
@@ -218,8 +200,8 @@ def _left(constraints: PlanningConstraints, spent_s: float, spent_usd: float) ->
 
 
 def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
-    """Return the plan to take, and the words about the one in force."""
-    best = rest.best(rest.limits, rest.objective)
+    """Return the plan to take, and the verdict on the one in force."""
+    best = rest.best(rest.limits, rest.problem.objective)
     if rest.kept(present):
         return _saves_enough(rest, present, best)
     if best is not None:
@@ -239,10 +221,10 @@ def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
 
 
 def _saves_enough(rest: _Rest, present: Planned, best: Planned | None) -> tuple[Planned, str]:
-    """Return the best plan where the one in force keeps the limits too, if it saves more than its uncertainty."""
+    """Return the best plan if it saves more than the uncertainty, where the plan in force keeps the limits too."""
     if best is None or best.plan == present.plan:
         return present, _holds(rest, present)
-    if not _gains(rest.objective, present.prediction, best.prediction):
+    if not _gains(rest.problem.objective, present.prediction, best.prediction):
         return present, _holds(rest, present)
     saves, unsure = rest.value(present) - rest.value(best), rest.unsure(present, best)
     if saves > (unsure or 0.0):
@@ -251,12 +233,12 @@ def _saves_enough(rest: _Rest, present: Planned, best: Planned | None) -> tuple[
 
 
 def _keeps_enough(rest: _Rest, present: Planned, best: Planned) -> tuple[Planned, str]:
-    """The best plan where the one in force may well not keep the limits, if that is worth what it costs more now."""
+    """Return the best plan if its extra cost is worth it, where the plan in force may miss the limits."""
     extra, more_likely = rest.value(best) - rest.value(present), rest.odds(best) - rest.odds(present)
     failing = f"the plan would {_failing(rest, present)}"
     later = _changed_later(rest, present, best)
     if later is not None and rest.odds(present) >= _LIKELY:
-        return present, f"{failing}; stage {rest.first} stays as it is, later ones can still change"
+        return present, f"{failing}; {rest.first} stays as it is, later ones can still change"
     if later is not None:
         return later, failing
     if extra <= more_likely * rest.worth(present):
@@ -265,8 +247,9 @@ def _keeps_enough(rest: _Rest, present: Planned, best: Planned) -> tuple[Planned
 
 
 def _changed_later(rest: _Rest, present: Planned, best: Planned) -> Planned | None:
-    """The plan that leaves the next stage as it is, and keeps the limits as surely by changing those after it; if that
-    is cheaper than to change now. The probability that it is needed is that of the plan in force not to keep them.
+    """Return the plan that leaves the next stage as it is and keeps the limits by changing later ones, if cheaper.
+
+    The later change is needed with the probability that the plan in force misses the limits.
     """
     extra = rest.value(best) - rest.value(present)
     if present.odds is None or extra <= 0.0 or len(present.plan.stages) == 1:
@@ -277,9 +260,9 @@ def _changed_later(rest: _Rest, present: Planned, best: Planned) -> Planned | No
 
 
 def _likeliest(rest: _Rest, present: Planned) -> Planned | None:
-    """The plan that is worth most where none keeps the limits as surely as is asked; None if they are lost anyway."""
+    """Return the plan worth most where none keeps the limits with the confidence; None if they are lost anyway."""
     asked = [share * rest.limits.confidence for share in LOWER_CONFIDENCES]
-    found = [rest.best(replace(rest.limits, confidence=each), rest.objective) for each in asked]
+    found = [rest.best(replace(rest.limits, confidence=each), rest.problem.objective) for each in asked]
     soonest = rest.best(replace(rest.limits, deadline_s=None), "min_time")
     planned = [present, *(each for each in (*found, soonest) if each is not None)]
     if max(map(rest.odds, planned)) <= _LOST:
@@ -288,7 +271,7 @@ def _likeliest(rest: _Rest, present: Planned) -> Planned | None:
 
 
 def _gains(objective: Objective, present: Prediction, other: Prediction) -> bool:
-    """Whether leaving the plan in force is worth it."""
+    """Return whether leaving the plan in force saves enough."""
     if objective == "min_time":
         return present.jct_s - other.jct_s >= max(SMALLEST_GAIN * present.jct_s, SMALLEST_GAIN_S)
     return present.cost_usd - other.cost_usd >= max(SMALLEST_GAIN * present.cost_usd, SMALLEST_GAIN_USD)
@@ -324,10 +307,10 @@ def _surely(rest: _Rest, planned: Planned) -> str:
     return "" if planned.odds is None else f" with a probability of {rest.limits.confidence:g}"
 
 
-def _changes(done: int, rest: _Rest, present: Planned, chosen: Planned) -> str:
+def _changes(done: int, name_of: Callable[[int], str], rest: _Rest, present: Planned, chosen: Planned) -> str:
     """Say how the new plan differs, and how much that costs or saves."""
     pairs = zip(present.plan.stages, chosen.plan.stages, strict=True)
-    changes = [_change(done + index, old, new) for index, (old, new) in enumerate(pairs) if old != new]
+    changes = [_change(name_of(done + index), old, new) for index, (old, new) in enumerate(pairs) if old != new]
     named = changes[:MOST_CHANGES]
     if len(changes) > MOST_CHANGES:
         left = len(changes) - MOST_CHANGES
@@ -335,7 +318,7 @@ def _changes(done: int, rest: _Rest, present: Planned, chosen: Planned) -> str:
     return f"{', '.join(named)} ({_difference(rest, present, chosen)})"
 
 
-def _change(stage: int, old: StagePlan, new: StagePlan) -> str:
+def _change(stage: str, old: StagePlan, new: StagePlan) -> str:
     parts = []
     if new.instances != old.instances:
         parts.append(f"{new.instances} instance{'' if new.instances == 1 else 's'} instead of {old.instances}")
@@ -346,14 +329,14 @@ def _change(stage: int, old: StagePlan, new: StagePlan) -> str:
         )
     if new.market != old.market:
         parts.append(f"{new.market.replace('_', ' ')} instances")
-    return f"stage {stage} gets {' and '.join(parts)}"
+    return f"{stage} gets {' and '.join(parts)}"
 
 
 def _difference(rest: _Rest, present: Planned, chosen: Planned) -> str:
     extra_usd = chosen.prediction.cost_usd - present.prediction.cost_usd
     extra_s = chosen.prediction.jct_s - present.prediction.jct_s
     unsure = rest.unsure(present, chosen)
-    by_cost = rest.objective == "min_cost"
+    by_cost = rest.by_cost
     cost = _usd(abs(extra_usd), unsure if by_cost else None)
     change = f"costs {cost} more" if extra_usd > 0.0 else f"saves {cost}"
     cost = change if abs(extra_usd) >= 5e-5 else "no dearer"
@@ -362,7 +345,7 @@ def _difference(rest: _Rest, present: Planned, chosen: Planned) -> str:
 
 
 def _amount(rest: _Rest, value: float, unsure: float | None) -> str:
-    return _usd(value, unsure) if rest.objective == "min_cost" else _seconds(value, unsure)
+    return _usd(value, unsure) if rest.by_cost else _seconds(value, unsure)
 
 
 def _usd(value_usd: float, unsure_usd: float | None) -> str:
@@ -377,7 +360,7 @@ def _seconds(value_s: float, unsure_s: float | None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """A span of time as text, in whole seconds where there are many."""
+    """Format a duration, in whole seconds from 10 s on."""
     return format_duration(round(abs(seconds), 0 if abs(seconds) >= 10.0 else 1))
 
 

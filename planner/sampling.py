@@ -1,7 +1,7 @@
-"""Samples of what a plan takes and costs where times vary (design/planning-model.md, Noise).
+"""Samples of a plan's time and cost where times vary (design/planning-model.md, Noise).
 
-Every candidate is evaluated with the same random numbers (common random numbers), so that plans differ by what they do
-and not by luck. Samples come in chunks: a decision that is clear after few needs no more. It searches nothing.
+Every candidate is evaluated with the same random numbers (common random numbers), so that luck does not tell plans
+apart. Samples come in chunks: a decision that is clear after few needs no more.
 """
 
 from __future__ import annotations
@@ -10,52 +10,57 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rubberband.planner.makespan import Seconds, makespan, totals
-from rubberband.planner.model import Step, check_plan, interruptions, summed, walk
+from rubberband.planner.model import Step, Times, Value, check_plan, interruptions, summed, walk
 from rubberband.planner.table import Floats
-from rubberband.values.chance import Law, Spread
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Cohort, Distribution, Market, Plan, Prediction, Speeds, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import FIXED, Law, Profile, Spread
 
 CHUNK = 1024
-"""Samples in a chunk: a power of two, as stages of many trials have fewer rows that are repeated."""
+"""Samples in a chunk: a power of two, as stages of many trials have fewer rows, which are repeated."""
 MOST_SAMPLES = 20 * CHUNK
 _MOST_PER_STAGE = 65_536
 _FEWEST_ROWS = 32
-"""The more trials a stage has, the less its time varies: so many numbers, and rows, are enough for it."""
+"""Numbers, and rows, that are enough for one stage: the more trials it has, the less its time varies."""
 _MOST_DRAWN = 20_000_000
 _MOST_KEPT = 10_000_000
 _LEVELS = 2**16
-_Key = tuple[int, int, int, Market]
 _FEW_NUMBERS = 100_000
-"""So many are remembered from one job to the next."""
+"""Up to this size, random numbers are kept from one job to the next."""
 _SLOWNESS_LEAST = 1e-9
-"""Of a trial that takes no time at all, as the normal law allows."""
+"""Least slowness: the normal law allows trials that take no time."""
 
 
 def varies(profile: Profile, offer: Offer, speeds: Speeds | None = None) -> bool:
-    """Return whether anything about a job on an offer is noisy, or its trials are known to differ."""
+    """Return whether any time of a job on an offer is noisy, or its trials are known to differ."""
     taken_away = offer.spot is not None and offer.spot.interruptions_per_hour > 0.0
     differs = speeds is not None and not speeds.plain
     starts_vary = not (offer.provision_spread.certain and offer.init_spread.certain)
     return profile.varies or taken_away or starts_vary or differs
 
 
+def steady(profile: Profile, offer: Offer) -> tuple[Profile, Offer]:
+    """Return a profile and an offer without anything that varies: on demand, at mean times."""
+    fixed = replace(offer, provision_spread=FIXED, init_spread=FIXED, spot=None)
+    return replace(profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0, mean_cv=0.0), fixed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """What one plan takes and costs, S times."""
+    """Time and cost of one plan, S times."""
 
     jct_s: Floats
     """(S,)"""
     cost_usd: Floats
     """(S,)"""
     walked: Sequence[Step]
-    """What every stage takes and costs: numbers, or arrays of S."""
+    """Time and cost of every stage: numbers, or arrays of S."""
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -66,7 +71,7 @@ class Samples:
         )
 
     def prediction(self, plan: Plan, profile: Profile, offer: Offer) -> Prediction:
-        """Means and quantiles."""
+        """Return means and quantiles."""
         return replace(
             summed(plan, profile, offer, self.steps),
             jct=distribution(self.jct_s),
@@ -76,7 +81,7 @@ class Samples:
 
 
 def distribution(values: Floats) -> Distribution:
-    """Mean and quantiles of a sample."""
+    """Return mean and quantiles of a sample."""
     p10, p50, p90, p95 = np.quantile(values, [0.1, 0.5, 0.9, 0.95]).tolist()
     return Distribution(mean=float(values.mean()), p10=p10, p50=p50, p90=p90, p95=p95)
 
@@ -102,7 +107,7 @@ def sample(
 
 
 class Draws:
-    """The random numbers of a job, drawn when they are first needed."""
+    """Random numbers of a job, drawn when they are first needed."""
 
     def __init__(
         self,
@@ -115,10 +120,10 @@ class Draws:
         lane: int = 0,
         widest: int = 0,
     ) -> None:
-        """Draw nothing yet. With `speeds`, `stages` are the rest of a job; else nothing is known of its trials.
+        """Draw nothing yet. With `speeds`, `stages` are the rest of a job; else its trials are unknown.
 
-        Lanes of one job have numbers of their own, but share the error of the profile's mean; `widest` is the most
-        trials in a stage of any of them.
+        Lanes of one job have their own numbers, but share the error of the profile's mean. `widest` is the most trials
+        in a stage of any lane.
         """
         assert speeds is None or len(speeds.factors) == stages[0].trials, "every trial that goes on has a speed"
         self._lane, self._widest = lane, max(widest, *(stage.trials for stage in stages))
@@ -126,13 +131,14 @@ class Draws:
         self.rows = CHUNK
         numbers = sum(stage.trials * rows_of(stage.trials) for stage in stages)
         self.most_chunks = max(4, min(MOST_SAMPLES // CHUNK, _MOST_DRAWN // numbers))
-        """As many as time bears."""
+        """Limited by the time to draw them."""
         self._kept = max(2, _MOST_KEPT // numbers)
-        """As many as memory bears."""
+        """Chunks kept, limited by memory."""
         self._chunks: list[Chunk] = []
+        self._means: Derived | None = None
 
     def chunk(self, index: int) -> Chunk:
-        """The chunk `index`; the same numbers whenever it is asked for."""
+        """Return chunk `index`, always with the same numbers."""
         while len(self._chunks) <= index:
             number = len(self._chunks)
             seed, keep = (self.seed + self._lane, number), number < self._kept
@@ -141,14 +147,14 @@ class Draws:
         return self._chunks[index]
 
     def _mean_error(self, number: int) -> Seconds:
-        """(1, rows) How much longer than profiled all trials take, as long as none of them has been seen."""
+        """(1, rows) Factor by which all trials are slower than profiled, as long as none was measured."""
         rows = rows_of(self._widest)
         if self.profile.mean_cv == 0.0:
             return np.ones((1, rows), np.float32)
         return _lognormal(self.profile.mean_cv, _normals((self.seed, number, 0, 7), (1, rows)))
 
     def evaluate(self, plan: Plan, num_chunks: int, held: Sequence[Cohort] = ()) -> Samples:
-        """The samples of the first chunks of a plan that fits the job, stage by stage."""
+        """Return the samples of the first chunks of a plan that fits the job, stage by stage."""
         steps = walk(plan, self.offer, self._joined(range(num_chunks)), held)
         jct_s = sum(step.provisioning_s + step.duration_s for step in steps)
         cost_usd = sum(step.cost_usd for step in steps)
@@ -156,22 +162,24 @@ class Draws:
         return Samples(jct_s=jct_s * ones, cost_usd=cost_usd * ones, walked=steps)
 
     def totals(self, plan: Plan, chunks: range, held: Sequence[Cohort] = ()) -> tuple[Floats, Floats]:
-        """What the plan takes and costs in the samples of some chunks."""
+        """Return time and cost of the plan in the samples of some chunks."""
         ones = np.ones(len(chunks) * self.rows)
         jct_s, cost_usd = totals(plan, self.offer, self._joined(chunks), held)
         return jct_s * ones, cost_usd * ones
 
-    def _joined(self, indices: range) -> Chunk | _Joined:
+    def _joined(self, indices: range) -> Times:
         chunks = [self.chunk(index) for index in indices]
-        return chunks[0] if len(chunks) == 1 else _Joined(chunks)
+        return chunks[0] if len(chunks) == 1 else Derived(chunks, _one_after_another)
 
     def least(self, plan: Plan, held: Sequence[Cohort] = ()) -> tuple[float, float]:
         """Return mean seconds of a plan in the first chunk, and a lower bound of its mean cost: bills are convex."""
-        return totals(plan, self.offer, self.chunk(0).means, held)
+        if self._means is None:
+            self._means = Derived([self.chunk(0)], _mean)
+        return totals(plan, self.offer, self._means, held)
 
 
 def rows_of(trials: int) -> int:
-    """Rows of the samples of a stage: all of a chunk, or fewer of very many trials."""
+    """Return the rows of a stage's samples: all of a chunk, or fewer for very many trials."""
     rows = CHUNK
     while rows > _FEWEST_ROWS and trials * rows > _MOST_PER_STAGE:
         rows //= 2
@@ -182,7 +190,7 @@ def rows_of(trials: int) -> int:
 class Chunk:
     """`rows` samples of everything: the `Times` of a walk, as arrays (rows,).
 
-    What the trials take is in single precision, (trials, rows of the stage): very many of them need fewer rows, which
+    Durations of trials are in single precision, (trials, rows of the stage). Very many trials need fewer rows, which
     are then repeated.
     """
 
@@ -194,72 +202,59 @@ class Chunk:
     keep: bool
     """Whether the numbers are kept for the next candidate, or drawn again."""
     mean_error: Seconds
-    """(1, rows of the job's widest stage) How much longer than profiled all trials take."""
+    """(1, rows of the job's widest stage) Factor by which all trials are slower than profiled."""
     speeds: Speeds | None = None
     _own: dict[int, Seconds] = field(default_factory=dict)
     _factors: dict[int, Seconds] = field(default_factory=dict)
-    _maxima: dict[int, Floats] = field(default_factory=dict)
-    _totals: dict[int, Floats] = field(default_factory=dict)
+    _reduced: dict[tuple[int, str], Floats] = field(default_factory=dict)
     _trials: tuple[tuple[int, int, str], Seconds] | None = None
-    """What the trials of a stage take by a choice: the last one that was asked for."""
-    _stages: dict[_Key, tuple[float | Floats, float | Floats | None]] = field(default_factory=dict)
+    """Durations of the trials of a stage by a choice: the last one asked for."""
+    _stages: dict[tuple[int, int, int, Market], tuple[Value, Value | None]] = field(default_factory=dict)
     _inits: dict[int, list[Floats]] = field(default_factory=dict)
     _init_rngs: dict[int, np.random.Generator] = field(default_factory=dict)
     _provisions: dict[int, Floats] = field(default_factory=dict)
-    _means: Means | None = None
 
-    @property
-    def means(self) -> Means:
-        """What all of it takes on average."""
-        if self._means is None:
-            self._means = Means(self)
-        return self._means
-
-    def provision_s(self, index: int) -> float | Floats:
+    def provision_s(self, index: int) -> Value:
         """SCALE before stage `index`."""
         if self.offer.provision_spread.certain:
             return self.offer.provision_delay_s
         if index not in self._provisions:
-            self._provisions[index] = _factors(self.offer.provision_spread, self._rng(index, 1), self.rows)
+            self._provisions[index] = spread_factors(self.offer.provision_spread, self._rng(index, 1), self.rows)
         return self.offer.provision_delay_s * self._provisions[index]
 
-    def init_s(self, index: int, started: int) -> float | Floats:
-        """The slowest of `started` INIT_INSTANCE nodes: more of them are never faster."""
+    def init_s(self, index: int, started: int) -> Value:
+        """INIT_INSTANCE of the slowest of `started` instances: more of them are never faster."""
         if self.offer.init_spread.certain:
             return self.offer.init_delay_s
         rng = self._init_rngs.setdefault(index, self._rng(index, 2))
         slowest = self._inits.setdefault(index, [])
         while len(slowest) < started:
-            drawn = _factors(self.offer.init_spread, rng, self.rows)
+            drawn = spread_factors(self.offer.init_spread, rng, self.rows)
             slowest.append(np.maximum(slowest[-1], drawn) if slowest else drawn)
         return self.offer.init_delay_s * slowest[started - 1]
 
-    def stage_s(self, index: int, choice: StagePlan) -> float | Floats:
-        """List scheduling: a free slot takes the next trial; the stage ends with its last one."""
+    def stage_s(self, index: int, choice: StagePlan) -> Value:
+        """From the first trial's start to SYNC: a free slot takes the next trial (list scheduling)."""
         return self._stage(index, choice)[0]
 
-    def busy_s(self, index: int, choice: StagePlan) -> float | Floats:
-        """What the trials take in all, where that is billed."""
+    def busy_s(self, index: int, choice: StagePlan) -> Value:
+        """Sum of the durations of the trials, where that is billed."""
         busy_s = self._stage(index, choice)[1]
         assert busy_s is not None, "instances are billed, busy or not"
         return busy_s
 
-    def key(self, index: int, choice: StagePlan) -> _Key:
-        """What the times of a stage depend on: its index, its slots, GPUs per trial and market."""
+    def _stage(self, index: int, choice: StagePlan) -> tuple[Value, Value | None]:
         num_slots = min(self.stages[index].trials, slots(choice.instances, self.offer.gpus, choice.gpus_per_trial))
-        return index, num_slots, choice.gpus_per_trial, choice.market
-
-    def _stage(self, index: int, choice: StagePlan) -> tuple[float | Floats, float | Floats | None]:
-        key = self.key(index, choice)
+        key = (index, num_slots, choice.gpus_per_trial, choice.market)
         if key not in self._stages:
-            stage_s, busy_s = self._schedule(index, key[1], choice)
+            stage_s, busy_s = self._schedule(index, num_slots, choice)
             self._stages[key] = self._repeated(stage_s), None if busy_s is None else self._repeated(busy_s)
         return self._stages[key]
 
-    def _repeated(self, values: float | Floats) -> float | Floats:
+    def _repeated(self, values: Value) -> Value:
         return values if isinstance(values, float) else np.tile(values, self.rows // len(values))
 
-    def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[float | Floats, float | Floats | None]:
+    def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[Value, Value | None]:
         stage, profile = self.stages[index], self.profile
         work_s = stage.iterations * profile.iteration_s(choice.gpus_per_trial)
         is_billed = self.offer.billing == "per_function"
@@ -269,17 +264,17 @@ class Chunk:
                 waves = -(-stage.trials // num_slots)
                 return waves * (startup_s + work_s), stage.trials * (startup_s + work_s)
             if num_slots == stage.trials:
-                busy_s = stage.trials * startup_s + work_s * self._total(index) if is_billed else None
-                return startup_s + work_s * self._slowest(index), busy_s
+                busy_s = stage.trials * startup_s + work_s * self._over_trials(index, "sum") if is_billed else None
+                return startup_s + work_s * self._over_trials(index, "max"), busy_s
         trials_s = self._trials_s(index, choice, work_s)
         return makespan(trials_s, num_slots), trials_s.sum(axis=0, dtype=np.float64) if is_billed else None
 
     def _varies(self, index: int) -> bool:
-        """Whether the trials of a stage train for unlike times."""
+        """Return whether the training times of a stage's trials differ."""
         return self.speeds is not None or self.profile.stage_cv(self.stages[index].iterations) > 0.0
 
     def _trials_s(self, index: int, choice: StagePlan, work_s: float) -> Seconds:
-        """(trials, rows of the stage) What each trial takes in all."""
+        """(trials, rows of the stage) Return the duration of each trial."""
         key = (index, choice.gpus_per_trial, choice.market)
         if self._trials is None or self._trials[0] != key:
             trials_s = self.startup_s(index) + np.float32(work_s) * self.factor(index)
@@ -288,18 +283,16 @@ class Chunk:
             self._trials = key, trials_s
         return self._trials[1]
 
-    def _slowest(self, index: int) -> Floats:
-        if index not in self._maxima:
-            self._maxima[index] = self.factor(index).max(axis=0).astype(float)
-        return self._maxima[index]
-
-    def _total(self, index: int) -> Floats:
-        if index not in self._totals:
-            self._totals[index] = self.factor(index).sum(axis=0, dtype=np.float64)
-        return self._totals[index]
+    def _over_trials(self, index: int, reduction: Literal["max", "sum"]) -> Floats:
+        """(rows,) Return the largest factor of the stage's trials, or their sum."""
+        if (index, reduction) not in self._reduced:
+            factor = self.factor(index)
+            reduced = factor.max(axis=0) if reduction == "max" else factor.sum(axis=0, dtype=np.float64)
+            self._reduced[index, reduction] = reduced.astype(np.float64)
+        return self._reduced[index, reduction]
 
     def startup_s(self, index: int) -> np.float32 | Seconds:
-        """(trials, rows) How long each trial takes to start in the stage; one number where that does not vary."""
+        """(trials, rows) Return the start-up time of each trial in the stage; one number where it does not vary."""
         if not self.profile.startup_varies:
             return np.float32(self.profile.trial_startup_s)
         drawn = self._noise(self.profile.startup_cv, index, 4, "lognormal")
@@ -307,9 +300,9 @@ class Chunk:
         return startups_s
 
     def factor(self, index: int) -> Seconds:
-        """(trials, rows) How much longer than the profile's mean each trial trains in the stage.
+        """(trials, rows) Return the factor by which each trial's training in the stage is slower than the profile.
 
-        It is the product of what is the trial's own, the same in all of its stages, and of what is the stage's.
+        It is the product of the trial's own factor, the same in all of its stages, and of the stage's noise.
         """
         if index in self._factors:
             return self._factors[index]
@@ -322,7 +315,7 @@ class Chunk:
         return drawn
 
     def _own_factor(self, index: int) -> Seconds:
-        """(trials, rows) How much slower than the profile each trial of the stage is, all along."""
+        """(trials, rows) Return the factor by which each trial of the stage is slower in all of its stages."""
         first = _bracket(self.stages, index)
         own_s = self._own.get(first)
         if own_s is None:
@@ -335,11 +328,11 @@ class Chunk:
         return np.concatenate([self._survivors(own_s, self.stages[index].trials, rng) for _ in range(copies)], axis=1)
 
     def _survivors(self, own_s: Seconds, trials: int, rng: np.random.Generator) -> Seconds:
-        """So many of the trials in each row: any of them, or the better ones of a metric that goes with the speed."""
+        """Pick `trials` of the trials in each row: at random, or by a metric that is correlated with speed."""
         correlation = self.speeds.with_metric if self.speeds is not None else 0.0
         if correlation == 0.0:
             return own_s[rng.permutation(len(own_s))[:trials]]
-        # It goes with the speed as far as has been seen (a Gaussian copula).
+        # A Gaussian copula with the measured correlation.
         slowness = np.log(np.maximum(own_s, _SLOWNESS_LEAST))
         spread = slowness.std(axis=0)
         slowness = (slowness - slowness.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0)
@@ -372,9 +365,9 @@ class Chunk:
         return drawn.reshape(shape)
 
     def _lost_s(self, index: int, choice: StagePlan, trials_s: Seconds) -> Seconds:
-        """(trials, rows) Seconds that interruptions cost each trial: a Poisson number of them, each as long.
+        """(trials, rows) Return the seconds that each trial loses to interruptions, a Poisson number of them.
 
-        Trials that share an instance are interrupted together. As slots are filled in order, these are neighbours.
+        Trials that share an instance are interrupted together. They are neighbours, as slots are filled in order.
         """
         spot, stage = self.offer.spot, self.stages[index]
         assert spot is not None, "a plan uses the markets that its offer has"
@@ -394,63 +387,42 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
-    """The samples of several chunks, one after another: the `Times` of a walk."""
+class Derived:
+    """Times derived from those of chunks: the `Times` of a walk. Each value is computed once."""
 
     chunks: Sequence[Chunk]
+    combine: Callable[[list[Value]], Value]
+    _known: dict[tuple[Any, ...], Value] = field(default_factory=dict)
 
-    def provision_s(self, index: int) -> float | Floats:
-        """SCALE."""
-        return _in_turn([chunk.provision_s(index) for chunk in self.chunks])
+    def provision_s(self, index: int) -> Value:
+        return self._value(Chunk.provision_s, index)
 
-    def init_s(self, index: int, started: int) -> float | Floats:
-        """The slowest of `started` INIT_INSTANCE nodes."""
-        return _in_turn([chunk.init_s(index, started) for chunk in self.chunks])
+    def init_s(self, index: int, started: int) -> Value:
+        return self._value(Chunk.init_s, index, started)
 
-    def stage_s(self, index: int, choice: StagePlan) -> float | Floats:
-        """From the first trial's start to SYNC."""
-        return _in_turn([chunk.stage_s(index, choice) for chunk in self.chunks])
+    def stage_s(self, index: int, choice: StagePlan) -> Value:
+        return self._value(Chunk.stage_s, index, choice)
 
-    def busy_s(self, index: int, choice: StagePlan) -> float | Floats:
-        """What the trials take in all."""
-        return _in_turn([chunk.busy_s(index, choice) for chunk in self.chunks])
+    def busy_s(self, index: int, choice: StagePlan) -> Value:
+        return self._value(Chunk.busy_s, index, choice)
 
-
-def _in_turn(values: Sequence[float | Floats]) -> float | Floats:
-    return values[0] if isinstance(values[0], float) else np.concatenate(values)
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """The means of a chunk's samples: the `Times` of a walk, as floats."""
-
-    chunk: Chunk
-    _known: dict[tuple[object, ...], float] = field(default_factory=dict)
-
-    def provision_s(self, index: int) -> float:
-        """SCALE."""
-        return self._mean((index,), self.chunk.provision_s, index)
-
-    def init_s(self, index: int, started: int) -> float:
-        """The slowest of `started` INIT_INSTANCE nodes."""
-        return self._mean((index, started), self.chunk.init_s, index, started)
-
-    def stage_s(self, index: int, choice: StagePlan) -> float:
-        """From the first trial's start to SYNC."""
-        return self._mean(self.chunk.key(index, choice), self.chunk.stage_s, index, choice)
-
-    def busy_s(self, index: int, choice: StagePlan) -> float:
-        """What the trials take in all."""
-        return self._mean((*self.chunk.key(index, choice), "busy"), self.chunk.busy_s, index, choice)
-
-    def _mean(self, key: tuple[object, ...], values: Callable[..., float | Floats], *asked: object) -> float:
+    def _value(self, times: Callable[..., Value], *arguments: Any) -> Value:
+        key = (times, *arguments)
         if key not in self._known:
-            self._known[key] = float(np.mean(values(*asked)))
+            self._known[key] = self.combine([times(chunk, *arguments) for chunk in self.chunks])
         return self._known[key]
 
 
+def _one_after_another(values: list[Value]) -> Value:
+    return values[0] if isinstance(values[0], float) else np.concatenate(values)
+
+
+def _mean(values: list[Value]) -> float:
+    return float(np.mean(values[0]))
+
+
 def _bracket(stages: Sequence[Stage], index: int) -> int:
-    """The stage in which the trials of stage `index` began: more trials than before are those of another bracket."""
+    """Return the stage in which the trials of stage `index` began: where trials increase, another bracket begins."""
     while index > 0 and stages[index].trials <= stages[index - 1].trials:
         index -= 1
     return index
@@ -458,7 +430,7 @@ def _bracket(stages: Sequence[Stage], index: int) -> int:
 
 @lru_cache(maxsize=1)
 def _levels() -> Seconds:
-    """The means of 2**16 equally likely parts of the standard normal law, in order."""
+    """Return the means of 2**16 equally likely parts of the standard normal law, in order."""
     fine = np.linspace(-7.0, 7.0, 200_001)
     density = np.exp(-fine * fine / 2.0) / math.sqrt(2.0 * math.pi)
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2.0)]) * (fine[1] - fine[0])
@@ -470,12 +442,12 @@ def _levels() -> Seconds:
 
 @lru_cache(maxsize=32)
 def _factor_levels(cv: float, law: Law) -> Seconds:
-    """Factors for all levels: where many are drawn, each is computed once."""
+    """Return factors for all levels: where many are drawn, each is computed once."""
     return _noisy(cv, law, _levels())
 
 
 def _noisy(cv: float, law: Law, normals: Seconds) -> Seconds:
-    """Factors with mean 1."""
+    """Return factors with mean 1."""
     if law == "normal":
         factors: Seconds = np.maximum(np.float32(0.0), np.float32(1.0) + np.float32(cv) * normals)
         return factors
@@ -488,13 +460,13 @@ def _normals(seed: tuple[int, ...], shape: tuple[int, int]) -> Seconds:
 
 
 def _bits(seed: tuple[int, ...], size: int) -> npt.NDArray[np.uint16]:
-    """Which of the levels are drawn, by 16 random bits each: four at the price of one."""
+    """Draw levels by 16 random bits each: four from one random number."""
     drawn = np.random.PCG64(seed).random_raw(-(-size // 4)).view(np.uint16)[:size]
     drawn.flags.writeable = False
     return drawn
 
 
-# Plans that are asked for one after another are of jobs that are alike, and their samples begin with the same seed.
+# Successive plans are mostly of similar jobs, whose samples begin with the same seed.
 _few_bits = lru_cache(maxsize=128)(_bits)
 
 
@@ -504,14 +476,14 @@ def _lognormal(cv: float, normals: Seconds) -> Seconds:
     return factors
 
 
-def _factors(spread: Spread, rng: np.random.Generator, size: int) -> Floats:
+def spread_factors(spread: Spread, rng: np.random.Generator, size: int) -> Floats:
     if spread.samples:
         return rng.choice(np.array(spread.samples), size)
     return _lognormal(spread.cv, rng.standard_normal(size))
 
 
 def poisson(uniforms: Seconds, means: Seconds) -> Seconds:
-    """Poisson numbers by inversion: the same uniforms give never fewer for a larger mean."""
+    """Return Poisson numbers by inversion: equal uniforms never give fewer for a larger mean."""
     term = np.exp(-means)
     below, count = term.copy(), np.zeros_like(means)
     for number in range(1, 1000):

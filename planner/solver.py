@@ -1,7 +1,7 @@
-"""The exact search: label-setting over (stage, instances held), pruned by Lagrangian bounds (RubberBand §4, exactly).
+"""The exact search: label-setting over (stage, instances held), pruned by Lagrangian bounds (RubberBand §4).
 
-The paper's Algorithm 2 is a greedy descent; this one finds a plan that no other beats. It knows no file format and
-raises nothing: no plan within the limits is None.
+The paper's Algorithm 2 is a greedy descent; this one finds a plan that no other beats. If no plan is within the limits
+it returns None; it raises nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from rubberband.planner.labels import (
     undominated,
 )
 from rubberband.planner.table import Bools, Floats, Ints, StageTable, distinct
+from rubberband.values.plan import PlanningConstraints
 
 Objective = Literal["min_cost", "min_time"]
 OBJECTIVES: tuple[Objective, Objective] = ("min_time", "min_cost")
@@ -34,11 +35,11 @@ Path = list[tuple[int, int]]
 
 _FAR = np.geomspace(1 / 64, 4096, 19)
 _NEAR = np.geomspace(1 / 64, 64, 12)
-"""Shares of cost per second that time is weighed with."""
+"""Weights of time, as shares of cost per second."""
 _SLOPES = np.geomspace(1 / 256, 256, 40)
 _PARTS = 2
 _NEAR_ROWS = 24
-"""So many relaxations are looked at for one part of the frontier."""
+"""Relaxations that bound one part of the frontier."""
 _PAIRS_AT_ONCE = 1_000_000
 _BOUNDS_AT_ONCE = 50_000
 _FEW_STATES = 500
@@ -46,38 +47,62 @@ _FEW_STATES = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """The plans of interest: those that take and cost no more than this."""
+    """The plans of interest: those within this time and cost."""
 
     time_s: float = np.inf
     cost_usd: float = np.inf
 
+    @classmethod
+    def of(cls, constraints: PlanningConstraints) -> Box:
+        """Return the box of all plans that keep deadline and budget."""
+        return cls(
+            time_s=np.inf if constraints.deadline_s is None else constraints.deadline_s,
+            cost_usd=np.inf if constraints.max_cost_usd is None else constraints.max_cost_usd,
+        )
+
+    def limits_kept(self, time_s: Any, cost_usd: Any) -> tuple[Any, Any]:
+        """Return whether plans are in time, and in budget, up to the rounding of floats: for numbers or arrays."""
+        return time_s <= self.time_s + TIME_TOLERANCE_S, cost_usd <= self.cost_usd + COST_TOLERANCE_USD
+
     def holds(self, time_s: Floats, cost_usd: Floats) -> Bools:
-        """Which of the plans lie in the box, up to the rounding of floats."""
-        inside: Bools = (time_s <= self.time_s + TIME_TOLERANCE_S) & (cost_usd <= self.cost_usd + COST_TOLERANCE_USD)
+        """Return which of the plans lie in the box."""
+        in_time, in_budget = self.limits_kept(time_s, cost_usd)
+        inside: Bools = in_time & in_budget
         return inside
 
+    def within(self, objective: Objective, upper: float) -> Box:
+        """Return the part of the box whose plans reach an objective of `upper` or better."""
+        if objective == "min_cost":
+            return Box(time_s=self.time_s, cost_usd=min(upper, self.cost_usd))
+        return Box(time_s=min(upper, self.time_s), cost_usd=self.cost_usd)
+
     def limits(self, rows: Rows) -> Floats:
-        """(R,) What a plan in the box weighs at most in each row."""
+        """(R,) The most that a plan in the box weighs in each row, with room for the rounding of sums."""
         with np.errstate(invalid="ignore"):
             time_s = np.where(rows.time_weight > 0, rows.time_weight * (self.time_s + 2 * TIME_TOLERANCE_S), 0.0)
             cost_usd = np.where(rows.cost_weight > 0, rows.cost_weight * (self.cost_usd + 2 * COST_TOLERANCE_USD), 0.0)
         total: Floats = time_s + cost_usd
-        return total
+        return total + 1e-12 * np.abs(np.where(np.isfinite(total), total, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPlan:
-    """A plan's choices, and what it takes and costs."""
+    """A plan's choices, with its time and cost."""
 
     time_s: float
     cost_usd: float
     path: Path
 
+    def rank(self, objective: Objective) -> tuple[float, float]:
+        """Return the objective and the other figure, rounded: the lowest is the best."""
+        time_s, cost_usd = round(self.time_s, 6), round(self.cost_usd, 9)
+        return (cost_usd, time_s) if objective == "min_cost" else (time_s, cost_usd)
+
 
 def solve(
     table: StageTable, box: Box, objective: Objective = "min_cost", *, constant: bool = False
 ) -> FoundPlan | None:
-    """The best plan in `box`, or None if there is none; `constant` allows one instance count for all stages.
+    """Return the best plan in `box`, or None; `constant` allows one instance count for all stages.
 
     The best has the lowest cost and, among those, the shortest time (`min_time`: the other way round), then the
     fewest instances held over the stages, then the fewest GPUs per trial.
@@ -89,13 +114,10 @@ def solve(
 
 
 def _best_constant(table: StageTable, box: Box, objective: Objective) -> FoundPlan | None:
-    """The best plan with one instance count for all stages, where each has one option: they are few enough to try."""
-    every = np.arange(len(table.instances))
-    labels, layers, parents = start(table), list[Labels](), np.zeros_like(every)
-    for stage in range(table.num_stages):
-        labels = extend(table, stage, labels, parents, every, np.zeros_like(every))
-        layers.append(labels)
-        parents = every
+    """Try every instance count for all stages at once, where each stage has one option."""
+    paths = np.arange(len(table.instances))[:, None].repeat(table.num_stages, axis=1)
+    layers = _carried_out(table, paths, np.zeros_like(paths))
+    labels = layers[-1]
     if objective == "min_time" and not np.isfinite(box.cost_usd):
         box, objective = Box(time_s=min(box.time_s, float(labels.time_s.min()))), "min_cost"
     layers[-1] = labels.take(box.holds(labels.time_s, labels.cost_usd))
@@ -103,14 +125,14 @@ def _best_constant(table: StageTable, box: Box, objective: Objective) -> FoundPl
 
 
 def several(table: StageTable, box: Box, objective: Objective, *, constant: bool = False, most: int) -> list[FoundPlan]:
-    """The best plan in `box` and up to `most` - 1 others that the search has met, best first; none if there is none."""
+    """Return the best plan in `box` and up to `most` - 1 others that the search has met, best first."""
     if objective == "min_time" and not np.isfinite(box.cost_usd):
         fastest_s = float(relax(table, make_rows(table, np.zeros(0), with_time=True), constant=constant).root[0])
         box, objective = Box(time_s=min(box.time_s, fastest_s)), "min_cost"
     relaxed, lowest, best = _bracket(table, box, objective, constant)
     reach = best if best is not None else (box.cost_usd if objective == "min_cost" else box.time_s)
     for upper in _widening(table, box, relaxed, objective, lowest, reach):
-        smaller = _shrunk(box, objective, upper)
+        smaller = box.within(objective, upper)
         layers = label_setting(table, _Rooms.of(smaller, relaxed.rows), relaxed, constant=constant)
         if len(layers) == table.num_stages:
             layers[-1] = layers[-1].take(smaller.holds(layers[-1].time_s, layers[-1].cost_usd))
@@ -119,50 +141,36 @@ def several(table: StageTable, box: Box, objective: Objective, *, constant: bool
     return []
 
 
-def _shrunk(box: Box, objective: Objective, upper: float) -> Box:
-    """The part of `box` whose plans reach an objective of `upper` or better."""
-    if objective == "min_cost":
-        return Box(time_s=box.time_s, cost_usd=min(upper, box.cost_usd))
-    return Box(time_s=min(upper, box.time_s), cost_usd=box.cost_usd)
-
-
 def _widening(
     table: StageTable, box: Box, relaxed: Relaxed, objective: Objective, lowest: float, reach: float
 ) -> list[float]:
-    """Upper bounds on the objective to try in turn, up to `reach`: near the lower bound, few labels survive."""
+    """Return upper bounds on the objective to try in turn, up to `reach`: near the lower bound, few labels survive."""
     if not np.isfinite(reach) or reach <= lowest * (1.0 + 1e-9):
         return [reach]
-    rooms = _Rooms.of(_shrunk(box, objective, reach), relaxed.rows)
+    rooms = _Rooms.of(box.within(objective, reach), relaxed.rows)
     num_states = sum(len(_open_counts(relaxed, stage, rooms)) for stage in range(table.num_stages))
     if num_states * table.duration_s.shape[2] <= _FEW_STATES:
         return [reach]
     return [lowest + share * (reach - lowest) for share in (0.02, 0.1, 0.3)] + [reach]
 
 
-def _limits(box: Box, rows: Rows) -> Floats:
-    """(R,) `box.limits` with room for the rounding of sums."""
-    limits = box.limits(rows)
-    return limits + 1e-12 * np.abs(np.where(np.isfinite(limits), limits, 0.0))
-
-
 def _open_counts(relaxed: Relaxed, stage: int, rooms: _Rooms) -> Ints:
-    """Indices of the instance counts that some plan in the rooms may use in `stage`."""
+    """Return indices of the instance counts that some plan in the rooms may use in `stage`."""
     return np.flatnonzero(rooms.open(relaxed.so_far[stage] + relaxed.to_go[stage + 1]))
 
 
 def pareto(table: StageTable, box: Box, *, constant: bool = False) -> list[FoundPlan]:
-    """Every plan in `box` that no other beats on both time and cost, fastest first.
+    """Return every plan in `box` that no other beats on both time and cost, fastest first.
 
-    Between two plans that the relaxations meet, the others lie in the rectangle that the two span: one search looks
-    into all of them at once, into each with the bounds that are tight there.
+    The relaxations meet some of them. The others lie in the rectangles (rooms) between two neighbours: one search
+    covers all rooms at once, each with the bounds that are tight there.
     """
-    ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
-    weights = max(ends[0], 1e-9) / max(ends[-1], 1e-9) * _SLOPES
+    weights = _usd_per_s(_ends(table, constant)) * _SLOPES
     rows = make_rows(table, np.concatenate([[0.0], weights]), with_time=True)
     relaxed = relax(table, rows, constant=constant)
-    time_s, cost_usd = _carried_out(table, relaxed)
-    inside = box.holds(time_s, cost_usd)
-    met = list(zip(time_s[inside].tolist(), cost_usd[inside].tolist(), strict=True))
+    own = _carried_out(table, relaxed.paths, relaxed.options)[-1]
+    inside = box.holds(own.time_s, own.cost_usd)
+    met = list(zip(own.time_s[inside].tolist(), own.cost_usd[inside].tolist(), strict=True))
     if not met:
         found = [solve(table, box, objective, constant=constant) for objective in OBJECTIVES]
         met = [(plan.time_s, plan.cost_usd) for plan in found if plan is not None]
@@ -178,33 +186,33 @@ def pareto(table: StageTable, box: Box, *, constant: bool = False) -> list[Found
 
 @dataclass(frozen=True, slots=True)
 class _Rooms:
-    """Rectangles of time and cost that plans of interest lie in, each with the rows that are looked at for it."""
+    """Rectangles of time and cost that plans of interest lie in, each with the rows that bound it."""
 
     rows: Ints
     """(rooms, r) Indices of rows."""
     limits: Floats
-    """(rooms, r) What a plan in the room weighs at most in each."""
+    """(rooms, r) The most that a plan in the room weighs in each."""
     times_s: Floats
-    """(rooms,) What a plan in the room takes at most; later rooms reach further."""
+    """(rooms,) Longest time of a plan in the room, increasing."""
     costs_usd: Floats
-    """(rooms,) What it costs at most; later rooms reach less far."""
+    """(rooms,) Its highest cost, decreasing."""
 
     @classmethod
     def of(cls, box: Box, rows: Rows) -> _Rooms:
-        """One room, and all rows that bound it."""
-        limits = _limits(box, rows)
+        """Return one room, with all rows that bound it."""
+        limits = box.limits(rows)
         binding = np.flatnonzero(np.isfinite(limits))
         return cls(binding[None], limits[None, binding], np.array([box.time_s]), np.array([box.cost_usd]))
 
     @classmethod
     def between(cls, corners: Sequence[tuple[float, float]], box: Box, rows: Rows) -> _Rooms:
-        """What is left between plans that no other one met beats, and at the two ends."""
+        """Return the rooms between unbeaten plans (`corners`), and at the two ends."""
         times_s, costs_usd = [time_s for time_s, _ in corners], [cost_usd for _, cost_usd in corners]
         boxes = [
             Box(time_s=min(time_s, box.time_s), cost_usd=min(cost_usd, box.cost_usd))
             for time_s, cost_usd in zip([*times_s, box.time_s], [costs_usd[0], *costs_usd], strict=True)
         ]
-        limits = np.array([_limits(room, rows) for room in boxes])
+        limits = np.array([room.limits(rows) for room in boxes])
         # The rows that are tight in a room weigh time about as its sides do.
         drops = [max(dear - cheap, 1e-9) for dear, cheap in itertools.pairwise(costs_usd)]
         spans = [max(late - early, 1e-9) for early, late in itertools.pairwise(times_s)]
@@ -227,12 +235,12 @@ class _Rooms:
         )
 
     def latest_s(self, row: int) -> float:
-        """What the row of time alone bounds in the widest room; inf if it bounds none."""
+        """Return the bound of the row of time alone in the widest room; inf if it bounds none."""
         here = self.rows == row
         return float(self.limits[here].max()) if here.any(axis=1).all() else np.inf
 
     def open(self, weights: Floats) -> Bools:
-        """(N,) Of what weighs so much in each row (R, N): whether it lies in a room."""
+        """(N,) Whether partial plans of these weights (R, N) may lie in a room."""
         found = np.zeros(weights.shape[1], dtype=bool)
         for rows, limits in zip(self.rows, self.limits, strict=True):
             found |= (weights[rows] <= limits[:, None]).all(axis=0)
@@ -240,7 +248,7 @@ class _Rooms:
 
 
 def _staircase(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points (seconds, USD) that no other beats on both, by time."""
+    """Return the points (seconds, USD) that no other beats on both by more than rounding, by time."""
     steps: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda point: (round(point[0], 6), point[1])):
         if not steps or point[1] < steps[-1][1] - COST_TOLERANCE_USD:
@@ -248,8 +256,17 @@ def _staircase(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return steps
 
 
+def unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points (seconds, USD) that no other beats on both, by time, to the last bit."""
+    steps: list[tuple[float, float]] = []
+    for point in sorted(points):
+        if not steps or point[1] < steps[-1][1]:
+            steps.append(point)
+    return steps
+
+
 def label_setting(table: StageTable, rooms: _Rooms, relaxed: Relaxed, *, constant: bool = False) -> list[Labels]:
-    """The undominated labels of each stage that some plan in the rooms may continue; short if none is left."""
+    """Return the undominated labels of each stage that some plan in the rooms may continue; short if none is left."""
     labels, layers = start(table), list[Labels]()
     for stage in range(table.num_stages):
         open_counts = _open_counts(relaxed, stage, rooms)
@@ -265,7 +282,7 @@ def label_setting(table: StageTable, rooms: _Rooms, relaxed: Relaxed, *, constan
 def _next(
     table: StageTable, stage: int, labels: Labels, counts: Ints, relaxed: Relaxed, rooms: _Rooms, constant: bool
 ) -> Labels:
-    """The undominated labels after `stage`, a chunk of pairs (label, choice) at a time."""
+    """Return the undominated labels after `stage`, by chunks of pairs (label, choice)."""
     open_at, option = np.nonzero(table.valid[stage, counts])
     at = counts[open_at]
     chunk = max(1, _PAIRS_AT_ONCE // len(at))
@@ -292,7 +309,7 @@ def _promising(
     rooms: _Rooms,
     constant: bool,
 ) -> tuple[Ints, Ints, Ints]:
-    """Pairs (label, choice) that are in time at least: a cheap sieve before the exact reckoning."""
+    """Return the pairs (label, choice) that can be in time: a cheap sieve before exact costs."""
     before, after = labels.instances[parents][:, None], table.instances[at][None, :]
     same = table.market[labels.at[parents]][:, None] == table.market[at]
     growth_s = (table.terms.growth_s + table.terms.late_growth_s) * ((after > before) | ~same)
@@ -310,7 +327,7 @@ def _promising(
 
 
 def _within(table: StageTable, stage: int, labels: Labels, relaxed: Relaxed, rooms: _Rooms) -> Ints:
-    """The labels that some plan in the rooms may still continue, by every row's bound, a few rows at a time."""
+    """Return the labels that some plan in the rooms may continue, by every row's bound, a few rows at a time."""
     rows, to_go = relaxed.rows, relaxed.to_go[stage + 1]
     prepaid_usd = table.price_usd_per_s[labels.at] * labels.prepaid_total_s
     if len(rooms.rows) > 1:
@@ -325,7 +342,7 @@ def _within(table: StageTable, stage: int, labels: Labels, relaxed: Relaxed, roo
 
 
 def _within_some(labels: Labels, prepaid_usd: Floats, rows: Rows, to_go: Floats, rooms: _Rooms) -> Ints:
-    """The same where there are several rooms: each label is held against those that its least time and cost allow."""
+    """`_within` for several rooms: each label is compared with the rooms that its least time and cost allow."""
     ends = np.flatnonzero((rows.cost_weight == 0.0) | (rows.time_weight == 0.0))[:, None]
     least = _weight(rows, labels.cost_usd, labels.time_s, prepaid_usd, ends) + to_go[ends, labels.at]
     is_time = rows.cost_weight[ends[:, 0]] == 0.0
@@ -343,52 +360,59 @@ def _within_some(labels: Labels, prepaid_usd: Floats, rows: Rows, to_go: Floats,
 
 
 def _weight(rows: Rows, cost_usd: Floats, time_s: Floats, prepaid_usd: Floats, block: Ints) -> Floats:
-    """(rows of the block, N) What partial plans weigh so far."""
+    """(rows of the block, N) Weights of partial plans so far."""
     sunk_usd = cost_usd - (1.0 - rows.alpha[block]) * prepaid_usd
     weight: Floats = rows.cost_weight[block] * sunk_usd + rows.time_weight[block] * time_s
     return weight
 
 
 def lower_bound(table: StageTable, box: Box, objective: Objective) -> float:
-    """What the objective of any plan in `box` is at least; inf if it is seen that there is none."""
+    """Return a lower bound on the objective of any plan in `box`; inf if there is surely none."""
     ends = make_rows(table, np.zeros(1), with_time=True)
     least = roots(table, ends)
     if least[-1] > box.time_s + TIME_TOLERANCE_S or least[0] > box.cost_usd + COST_TOLERANCE_USD:
         return np.inf
-    between = make_rows(table, max(least[0], 1e-9) / max(least[-1], 1e-9) * _NEAR)
+    between = make_rows(table, _usd_per_s(least) * _NEAR)
     return float(
         max(_dual(ends, least, box, objective).max(), _dual(between, roots(table, between), box, objective).max())
     )
 
 
+def _ends(table: StageTable, constant: bool) -> Floats:
+    """Return lower bounds on the cost (first) and the time (last) of any plan."""
+    return roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
+
+
+def _usd_per_s(ends: Floats) -> float:
+    """Return the cost per second at which time and cost weigh alike."""
+    return float(max(ends[0], 1e-9) / max(ends[-1], 1e-9))
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Lower bounds on what the plans of a table cost, whatever their deadline."""
+    """Lower bounds on the cost of a table's plans, for any deadline."""
 
     rows: Rows
     root: Floats
 
     @classmethod
     def of(cls, table: StageTable, *, constant: bool = False) -> Price:
-        """Relaxations that weigh time more and more."""
-        ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
-        weights = max(ends[0], 1e-9) / max(ends[-1], 1e-9) * _FAR
+        """Solve relaxations that weigh time more and more."""
+        weights = _usd_per_s(_ends(table, constant)) * _FAR
         rows = make_rows(table, np.concatenate([[0.0], weights]))
         return cls(rows, roots(table, rows, constant=constant))
 
     def least_usd(self, deadline_s: float) -> float:
-        """What a plan in time costs at least."""
+        """Return a lower bound on the cost of a plan in time."""
         return float(_dual(self.rows, self.root, Box(time_s=deadline_s), "min_cost").max())
 
 
 def _bracket(table: StageTable, box: Box, objective: Objective, constant: bool) -> tuple[Relaxed, float, float | None]:
-    """Bounds for the search: the solved rows, a lower bound on the objective, and a plan's value if one was met."""
-    ends = roots(table, make_rows(table, np.zeros(1), with_time=True), constant=constant)
-    scale = max(ends[0], 1e-9) / max(ends[-1], 1e-9)
-    weights = np.concatenate([[0.0], scale * _FAR])
+    """Return the solved rows, a lower bound on the objective, and the value of a plan if the rows met one."""
+    weights = np.concatenate([[0.0], _usd_per_s(_ends(table, constant)) * _FAR])
     bounded = box.time_s if objective == "min_cost" else box.cost_usd
     if not np.isfinite(bounded):
-        # Nothing to weigh against: the objective alone, with the other one far behind it, is the problem.
+        # Nothing bounds the other figure: it only breaks ties.
         weights = np.array([0.0]) if objective == "min_cost" else weights[-1:]
     if np.isfinite(bounded):
         rows = make_rows(table, weights)
@@ -418,21 +442,21 @@ def _dual(rows: Rows, root: Floats, box: Box, objective: Objective) -> Floats:
 
 
 def _achieved(table: StageTable, solved: Relaxed, box: Box, objective: Objective) -> float | None:
-    """The best objective in `box` among the rows' own plans."""
-    time_s, cost_usd = _carried_out(table, solved)
-    inside = box.holds(time_s, cost_usd)
-    values = cost_usd if objective == "min_cost" else time_s
+    """Return the best objective in `box` among the rows' own plans."""
+    own = _carried_out(table, solved.paths, solved.options)[-1]
+    inside = box.holds(own.time_s, own.cost_usd)
+    values = own.cost_usd if objective == "min_cost" else own.time_s
     return float(values[inside].min()) if inside.any() else None
 
 
-def _carried_out(table: StageTable, solved: Relaxed) -> tuple[Floats, Floats]:
-    """(R,) What the rows' own plans really take and cost."""
-    labels = start(table)
-    parents = np.zeros(len(solved.rows), dtype=np.int64)
+def _carried_out(table: StageTable, paths: Ints, options: Ints) -> list[Labels]:
+    """Return the labels of each stage of given plans; both arrays are (plans, stages)."""
+    layers: list[Labels] = []
     for stage in range(table.num_stages):
-        labels = extend(table, stage, labels, parents, solved.paths[:, stage], solved.options[:, stage])
-        parents = np.arange(len(labels))
-    return labels.time_s, labels.cost_usd
+        parents = np.arange(len(paths)) if layers else np.zeros(len(paths), dtype=np.int64)
+        before = layers[-1] if layers else start(table)
+        layers.append(extend(table, stage, before, parents, paths[:, stage], options[:, stage]))
+    return layers
 
 
 def _best(layers: list[Labels], objective: Objective, most: int) -> list[FoundPlan]:

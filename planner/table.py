@@ -1,20 +1,21 @@
-"""The choices of every stage as arrays: which instance counts are worth considering, and what each does to a stage.
+"""The choices of every stage as arrays: the instance counts worth considering, and a stage's time and cost with each.
 
-SYNC makes stages additive (RubberBand §4.2), so this table and the terms of the offer hold all that a search needs.
+SYNC makes stages additive (RubberBand §4.2), so this table and the terms of the offer are all that a search needs.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rubberband.errors import InputError
-from rubberband.planner.model import least_instances, run_s
+from rubberband.planner.model import Rates, least_instances, run_s
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, gang_sizes
 from rubberband.values.plan import Cohort, Market, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -26,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTerms:
-    """What starting instances takes, and what does not depend on the market."""
+    """Terms of starting instances, and terms that do not depend on the market."""
 
     minimum_s: float
     data_usd: float
@@ -34,17 +35,17 @@ class StartTerms:
     provision_s: float
     init_s: float
     late_growth_s: float = 0.0
-    """What the deadline must allow for a growth beyond its mean."""
+    """Seconds that the deadline must allow for a growth beyond its mean."""
 
     @property
     def growth_s(self) -> float:
-        """SCALE + INIT_INSTANCE: what growing inserts before a stage."""
+        """SCALE + INIT_INSTANCE, which growing inserts before a stage."""
         return self.provision_s + self.init_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAtStart:
-    """What is held before the first stage, youngest group first (nothing, unless a job is replanned)."""
+    """Instances held before the first stage, youngest group first (none, unless a job is replanned)."""
 
     instances: int = 0
     market: Market = "on_demand"
@@ -55,7 +56,7 @@ class HeldAtStart:
 
     @property
     def prepaid_total_s(self) -> float:
-        """Instance-seconds that are paid and not yet used."""
+        """Instance-seconds paid and not yet used."""
         return sum(count * left_s for count, left_s in zip(self.young, self.prepaid_s, strict=True))
 
 
@@ -63,28 +64,28 @@ class HeldAtStart:
 class StageTable:
     """Stages x counts x options; a count is a number of instances on a market, an option a number of GPUs per trial.
 
-    Under `per_instance` billing the fastest option is always best and there is one; under `per_function` billing a
-    faster one may cost more, and all that are not dominated are kept.
+    Under `per_instance` billing the fastest option is always best, and the only one. Under `per_function` billing a
+    faster option may cost more, and all undominated options are kept.
     """
 
     terms: StartTerms
     start: HeldAtStart
     markets: tuple[Market, ...]
-    """Of the blocks that the counts fall into, one after another."""
+    """Market of each block of counts."""
     blocks: tuple[slice, ...]
     """The counts of each market; increasing within a block."""
     market: Ints
     """(m,) Index of each count's market."""
     price_usd_per_s: Floats
-    """(m,) Of one instance held; 0 under `per_function` billing."""
+    """(m,) Price of one instance held; 0 under `per_function` billing."""
     instances: Ints
     """(m,)"""
     duration_s: Floats
-    """(stages, m, options) Mean stage time: what the bill counts."""
+    """(stages, m, options) Mean stage time, which the bill counts."""
     late_s: Floats
-    """(stages, m, options) What the deadline must allow for the stage beyond its mean; 0 if nothing varies."""
+    """(stages, m, options) Seconds that the deadline must allow beyond the mean; 0 if nothing varies."""
     extra_usd: Floats
-    """(stages, m, options) What the trials cost under `per_function` billing, and the data of replaced instances."""
+    """(stages, m, options) Cost of the trials under `per_function` billing, and the data of replaced instances."""
     gpus: Ints
     """(stages, m, options) GPUs per trial."""
     valid: Bools
@@ -98,7 +99,7 @@ class StageTable:
         return int(self.duration_s.shape[0])
 
     def plan(self, path: Sequence[tuple[int, int]]) -> Plan:
-        """The plan that takes choice (index of the count, option) in each stage."""
+        """Return the plan with choice (index of the count, option) in each stage."""
         return Plan(
             stages=tuple(
                 StagePlan(
@@ -111,28 +112,21 @@ class StageTable:
         )
 
 
-class Moments(Protocol):
-    """How long stages take where times vary."""
-
-    def stages_s(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
-        """Mean and late seconds, each (stages, counts, gangs), for `slots` (counts, gangs)."""
+Moments = Callable[[Market, Ints, Ints], tuple[Floats, Floats]]
+"""Mean and late seconds of stages, each (stages, counts, gangs), for a market, gangs, and slots (counts, gangs)."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeanMoments:
-    """Nothing varies: waves of equally long trials."""
+def _mean_moments(stages: Sequence[Stage], profile: Profile, offer: Offer) -> Moments:
+    """Return the moments where nothing varies: waves of equally long trials."""
 
-    stages: Sequence[Stage]
-    profile: Profile
-    offer: Offer
-
-    def stages_s(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
-        """Nothing is late."""
-        per_trial_s = mean_runs_s(self.stages, self.profile, self.offer, market, gangs)
-        trials = np.array([stage.trials for stage in self.stages])
+    def moments(market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
+        per_trial_s = mean_runs_s(stages, profile, offer, market, gangs)
+        trials = np.array([stage.trials for stage in stages])
         with np.errstate(divide="ignore"):
             duration_s = np.ceil(trials[:, None, None] / slots) * per_trial_s[:, None, :]
         return duration_s, np.zeros_like(duration_s)
+
+    return moments
 
 
 def mean_runs_s(stages: Sequence[Stage], profile: Profile, offer: Offer, market: Market, gangs: Ints) -> Floats:
@@ -155,13 +149,13 @@ def build_table(
     terms: StartTerms | None = None,
     only: tuple[Market, ...] | None = None,
 ) -> StageTable:
-    """The table of a job (or of the rest of one that holds instances) on an offer.
+    """Build the table of a job (or of the rest of one that holds instances) on an offer.
 
-    Instance counts beyond which no stage gets faster are left out. If no instance can live shorter than the billing
-    minimum, a plan's cost between two counts at which some stage gets faster is linear in the counts, with growing
-    and shrinking as its only constraints, so that one of its ends (or what is held) is a cheapest plan: only those
-    counts are kept. If holding is free, the largest count is as good as any. The markets are `only`
-    those (what is held is on one of them), or all that the offer has.
+    Instance counts beyond which no stage gets faster are left out. Suppose that no instance can live shorter than the
+    billing minimum. Then a plan's cost between two counts at which some stage gets faster is linear in the counts, and
+    growing and shrinking are its only constraints. So one of the two ends (or the count held) is a cheapest plan, and
+    only those counts are kept. If holding is free, the largest count is as good as any. The markets are `only` those
+    (instances held are on one of them), or all of the offer.
 
     Raises InputError if no GPUs per trial fit the offer, or the profile does not cover the smallest that do.
     """
@@ -169,60 +163,47 @@ def build_table(
     all_markets: tuple[Market, ...] = ("on_demand",) if offer.spot is None else ("on_demand", "spot")
     markets = only or all_markets
     begin = _start(held, offer, markets[0])
-    blocks = [
-        _block(stages, profile, offer, market, gangs, begin, moments or MeanMoments(stages, profile, offer), moments)
-        for market in markets
-    ]
-    ends = np.cumsum([0] + [len(block.counts) for block in blocks])
-    width = max(block.duration_s.shape[2] for block in blocks)
-    market_of = np.repeat(np.arange(len(blocks)), [len(block.counts) for block in blocks])
-    per_instance = offer.billing == "per_instance"
-    prices = np.array([offer.market_price_usd_per_s(market) if per_instance else 0.0 for market in markets])
-    duration_s = _joined([block.duration_s for block in blocks], width)
+    edges = None if moments is None else _wave_edges(stages, gangs, offer)
+    job = (stages, profile, offer, gangs, begin, moments or _mean_moments(stages, profile, offer), edges)
+    parts = [_block(market, *job) for market in markets]
+    counts, duration_s, late_s, extra_usd, gpus, valid = zip(*parts, strict=True)
+    ends = np.cumsum([0] + [len(each) for each in counts]).tolist()
+    market_of = np.repeat(np.arange(len(markets)), [len(each) for each in counts])
+    prices_usd_per_s = Rates.of(offer).prices_usd_per_s
+    joined_s = _joined(duration_s)
     return StageTable(
         terms=terms or mean_terms(offer),
         start=begin,
         markets=markets,
-        blocks=tuple(slice(int(ends[index]), int(ends[index + 1])) for index in range(len(blocks))),
+        blocks=tuple(slice(first, last) for first, last in itertools.pairwise(ends)),
         market=market_of,
-        price_usd_per_s=prices[market_of],
-        instances=np.concatenate([block.counts for block in blocks]),
-        duration_s=duration_s,
-        late_s=_joined([block.late_s for block in blocks], width),
-        extra_usd=_joined([block.extra_usd for block in blocks], width),
-        gpus=_joined([block.gpus for block in blocks], width),
-        valid=_joined([block.valid for block in blocks], width, fill=False),
-        young_cohorts=_young_cohorts(duration_s.min(axis=(1, 2)), offer) + len(begin.young),
+        price_usd_per_s=np.array([prices_usd_per_s[market] for market in markets])[market_of],
+        instances=np.concatenate(counts),
+        duration_s=joined_s,
+        late_s=_joined(late_s),
+        extra_usd=_joined(extra_usd),
+        gpus=_joined(gpus),
+        valid=_joined(valid, fill=False),
+        young_cohorts=_young_cohorts(joined_s.min(axis=(1, 2)), offer) + len(begin.young),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """The part of a table that one market has."""
-
-    counts: Ints
-    duration_s: Floats
-    late_s: Floats
-    extra_usd: Floats
-    gpus: Ints
-    valid: Bools
-
-
 def _block(
+    market: Market,
     stages: Sequence[Stage],
     profile: Profile,
     offer: Offer,
-    market: Market,
     gangs: Ints,
     begin: HeldAtStart,
     moments: Moments,
-    noisy: object,
-) -> _Block:
+    edges: set[int] | None,
+) -> tuple[Ints, Floats, Floats, Floats, Ints, Bools]:
+    """Return a market's part of the table: instances, duration_s, late_s, extra_usd, gpus and valid."""
     trials = np.array([stage.trials for stage in stages])
     counts = np.arange(1, _most_instances(int(trials.max()), gangs.tolist(), offer) + 1)
     slots = _slots(counts, gangs, offer.gpus)
     counts, slots = counts[slots[:, 0] > 0], slots[slots[:, 0] > 0]
-    duration_s, late_s = moments.stages_s(market, gangs, slots)
+    duration_s, late_s = moments(market, gangs, slots)
     deadline_s = duration_s + late_s
     trials_usd = np.zeros_like(deadline_s)
     if offer.billing == "per_instance":
@@ -236,25 +217,17 @@ def _block(
         choice, keep = _undominated(deadline_s, trials_usd)
         faster = _faster(deadline_s)
     young = _young_cohorts(duration_s.min(axis=(1, 2)), offer) + len(begin.young)
-    edges = None if noisy is None else _wave_edges(stages, gangs, offer)
     kept = _considered(faster, young, offer, counts, begin, edges)
     choice, keep = choice[:, kept], keep[:, kept]
     duration_s, extra_usd = _chosen(duration_s[:, kept], choice), _chosen(trials_usd[:, kept], choice)
     if market == "spot" and offer.spot is not None:
         rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
         extra_usd = extra_usd + rate * counts[kept][:, None] * duration_s * offer.once_usd_per_instance
-    return _Block(
-        counts=counts[kept],
-        duration_s=duration_s,
-        late_s=_chosen(late_s[:, kept], choice),
-        extra_usd=extra_usd,
-        gpus=gangs[choice],
-        valid=keep,
-    )
+    return counts[kept], duration_s, _chosen(late_s[:, kept], choice), extra_usd, gangs[choice], keep
 
 
 def _chosen(values: Floats, choice: Ints) -> Floats:
-    """(stages, m, options) Of the values (stages, m, gangs), those of the chosen gangs."""
+    """(stages, m, options) Pick the chosen gangs from values (stages, m, gangs)."""
     stages, counts, gangs = values.shape
     if gangs == 1:
         return values
@@ -263,11 +236,11 @@ def _chosen(values: Floats, choice: Ints) -> Floats:
     return chosen
 
 
-def _joined(parts: Sequence[npt.NDArray[Any]], width: int, fill: bool = True) -> npt.NDArray[Any]:
-    """The parts side by side; options that a part lacks repeat its first one, or are False without `fill`."""
+def _joined(parts: Sequence[npt.NDArray[Any]], fill: bool = True) -> npt.NDArray[Any]:
+    """Join the parts side by side; missing options repeat the part's first one, or are False without `fill`."""
     if len(parts) == 1:
         return parts[0]
-    padded = []
+    width, padded = max(part.shape[2] for part in parts), []
     for part in parts:
         missing = np.repeat(part[:, :, :1], width - part.shape[2], axis=2)
         padded.append(np.concatenate([part, missing if fill else np.zeros_like(missing)], axis=2))
@@ -278,7 +251,7 @@ def _start(held: Sequence[Cohort], offer: Offer, market: Market) -> HeldAtStart:
     groups = sorted((cohort for cohort in held if cohort.instances), key=lambda cohort: cohort.held_s)
     if not groups:
         return HeldAtStart(market=market)
-    minimum_s = offer.minimum_billed_s if offer.billing == "per_instance" else 0.0
+    minimum_s = Rates.of(offer).minimum_s
     young = [group for group in groups if group.held_s < minimum_s]
     return HeldAtStart(
         instances=sum(group.instances for group in groups),
@@ -290,11 +263,11 @@ def _start(held: Sequence[Cohort], offer: Offer, market: Market) -> HeldAtStart:
 
 _ALL_COUNTS = 64
 _STEP = 1.04
-"""Beyond some counts where times vary, each is so many times the one before."""
+"""Where times vary, this factor lies between two counts beyond `_ALL_COUNTS`."""
 
 
 def distinct(values: Floats) -> Floats:
-    """Return the values in order, each once: np.unique, which imports masked arrays for it, a tenth of a start."""
+    """Return the values in order, each once; np.unique imports masked arrays for it, a tenth of a start."""
     ordered = np.sort(values)
     return np.concatenate([ordered[:1], ordered[1:][ordered[1:] != ordered[:-1]]])
 
@@ -302,10 +275,10 @@ def distinct(values: Floats) -> Floats:
 def _considered(
     faster: Bools, young_cohorts: int, offer: Offer, counts: Ints, begin: HeldAtStart, edges: set[int] | None
 ) -> Ints:
-    """Indices of the counts worth considering, for the reasons that `build_table` gives.
+    """Return indices of the counts worth considering, for the reasons that `build_table` gives.
 
-    Where times vary, no count is quite like its neighbours: as many as the search bears are kept, with those (`edges`)
-    at which a stage needs a wave less.
+    Where times vary, no count is quite like its neighbours. As many as the search can handle are kept, and those
+    (`edges`) at which a stage needs one wave less.
     """
     fastest = int(np.flatnonzero(faster)[-1])
     kept = counts == begin.instances
@@ -325,29 +298,30 @@ _EDGES = 4
 
 
 def _wave_edges(stages: Sequence[Stage], gangs: Ints, offer: Offer) -> set[int]:
-    """The fewest instances that run a stage in one wave, two, and so on."""
+    """Return the fewest instances that run a stage in one wave, two, and so on."""
     needed = {-(-stage.trials // waves) for stage in stages for waves in range(1, _EDGES + 1)}
     return {least_instances(trials, offer.gpus, gpus) for trials in needed for gpus in gangs.tolist()}
 
 
 def holding_is_free(offer: Offer) -> bool:
-    """Whether neither an instance nor starting it costs anything: only what its trials use does."""
+    """Return whether only the trials cost money, neither holding nor starting an instance."""
     return offer.billing == "per_function" and offer.once_usd_per_instance == 0.0
 
 
 def mean_terms(offer: Offer) -> StartTerms:
-    """The terms of an offer if nothing varies."""
+    """Return the terms of an offer if nothing varies."""
+    rates = Rates.of(offer)
     return StartTerms(
-        minimum_s=offer.minimum_billed_s if offer.billing == "per_instance" else 0.0,
-        data_usd=offer.once_usd_per_instance,
-        head_usd_per_s=offer.head_cost_usd(1.0),
+        minimum_s=rates.minimum_s,
+        data_usd=rates.once_usd,
+        head_usd_per_s=rates.head_usd_per_s,
         provision_s=offer.provision_delay_s,
         init_s=offer.init_delay_s,
     )
 
 
 def gangs_of(profile: Profile, offer: Offer, constraints: PlanningConstraints) -> list[int]:
-    """The GPUs per trial worth considering: beyond the largest measured count a trial is no faster, only wider.
+    """Return the GPUs per trial worth considering: beyond the largest measured count a trial is wider, but no faster.
 
     Raises InputError if there is none.
     """
@@ -371,7 +345,7 @@ def gangs_of(profile: Profile, offer: Offer, constraints: PlanningConstraints) -
 
 
 def _most_instances(trials: int, gangs: Sequence[int], offer: Offer) -> int:
-    """The instance count that runs all `trials` at once for every gang size, or `max_instances`."""
+    """Return the instance count that runs all `trials` at once for every gang size, or `max_instances`."""
     at_once = max(least_instances(trials, offer.gpus, gpus) for gpus in gangs)
     return min(at_once, offer.max_instances)
 
@@ -385,13 +359,13 @@ def _slots(counts: Ints, gangs: Ints, gpus_per_instance: int) -> Ints:
 
 
 def _faster(duration_s: Floats) -> Bools:
-    """(m,) Whether some stage and option is faster than with the next smaller instance count."""
+    """(m,) Return whether some stage and option is faster than with the next smaller instance count."""
     steps = np.logical_or.reduce(duration_s[:, 1:] < duration_s[:, :-1], axis=(0, 2))
     return np.concatenate([np.ones(1, dtype=np.bool_), steps])
 
 
 def _undominated(duration_s: Floats, function_usd: Floats) -> tuple[Ints, Bools]:
-    """The options that no faster one undercuts, first, and which of the returned ones are more than padding."""
+    """Return the options that no faster one undercuts, first, and which of those returned are not padding."""
     order = np.lexsort((function_usd, duration_s), axis=2)
     sorted_s = np.take_along_axis(duration_s, order, axis=2)
     sorted_usd = np.take_along_axis(function_usd, order, axis=2)
@@ -406,15 +380,13 @@ def _undominated(duration_s: Floats, function_usd: Floats) -> tuple[Ints, Bools]
 
 
 def _young_cohorts(shortest_s: Floats, offer: Offer) -> int:
-    """How many cohorts can be younger than the minimum at one SYNC: each lived INIT and its stages at least."""
-    if offer.billing == "per_function":
-        return 0
-    most, known_s = 0, shortest_s.tolist()
+    """Return the most cohorts younger than the minimum at one SYNC: each has lived INIT and its stages at least."""
+    most, known_s, minimum_s = 0, shortest_s.tolist(), Rates.of(offer).minimum_s
     for end in range(len(known_s)):
         young, lived_s = 0, 0.0
         for stage_s in reversed(known_s[: end + 1]):
             lived_s += stage_s
-            if offer.init_delay_s + lived_s >= offer.minimum_billed_s:
+            if offer.init_delay_s + lived_s >= minimum_s:
                 break
             young += 1
         most = max(most, young)

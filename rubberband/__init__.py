@@ -10,9 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rubberband.app.run import tune
-    from rubberband.client.aio import AsyncClient
-    from rubberband.client.client import Client
+    from rubberband.app.run import load_result, tune
+    from rubberband.client.client import AsyncClient, Client
     from rubberband.errors import (
         CheckpointError,
         EntrypointError,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         RubberbandError,
         ServiceError,
     )
+    from rubberband.executor.callbacks import Callback, ReportInfo, RunInfo, SyncInfo
     from rubberband.executor.result import Result
     from rubberband.executor.training.torch_trial import TorchTrial
     from rubberband.executor.training.trial import Trial, TrialContext, get_checkpoint, report
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "Callback",
     "CheckpointError",
     "Client",
     "EntrypointError",
@@ -57,9 +58,12 @@ __all__ = [
     "NameTakenError",
     "ProfileMissingError",
     "ProviderError",
+    "ReportInfo",
     "Result",
     "RubberbandError",
+    "RunInfo",
     "ServiceError",
+    "SyncInfo",
     "TorchTrial",
     "Trial",
     "TrialContext",
@@ -68,6 +72,7 @@ __all__ = [
     "get_checkpoint",
     "grid_search",
     "load_experiment",
+    "load_result",
     "lograndint",
     "loguniform",
     "qlograndint",
@@ -89,10 +94,10 @@ _MODULES = {
         "CheckpointError EntrypointError InfeasibleError InputError JournalError NameTakenError ProfileMissingError "
         "ProviderError RubberbandError ServiceError"
     ),
-    "rubberband.client.aio": "AsyncClient",
-    "rubberband.client.client": "Client",
+    "rubberband.client.client": "AsyncClient Client",
     "rubberband.executor.training.torch_trial": "TorchTrial",
     "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
+    "rubberband.executor.callbacks": "Callback ReportInfo RunInfo SyncInfo",
     "rubberband.executor.result": "Result",
     "rubberband.spec.experiment": "Experiment",
     "rubberband.spec.loading": "load_experiment",
@@ -100,7 +105,7 @@ _MODULES = {
         "choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn "
         "uniform"
     ),
-    "rubberband.app.run": "tune",
+    "rubberband.app.run": "load_result tune",
 }
 """Module -> the public names that live in it."""
 
@@ -125,7 +130,7 @@ def _version() -> str:
     """The installed version; of a checkout that is not installed, 0+unknown."""
     from importlib import metadata
 
-    from rubberband.distribution import DISTRIBUTION
+    from rubberband.installation import DISTRIBUTION
 
     try:
         return metadata.version(DISTRIBUTION)

@@ -1,4 +1,4 @@
-"""Files that a reader finds whole, after a crash too: the old content or the new, never a part of one."""
+"""Atomic writing: a reader finds the old content or the new one, also after a crash."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 def write_atomically(
     path: Path, data: bytes, *, durable: bool, mode: int = 0o666, modified_at: float | None = None
 ) -> None:
-    """Replace what is at `path`, or make it, by way of a draft beside it.
+    """Write the file at `path` by way of a draft beside it.
 
-    `durable`: the file and its name are on the disk when this returns, so that a power cut takes neither. `mode` is
-    that of a new file, less the umask. `modified_at` (Unix time) is its time of modification; None: now. Raises OSError
-    and leaves no draft.
+    With `durable` the file and its name survive a power cut once this returns. `mode` is that of a new file, less the
+    umask. `modified_at` (Unix time) is its time of modification; None: now. Raises OSError and leaves no draft.
     """
     draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     try:
@@ -31,9 +30,9 @@ def write_atomically(
 
 
 def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:
-    """Write a file that is not there yet; with `durable` its content, not its name, is on the disk when this returns.
+    """Write a new file; with `durable` its content, not its name, survives a power cut once this returns.
 
-    Raises OSError; a part may then be left.
+    Raises OSError; a part of the file may remain.
     """
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
         file.write(data)
@@ -43,7 +42,7 @@ def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> N
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory outlive a power cut."""
+    """Make the names in a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """The command line: `rubberband COMMAND ...`. Every command is a function of rubberband.commands, listed here.
 
-The module of a command is imported when it is called, or its help is asked for; and what starts slowly only when it
-runs. stdout carries data alone; errors are one line on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or input, 3
-infeasible, 4 finished after its deadline, 130 interrupted.
+The module of a command is imported when the command or its help is called, and slow imports wait until it runs. stdout
+carries only data; an error is one line on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or input, 3 infeasible, 4
+finished after its deadline, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from rubberband.errors import InfeasibleError, RubberbandError
 from rubberband.interrupts import AtOnce
 
 _COMMANDS = {
+    "init": ("init", "Write a commented experiment file for a trial."),
     "estimate": ("estimate", "Predict an experiment's time and cost; nothing is spent."),
     "plan": ("estimate", "Estimate an experiment with live prices and quotas."),
-    "prices": ("prices", "Show the resources and prices of EC2 instance types."),
+    "prices": ("cloud", "Show the resources and prices of EC2 instance types."),
+    "check": ("check", "Try one iteration of the trial on this machine; nothing is rented."),
     "profile": ("run", "Measure the profile that planning needs."),
     "run": ("run", "Plan an experiment, run it, and report."),
     "resume": ("run", "Resume an interrupted experiment."),
     "report": ("report", "Print an experiment's result."),
+    "best": ("report", "Print an experiment's best configuration."),
+    "export": ("report", "Write an experiment's trials as a table."),
     "serve": ("serve", "Serve plan previews, submissions and the dashboard."),
     "submit": ("run", "Submit an experiment to a service, which plans it and runs it."),
     "ps": ("report", "List the experiments on this machine, or those of a service."),
@@ -41,17 +45,17 @@ _COMMANDS = {
     "image": ("cloud", "Build, list and delete images that have the driver's environment installed."),
     "token": ("token", "Make, list and revoke the tokens of the service."),
 }
-"""Command -> the module of rubberband.commands that has it, and the first sentence of its help."""
+"""Command -> its module in rubberband.commands, and the first sentence of its help."""
 
 _COLLECT_EVERY = 100_000
-"""Python looks for garbage when there are so many more objects: those of a start stay, so that looking is in vain."""
+"""Objects between two garbage collections. The many objects of a start all stay, so collecting earlier frees none."""
 
 
 class Promised(typer.core.TyperCommand):
-    """A command by its name and the first sentence of its help; the command itself is imported to be called."""
+    """Command that is imported when it is called; until then, its name and the first sentence of its help."""
 
     def made(self) -> Any:
-        """The command itself, of the click that this typer has."""
+        """Import the command and return it for click."""
         assert self.name is not None
         module, _ = _COMMANDS[self.name]
         found = getattr(importlib.import_module(f"rubberband.commands.{module}"), self.name)
@@ -62,12 +66,12 @@ class Promised(typer.core.TyperCommand):
         return typer.main.get_command(found)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments as the command itself does, which is then the context's command."""
+        """Parse the arguments as the imported command does, which becomes the context's command."""
         return self.made().make_context(info_name, args, parent, **extra)
 
 
 class Commands(typer.core.TyperGroup):
-    """The commands, none of which is imported yet."""
+    """Group of the commands, none of which is imported yet."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -102,7 +106,7 @@ def main() -> None:
 
 
 def _print_others(error: InfeasibleError) -> None:
-    """What else would make it feasible, beside what the error says."""
+    """Print the remedies beyond the one that the error names."""
     from rubberband.planner.wording import line
 
     for remedy in error.remedies[1:]:

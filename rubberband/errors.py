@@ -1,4 +1,4 @@
-"""What can go wrong, as a user meets it: one line that names the value, the limit and the remedy.
+"""Errors for users: one line with the value, the limit and the remedy.
 
 RubberbandError                 exit 1: something failed while working
 ├── InputError                  exit 2: wrong usage or input; nothing was started
@@ -11,10 +11,10 @@ RubberbandError                 exit 1: something failed while working
 │   └── NoCapacityError         the market that was asked has no such instance for this account now
 ├── ServiceError                the service does not answer, or failed
 ├── CheckpointError             a checkpoint could not be written, or read back whole
-│   ├── CheckpointLostError     it is gone, or not what was written
-│   └── StoreAwayError          the checkpoint store is not there, not the one that it was, or takes nothing
+│   ├── CheckpointLostError     it is gone or damaged
+│   └── StoreAwayError          the checkpoint store is missing, is not the earlier one, or cannot be written
 └── JournalError                the journal could not be read or written
-    └── DamagedJournalError     it is not as it was written: cut off, with events missing, or broken
+    └── DamagedJournalError     it was cut off, events are missing, or some are broken
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class NameTakenError(InputError):
 
 
 class InfeasibleError(RubberbandError):
-    """No plan meets the constraints; the nearest one tells what would make it feasible.
+    """No plan meets the constraints.
 
-    `shortest_jct_s` is the shortest job completion time that any plan reaches, `cheapest_usd` the lowest cost.
-    `remedies` are what would make it feasible, the one of least cost first, where they were looked for.
+    `shortest_jct_s` is the shortest job completion time of any plan, `cheapest_usd` the lowest cost. `remedies` would
+    make it feasible, the cheapest first; empty if they were not searched for.
     """
 
     exit_code = 3
@@ -68,7 +68,7 @@ class InfeasibleError(RubberbandError):
         advice: str = "",
         remedies: Sequence[Remedy] = (),
     ) -> None:
-        """`obstacle` is what is out of reach, `advice` what to do about it."""
+        """`obstacle` is the limit that is out of reach, `advice` the fix."""
         super().__init__(f"{obstacle}; {advice}" if advice else obstacle)
         self.obstacle = obstacle
         self.remedies = tuple(remedies)
@@ -99,15 +99,15 @@ class ServiceError(RubberbandError):
 
 
 class CheckpointError(RubberbandError):
-    """A checkpoint could not be written, or what was read is not what was written."""
+    """A checkpoint could not be written, or reads back damaged."""
 
 
 class CheckpointLostError(CheckpointError):
-    """The store is well, but this checkpoint is gone, or is not what was written; trials go back to the one before."""
+    """The store works, but this checkpoint is gone or damaged; trials go back to the one before."""
 
 
 class StoreAwayError(CheckpointError):
-    """The checkpoint store is not there, is not the one that it was, or takes nothing.
+    """The checkpoint store is missing, is not the earlier one, or cannot be written.
 
     No trial has failed: once the store is back, the experiment can be resumed.
     """
@@ -118,4 +118,4 @@ class JournalError(RubberbandError):
 
 
 class DamagedJournalError(JournalError):
-    """The journal is not as it was written: it was cut off, events are missing, or some are broken."""
+    """The journal is damaged: it was cut off, events are missing, or some are broken."""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
-import sys
-
-from rubberband.app.hosted import main
+import runpy
 
 if __name__ == "__main__":
-    faulthandler.enable()
-    sys.exit(main(sys.argv[1:]))
+    runpy.run_module("rubberband.app.hosted", run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts, which must not be lost: what an import swallows is remembered."""
+"""Ctrl-C while a command starts: it is remembered if an import swallows it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from types import FrameType
 class AtOnce:
     """A handler of signals that raises at once, and remembers.
 
-    Compiled modules may swallow what is raised while they are imported: whoever handles the signals next asks `heard`
-    of the handler that was there before.
+    Compiled modules may swallow an error that is raised while they are imported, so the next handler of the signals
+    reads `heard` of this one.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -26,9 +26,9 @@ class AtOnce:
         raise self._error
 
     def handle(self, numbers: Sequence[int]) -> None:
-        """Be the handler of these signals from now on.
+        """Handle these signals from now on.
 
-        What is ignored stays so (as for a background job), and outside the main thread signals are left alone.
+        Ignored ones stay ignored (as in a background job). Outside the main thread this does nothing.
         """
         if threading.current_thread() is threading.main_thread():
             for number in numbers:

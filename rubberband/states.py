@@ -1,7 +1,7 @@
-"""States of an experiment, and the table of what may be done with it in each.
+"""States of an experiment, and the table of the actions that each allows.
 
-The service, its page, the client and the commands all read this table. It decides by the state and a few facts; what
-the operator allows (providers, code, amounts) is decided elsewhere. Pure.
+The service, its page, the client and the commands all read this table. It decides by the state and a few facts; the
+operator's limits (providers, code, amounts) are checked elsewhere. Pure.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple, get_args
 
 
 class ExperimentState(StrEnum):
-    """Where an experiment stands, as users see it."""
+    """State of an experiment, as users see it."""
 
     QUEUED = "queued"
-    """Accepted; it waits until fewer run than may."""
+    """Accepted; it waits for a free slot."""
     STARTING = "starting"
     """Its process measures a profile, plans, or waits for its checkpoint store."""
     RUNNING = "running"
@@ -27,7 +27,7 @@ class ExperimentState(StrEnum):
     """max_cost ended it; extend and resume it."""
     FAILED = "failed"
     REFUSED = "refused"
-    """It never began: no plan met the constraints, or something was amiss; nothing was spent but for profiling."""
+    """It never began: no plan met the constraints, or a check failed; only profiling may have cost money."""
     UNREADABLE = "unreadable"
     """Its journal cannot be read."""
 
@@ -47,11 +47,11 @@ State = Literal[
 """The same states as they are written in JSON. `budget`: max_cost ended it; `refused`: it never began."""
 
 AT_WORK = frozenset({ExperimentState.STARTING, ExperimentState.RUNNING})
-"""A process is at work on it."""
+"""A process is running it."""
 ACTIVE = AT_WORK | {ExperimentState.QUEUED}
 """It changes by itself; any other state changes only by a resume, at the service or by hand."""
 OVER = frozenset(ExperimentState) - ACTIVE - {ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE}
-"""It has ended: no process is at work and none is expected."""
+"""It has ended: no process is running it and none is expected."""
 
 EXPLAINED = frozenset(
     {
@@ -63,20 +63,20 @@ EXPLAINED = frozenset(
         ExperimentState.UNREADABLE,
     }
 )
-"""Where its reason says more than the state."""
+"""States whose reason says more than the state."""
 
 Action = Literal["cancel", "resume", "extend"]
 Fact = Literal["here", "measured", "begun", "limited", "open"]
-"""What a state does not tell.
+"""Facts that a state does not have.
 
 here: it did not begin in another home. measured: no profile was lost that would be paid for again. begun: its journal
 has begun, or it waits with a profile, so that the rest can be planned. limited: it has a deadline or a max_cost. open:
-a resume goes on with it, limits granted since included.
+a resume continues it, with the limits granted since.
 """
 
 
 class Condition(NamedTuple):
-    """What must hold for an action, and what to do instead where it does not."""
+    """A condition of an action, and the remedy if it does not hold."""
 
     fact: Fact | None
     """None: it never holds."""

@@ -1,7 +1,6 @@
 """Units of time, money and size: durations, deadlines, dollars and bytes, as people write them.
 
-Inside the program a duration is a float of seconds and an instant is Unix time in seconds. This module reads what a
-user wrote and writes what a user reads; it reads no clock.
+Inside the program a duration is a float of seconds and an instant is Unix time in seconds. This module reads no clock.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ from datetime import UTC, datetime
 from rubberband.errors import InputError
 
 MAX_DURATION_S = 10 * 365 * 86400.0
-"""Ten years: what is longer is a slip of the pen."""
-
+"""Ten years. More than these limits is taken for a typing error."""
 MAX_BYTES = 10**15
-"""A petabyte: what is larger is a slip of the pen."""
-
+"""A petabyte."""
 MAX_USD = 1e9
-"""A billion: more is a slip of the pen."""
+"""A billion."""
 
 _UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _NUMBER = r"\d+(?:\.\d+)?|\.\d+"
@@ -34,7 +31,7 @@ _HOW = "write it as 90s, 20m, 1h30m, 1d or plain seconds"
 
 
 def parse_duration(value: object) -> float:
-    """Seconds of a duration: `90s`, `5 mins`, `1h30m`, `2 hours`, `1d`, or a number of seconds (also as text).
+    """Return the seconds of a duration: `90s`, `5 mins`, `1h30m`, `2 hours`, `1d`, or a number (also as text).
 
     Units go from large to small, in any case. Raises InputError if it is not a duration, not finite, negative, or
     longer than ten years.
@@ -65,7 +62,7 @@ def _seconds_of_text(text: str) -> float:
 
 
 def _meant(written: str) -> str:
-    """What to write instead of `1:30`, `1h30` or `1,5h`; nothing for other texts."""
+    """Return the fix for `1:30`, `1h30` or `1,5h`; empty for other texts."""
     if match := re.fullmatch(r"(\d{1,3}):(\d\d)", written, re.ASCII):
         return f"write {match[1]}h{match[2]}m, or {match[1]}m{match[2]}s"
     if match := re.fullmatch(r"(\d{1,3})h(\d\d?)", written, re.ASCII):
@@ -76,7 +73,7 @@ def _meant(written: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as text that `parse_duration` reads: `1h30m`, `28m11s`, `0.25s`.
+    """Return a duration as text that `parse_duration` reads: `1h30m`, `28m11s`, `0.25s`.
 
     Tenths (or less) of a second are kept below one minute only; longer ones are rounded to the second.
     """
@@ -102,7 +99,7 @@ _SIZE = re.compile(rf"({_NUMBER})([A-Z]*)", re.ASCII)
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes of a size: `64MB` (millions), `10MiB` (of 1,048,576), or a number of bytes (as a number or as text).
+    """Return the bytes of a size: `64MB` (millions), `10MiB` (of 1,048,576), or a number (also as text).
 
     Raises InputError if it is no size, not finite, negative, or more than a petabyte.
     """
@@ -120,7 +117,7 @@ def parse_bytes(value: object) -> int:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """A size as text: `152 KB`, `63.9 MB`."""
+    """Return a size as text: `152 KB`, `63.9 MB`."""
     for unit in ("bytes", "KB", "MB"):
         if size_bytes < 1000:
             return f"{size_bytes:.3g} {unit}"
@@ -129,7 +126,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def parse_deadline(value: object) -> float | datetime:
-    """A deadline: a duration in seconds (float) from the start, or an instant (datetime with a zone).
+    """Return a deadline: a duration in seconds (float) from the start, or an instant (datetime with a zone).
 
     Raises InputError if it is neither, is not positive, or is an instant without a zone.
     """
@@ -161,7 +158,7 @@ def _zoned(instant: datetime, text: str) -> datetime:
 
 
 def format_instant(instant: datetime) -> str:
-    """An instant in UTC as `parse_deadline` reads it: 2026-11-21T20:00:00Z."""
+    """Return an instant in UTC as `parse_deadline` reads it: 2026-11-21T20:00:00Z."""
     return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -173,7 +170,7 @@ _MONEY = re.compile(
 
 
 def parse_usd(value: object) -> float:
-    """US dollars of an amount: `$5`, `5 USD`, `5$`, `1,234.50 USD`, or a number of dollars (also as text).
+    """Return the US dollars of an amount: `$5`, `5 USD`, `5$`, `1,234.50 USD`, or a number (also as text).
 
     Raises InputError if it is no amount, in another currency, not finite, negative, or more than a billion.
     """
@@ -192,13 +189,13 @@ def parse_usd(value: object) -> float:
 
 
 def format_usd(amount_usd: float) -> str:
-    """An amount of money: `12.84 USD`; below ten cents with four decimals."""
+    """Return an amount of money: `12.84 USD`; below ten cents with four decimals."""
     decimals = 2 if amount_usd == 0 or abs(amount_usd) >= 0.1 else 4
     return f"{amount_usd:,.{decimals}f} USD"
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it: on one line, quoted as Python would, cut after 60 characters."""
+    """Return a value for an error message: on one line, quoted as in Python, at most 60 characters."""
     try:
         text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     except (ValueError, RecursionError):
@@ -208,7 +205,7 @@ def shown(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """What an error adds about a word that is not among the `known` ones: the nearest one, or all of them."""
+    """Return the hint for a word that is not among the `known` ones: the nearest one, or all of them."""
     import difflib
 
     options = list(known)

@@ -17,8 +17,8 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 
 from rubberband.api.app import create_app
-from rubberband.api.names import NAME_PATTERN
 from rubberband.api.security.tokens import Tokens
+from rubberband.api.service import NAME_PATTERN
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.api.store.sql import open_store
 from rubberband.app.run import run_experiment

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.builders.databases import postgresql as postgresql
@@ -17,3 +18,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 os.environ.pop("RUBBERBAND_STORE", None)  # what tests run must not get among the journals of whoever runs them
 # Workers of the tests share the cores: PyTorch's threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mix the files with real parts, which mostly wait, with those that compute: together they use the cores best."""
+    files = list(dict.fromkeys(item.path for item in items))
+    real = [path for path in files if "integration" in path.parts]
+    rest = [path for path in files if "integration" not in path.parts]
+    turns = {path: 0.7 * at / len(real) for at, path in enumerate(real)}  # none of them comes last, as some are long
+    turns |= {path: at / len(rest) for at, path in enumerate(rest)}
+    items.sort(key=lambda item: turns[item.path])

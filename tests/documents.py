@@ -113,8 +113,13 @@ class Reader:
         }
 
     def save(self, block: Block) -> None:
-        """Keep a block that is a file."""
+        """Keep a block that is a file, or a whole file before and after a change."""
         assert block.title is not None
+        if block.language == "diff":
+            for name, sign in zip(block.title.split(" -> "), "-+", strict=True):
+                kept = [line[1:] for line in block.text.splitlines() if line[:1] in ("", " ", sign)]
+                (self.folder / name).write_text("\n".join(kept) + "\n", encoding="utf-8")
+            return
         (self.folder / block.title).write_text(block.text, encoding="utf-8")
 
     def run(self, block: Block, translate: Callable[[str], str] = str) -> str:

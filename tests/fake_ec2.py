@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.aws.calls import Machines, NodeStart, name_in
-from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import Head, InstanceDescription
+from rubberband.values.offer import Offer
+from tests.builders.aws_account import boot_times, offer
 from tests.ec2 import FakeAws, FakeCall, Fault
 
 START_AT = 1_800_000_000.0
 ZONES = ("us-east-1a", "us-east-1b")
-ONE_GPU = (Ware(instance_type="g5.xlarge", on_demand_usd_per_hour=1.006, spot_usd_per_hour=0.42),)
+ONE_GPU = (offer("g5.xlarge", usd=1.006, spot_usd=0.42),)
 
 
 @dataclass
@@ -80,7 +81,7 @@ class World:
 
     directory: Path
     now: float = START_AT
-    wares: Sequence[Ware] = ONE_GPU
+    offers: Sequence[Offer] = ONE_GPU
     settings: dict[str, Any] = field(default_factory=dict)
     """Of FakeAws."""
     experiment: str = "digits"
@@ -88,8 +89,6 @@ class World:
 
     def __post_init__(self) -> None:
         """Open the account."""
-        from rubberband.cloud.aws.boot import boot_times
-
         self.fake = FakeAws(lambda: self.now, reads=boot_times, **self.settings)
         self.machines = machines_of(self.fake)
         self.head = Standing()
@@ -102,7 +101,7 @@ class World:
         """A driver's provider, on what earlier ones left."""
         words: dict[str, Any] = {
             "run": self.run,
-            "wares": self.wares,
+            "offers": self.offers,
             "gpus": 1,
             "clock": lambda: self.now,
             "sleep": self.sleep,

@@ -1,53 +1,58 @@
-"""One experiment's page, the parts of it that are fetched again, its figures, and its report."""
+"""The page of one experiment, its parts that reload, its table of trials, its figures, and its report."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from markupsafe import Markup
 
 from rubberband.api.dashboard import experiment_words as words
-from rubberband.api.dashboard.experiment_trials import Asked, trial_page
 from rubberband.api.dashboard.frame import render
-from rubberband.api.names import Known
+from rubberband.api.dashboard.importance import cached_importance
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import Reader
-from rubberband.api.service import Service, Serving
+from rubberband.api.service import Known, Service, Serving
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.result import Result
+from rubberband.executor.result import Result, TrialResult
 from rubberband.states import ACTIVE, Action, ExperimentState
 from rubberband.units import parse_deadline
+from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
 from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
-from rubberband.views.charts import Figure
+from rubberband.views.charts import CURVES, Figure
+from rubberband.views.importance import IMPORTANCE_NOTE
 from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
 from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
+from rubberband.views.parameter_axes import is_number, parameters
 from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
-from rubberband.views.spending import SPEND_NOTE, spend
-from rubberband.views.tables import TextTable, failures, incidents
-from rubberband.views.words import duration, printable, setting, usd
+from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, contour, slices
+from rubberband.views.spending import SPEND_NOTE, spend, trial_costs_usd
+from rubberband.views.tables import TextTable, failures, incidents, ranked, status
+from rubberband.views.words import change, duration, mean_efficiency, number, printable, setting, usd, usd_decimals
 
-# What was submitted, as the page of an experiment tells it that has not begun (or never did). Pure.
-
+# The submission, as the page of an experiment shows it that has not started. Pure.
 
 Fact = tuple[str, str]
-"""What, and what is asked for."""
+"""Label and value."""
 _SAME_DAY_S = 12 * 3600.0
-"""So near, the time of day is enough."""
+"""A deadline closer than this is shown without a date."""
 
 
 def facts(submission: Submission, now: float) -> list[Fact]:
-    """Code, place, search and limits, as far as the file says; at `now` (Unix time)."""
+    """Return entry point, resources, search and limits, as far as the file says; at `now` (Unix time)."""
     words = submission.words
     found = [
         ("runs", str(words.get("entrypoint") or "")),
@@ -74,14 +79,15 @@ def _place(resources: Mapping[str, Any]) -> Iterator[str]:
     if resources.get("market") == "spot":
         yield "on spot"
     if provider := resources.get("provider"):
-        yield f"({provider}, {resources['region']})" if provider == "aws" else f"({provider})"
+        is_rented = provider in KINDS and KINDS[provider].is_rented
+        yield f"({provider}, {resources['region']})" if is_rented else f"({provider})"
 
 
 def _search(search: Mapping[str, Any]) -> Iterator[str]:
     scheduler = _part(search, "scheduler")
     kind = f" ({scheduler['type']})" if scheduler.get("type") else ""
     if number := scheduler.get("num_samples"):
-        yield f"{setting(number)} configurations{kind}"
+        yield ("as many configurations as fit" if number == "auto" else f"{setting(number)} configurations") + kind
     if metric := search.get("metric"):
         yield f"for the {'highest' if search.get('mode') == 'max' else 'lowest'} {metric}"
 
@@ -106,6 +112,211 @@ def _deadline(asked: Any, now: float) -> str:
     return f"in {duration(left_s)}, at {when}" if left_s >= 0 else f"passed {duration(-left_s)} ago, at {when}"
 
 
+PAGE_SIZE = 25
+_MOST_COLUMNS = 10
+_PARAMETER = "."
+"""Prefix of parameters in sort keys; the other columns have none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Requested view of the trials; values that do not fit are ignored."""
+
+    sort: str = ""
+    """Key of a column; empty: best first."""
+    down: bool = False
+    status: str = ""
+    """Empty: all."""
+    page: int = 1
+
+    def address(self, **changes: str | int | bool) -> str:
+        """Return the query and fragment of the address of this view, with changes."""
+        wanted = replace(self, **changes)  # type: ignore[arg-type]
+        told: dict[str, str | int] = {"sort": wanted.sort, "down": int(wanted.down), "status": wanted.status}
+        told |= {"page": wanted.page if wanted.page > 1 else 0}
+        return f"?{urlencode({key: value for key, value in told.items() if value})}#trials"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """Column, and the address that sorts by it."""
+
+    title: str
+    words: bool
+    address: str
+    sorted: str
+    """ascending, descending or empty"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """Row of a trial, with a cell for each column after the first."""
+
+    trial: int
+    status: str
+    winner: bool
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChoice:
+    """Filter by status: its number of trials, and its address."""
+
+    title: str
+    count: int
+    address: str
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTable:
+    """Page of the table."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[TrialRow, ...]
+    choices: tuple[StatusChoice, ...]
+    shown: str
+    """Such as `26 to 50 of 3,000 trials`."""
+    before: str
+    """Address of the previous page; empty on the first."""
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Kind of column: its values for sorting, and its texts."""
+
+    key: str
+    title: str
+    value: Callable[[TrialResult], Any]
+    text: Callable[[TrialResult], str]
+    words: bool = False
+
+
+def trial_page(result: Result, asked: Asked) -> TrialTable:
+    """Return a page of trials."""
+    kinds = _kinds(result)
+    every = Counter(status(result, trial) for trial in result.trials)
+    wanted = asked.status if asked.status in every else ""
+    found = [trial for trial in ranked(result) if not wanted or status(result, trial) == wanted]
+    chosen = next((kind for kind in kinds if kind.key == asked.sort), None)
+    if chosen is not None:
+        found = _sorted(found, chosen.value, asked.down)
+    pages = max(1, math.ceil(len(found) / PAGE_SIZE))
+    page = max(1, min(asked.page, pages))
+    first = (page - 1) * PAGE_SIZE
+    rows = found[first : first + PAGE_SIZE]
+    of = f"{len(found):,} {'trial' if len(found) == 1 else 'trials'}"
+    return TrialTable(
+        columns=tuple(_column(kind, asked) for kind in kinds),
+        rows=tuple(_row(result, trial, kinds) for trial in rows),
+        choices=_choices(result, every, wanted, asked),
+        shown=of if pages == 1 else f"{first + 1:,} to {first + len(rows):,} of {of}",
+        before=asked.address(page=page - 1) if page > 1 else "",
+        after=asked.address(page=page + 1) if page < pages else "",
+    )
+
+
+def _kinds(result: Result) -> list[_Kind]:
+    costs_usd = trial_costs_usd(result)
+    decimals = usd_decimals(result.actual_cost_usd / max(1, len(result.trials)))
+
+    def cost_usd(trial: TrialResult) -> float:
+        return costs_usd[trial.trial]
+
+    def metric(trial: TrialResult) -> float | None:
+        return trial.metrics.get(result.metric)
+
+    def standing(trial: TrialResult) -> str:
+        return status(result, trial)
+
+    def measured(trial: TrialResult) -> str:
+        return "-" if (value := metric(trial)) is None else number(value)
+
+    return [
+        _Kind("trial", "trial", lambda t: t.trial, lambda t: str(t.trial)),
+        _Kind("metric", printable(result.metric), metric, measured),
+        _Kind("iterations", "iterations", lambda t: t.iterations, lambda t: str(t.iterations)),
+        _Kind("status", "status", standing, standing, words=True),
+        *(_BATCH_KINDS if any(trial.batches for trial in result.trials) else ()),
+        *(_parameter(name) for name in _names(result.trials)),
+        _Kind("cost", "share (USD)", cost_usd, lambda t: usd(cost_usd(t), decimals)),
+    ]
+
+
+_BATCH_KINDS = (
+    _Kind(
+        "batch",
+        "batch size",
+        lambda t: t.batches[-1].batch_size if t.batches else None,
+        lambda t: change(t.batches[0].batch_size, t.batches[-1].batch_size) if t.batches else "-",
+    ),
+    _Kind(
+        "efficiency",
+        "efficiency",
+        lambda t: mean_efficiency(t.batches) if t.batches else None,
+        lambda t: f"{100 * mean_efficiency(t.batches):.0f} %" if t.batches else "-",
+    ),
+)
+"""Columns of adaptive batches: the last batch size, and the share of samples that counted."""
+
+
+def _names(trials: Sequence[TrialResult]) -> list[str]:
+    """Return parameters in the order of the file, first those that differ between trials."""
+    varies = parameters(trials)
+    return sorted(varies, key=lambda name: not varies[name])[:_MOST_COLUMNS]
+
+
+def _parameter(name: str) -> _Kind:
+    return _Kind(
+        f"{_PARAMETER}{name}",
+        printable(name),
+        lambda t: t.configuration.get(name),
+        lambda t: setting(t.configuration[name]) if name in t.configuration else "-",
+    )
+
+
+def _sorted(trials: Sequence[TrialResult], value: Callable[[TrialResult], Any], down: bool) -> list[TrialResult]:
+    """Sort numbers before words, and missing values last in both directions."""
+    known = [trial for trial in trials if is_number(value(trial))]
+    other = [trial for trial in trials if not is_number(value(trial)) and not _is_missing(value(trial))]
+    missing = [trial for trial in trials if _is_missing(value(trial))]
+    known.sort(key=value, reverse=down)
+    other.sort(key=lambda trial: setting(value(trial)), reverse=down)
+    return [*known, *other, *missing]
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def _column(kind: _Kind, asked: Asked) -> Column:
+    here = kind.key == asked.sort
+    return Column(
+        title=kind.title,
+        words=kind.words,
+        address=asked.address(sort=kind.key, down=here and not asked.down, page=1),
+        sorted=("descending" if asked.down else "ascending") if here else "",
+    )
+
+
+def _row(result: Result, trial: TrialResult, kinds: Sequence[_Kind]) -> TrialRow:
+    return TrialRow(
+        trial=trial.trial,
+        status=status(result, trial),
+        winner=result.best is not None and trial.trial == result.best.trial,
+        cells=tuple(kind.text(trial) for kind in kinds[1:]),
+    )
+
+
+def _choices(result: Result, every: Mapping[str, int], wanted: str, asked: Asked) -> tuple[StatusChoice, ...]:
+    def choice(name: str, title: str, count: int) -> StatusChoice:
+        return StatusChoice(title=title, count=count, address=asked.address(status=name, page=1), chosen=name == wanted)
+
+    order = sorted(every, key=lambda name: (list(CURVES).index(name) if name in CURVES else len(CURVES), name))
+    return (choice("", "All", len(result.trials)), *(choice(name, name, every[name]) for name in order))
+
+
 router = APIRouter(include_in_schema=False)
 
 CHARTS = {
@@ -114,8 +325,11 @@ CHARTS = {
     "allocation": ("Instances and GPUs", ALLOCATION_NOTE),
     "batches": ("Batch sizes", BATCHES_NOTE),
     "parallel": ("Configurations", PARALLEL_NOTE),
+    "importance": ("Importance of parameters", IMPORTANCE_NOTE),
+    "slices": ("Metric by parameter", SLICES_NOTE),
+    "contour": ("Metric by two parameters", CONTOUR_NOTE),
 }
-"""Charts of the page: their titles, and what is to be known to read them."""
+"""Charts of the page: titles and notes."""
 
 _MANY_BYTES = 8192
 _MOST_ROWS = 25
@@ -127,19 +341,20 @@ def asked_trials(
     status: Annotated[str, Query(max_length=40)] = "",
     page: Annotated[str, Query(max_length=10)] = "",
 ) -> Asked:
-    """A dependency: which trials are to be seen."""
+    """Dependency: the requested view of the trials."""
     number = int(page) if page.isascii() and page.isdigit() else 1
     return Asked(sort=sort, down=down == "1", status=status, page=number)
 
 
 Trials = Annotated[Asked, Depends(asked_trials)]
+Parameter = Annotated[str, Query(max_length=200)]
 
 
 @router.get("/experiments/{name}")
 def experiment_page(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
-    """The page of an experiment."""
+    """Page of an experiment."""
     after = service.store.last_feed_id()
-    result = _result(service, experiment)
+    result = result_of(service, experiment)
     data = Markup(script_json(figures(experiment, result)))
     values = _shown(service, experiment, result, asked)
     return render(request, "experiment.html", **values, after=after, figures=data)
@@ -147,15 +362,39 @@ def experiment_page(request: Request, service: Serving, _reader: Reader, experim
 
 @router.get("/fragments/experiments/{name}")
 def experiment_live(request: Request, service: Serving, _reader: Reader, experiment: Known, asked: Trials) -> Response:
-    """What changes of the page of an experiment."""
-    shown = _shown(service, experiment, _result(service, experiment), asked)
+    """Part of the page that reloads."""
+    shown = _shown(service, experiment, result_of(service, experiment), asked)
     return render(request, "experiment_live.html", **shown)
 
 
 @router.get("/experiments/{name}/figures")
 def experiment_figures(request: Request, service: Serving, _reader: Reader, experiment: Known) -> Response:
-    """The page's charts as JSON: chart -> Plotly figure. A chart that has nothing to show yet is missing."""
-    body = script_json(figures(experiment, _result(service, experiment))).encode()
+    """Charts of the page as JSON: name -> Plotly figure. Empty charts are missing."""
+    return _json(request, figures(experiment, result_of(service, experiment)))
+
+
+@router.get("/experiments/{name}/contour")
+def experiment_contour(
+    request: Request, service: Serving, _reader: Reader, experiment: Known, x: Parameter = "", y: Parameter = ""
+) -> Response:
+    """Contour of two parameters, as /figures has it of the first two; empty without one."""
+    result = result_of(service, experiment)
+    figure = None if result is None else contour(result, _space(experiment), x=x, y=y)
+    return _json(request, {} if figure is None else {"contour": figure})
+
+
+@router.get("/experiments/{name}/importance")
+def experiment_importance(request: Request, service: Serving, _reader: Reader, experiment: Known) -> Response:
+    """Importance of the parameters as a Plotly figure, or a note that says why there is none."""
+    result = result_of(service, experiment)
+    if result is None:
+        return _json(request, {})
+    found = cached_importance(result, _space(experiment))
+    return _json(request, {"note": found} if isinstance(found, str) else {"importance": found})
+
+
+def _json(request: Request, value: Mapping[str, Any]) -> Response:
+    body = script_json(value).encode()
     version = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
     headers = {"ETag": version, "Cache-Control": "private, no-cache", "Vary": "Accept-Encoding"}
     if request.headers.get("if-none-match") == version:
@@ -167,17 +406,18 @@ def experiment_figures(request: Request, service: Serving, _reader: Reader, expe
 
 @router.get("/experiments/{name}/report")
 def experiment_report(service: Serving, _reader: Reader, experiment: Known) -> Response:
-    """The report as one page, which may be kept as a file. Raises Problem if nothing is journalled yet."""
-    result = _result(service, experiment)
+    """Report as one file of HTML. Raises Problem NOT_FOUND without a journal."""
+    result = result_of(service, experiment)
     if result is None:
         raise Problem(NOT_FOUND, f"{experiment.name!r} has no report yet: it has not started")
     policy = f"{CONTENT_POLICY}; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
-    return HTMLResponse(render_html(result), headers=headers)
+    importance = cached_importance(result, _space(experiment))
+    return HTMLResponse(render_html(result, importance), headers=headers)
 
 
-def _result(service: Service, experiment: Submission) -> Result | None:
-    """What came of it so far. Of a journal that cannot be read nothing is known: the page says so."""
+def result_of(service: Service, experiment: Submission) -> Result | None:
+    """Return the result so far; None for an unreadable journal, which the page reports."""
     try:
         return service.runs.result(experiment.name)
     except (Problem, RubberbandError):
@@ -189,24 +429,31 @@ def _result(service: Service, experiment: Submission) -> Result | None:
 def _possible(service: Service, experiment: Submission) -> frozenset[Action]:
     try:
         return service.runs.possible(experiment)
-    except Problem:  # its journal cannot be read just now
+    except Problem:  # its journal cannot be read now
         return frozenset()
 
 
 def figures(experiment: Submission, result: Result | None) -> dict[str, Figure]:
-    """The charts that there are."""
+    """Return the charts that have something to show."""
     if result is None:
         return {}
-    search = experiment.words.get("search")
-    space = search.get("space") if isinstance(search, dict) else None
+    space = _space(experiment)
     drawn = {
         "curves": learning_curves(result),
         "spend": spend(result, _forecast(experiment)),
         "allocation": allocation(result),
         "batches": batches_over_time(result),
-        "parallel": parallel_coordinates(result, space if isinstance(space, dict) else None),
+        "parallel": parallel_coordinates(result, space),
+        "slices": slices(result, space),
+        "contour": contour(result, space),
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def _space(experiment: Submission) -> dict[str, Any] | None:
+    search = experiment.words.get("search")
+    space = search.get("space") if isinstance(search, dict) else None
+    return space if isinstance(space, dict) else None
 
 
 def _forecast(experiment: Submission) -> Forecast | None:
@@ -219,10 +466,9 @@ def _forecast(experiment: Submission) -> Forecast | None:
 
 def _shown(service: Service, experiment: Submission, result: Result | None, asked: Asked) -> dict[str, Any]:
     is_queued = experiment.state is ExperimentState.QUEUED
-    turn = words.turn(service.store.count_states()) if is_queued else ""
     kind, state = words.badge(experiment, result)
     begun = result is not None and experiment.summary.started_at is not None
-    return {
+    shown = {
         "experiment": experiment,
         "result": result if begun else None,
         "kind": kind,
@@ -233,13 +479,12 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "charts": CHARTS,
         "address": f"/fragments/experiments/{experiment.name}",
         "facts": [] if begun else facts(experiment, time.time()),
-        "turn": turn,
-        **(_told(experiment, result, asked) if begun and result is not None else {}),
+        "turn": words.turn(service.store.count_states()) if is_queued else "",
     }
-
-
-def _told(experiment: Submission, result: Result, asked: Asked) -> dict[str, Any]:
-    return {
+    if not begun or result is None:
+        return shown
+    return shown | {
+        "troubles": words.troubles(result),
         "cards": words.cards(experiment, result),
         "stages": words.stage_rows(result),
         "happenings": words.happenings(result),
@@ -249,7 +494,7 @@ def _told(experiment: Submission, result: Result, asked: Asked) -> dict[str, Any
 
 
 def _shortened(table: TextTable) -> TextTable:
-    """Its first rows; the report has them all."""
+    """Return the first rows; the report has them all."""
     left = len(table.rows) - _MOST_ROWS
     if left <= 0:
         return table

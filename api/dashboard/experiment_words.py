@@ -1,23 +1,21 @@
-"""How one experiment stands, as its page says it: a sentence, cards, stages, and what happened when. Pure."""
+"""Texts of the page of one experiment: a sentence, cards, stages, and the history. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rubberband.executor.result import (
     DecisionResult,
-    ExtensionResult,
-    InstanceResult,
-    PauseResult,
     Result,
-    SetbackResult,
     StageResult,
+    TrialResult,
+    is_last_of_bracket,
 )
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.charts import stage_spans
-from rubberband.views.tables import outcome, tells_start_failures
+from rubberband.views.tables import interruptions, outcome, tells_start_failures
 from rubberband.views.words import (
     counted,
     difference,
@@ -49,13 +47,13 @@ class Gauge:
     planned: float | None
     forecast: float | None
     over: bool
-    """Whether the limit is passed."""
+    """Whether the limit is exceeded."""
     label: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A headline figure, with what it is to be held against."""
+    """Headline figure, with the figures to compare it to."""
 
     title: str
     value: str
@@ -65,15 +63,15 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
-    """A stage on one line; times and money are planned and actual."""
+    """Row of a stage, planned against actual."""
 
-    stage: int
+    stage: str
     standing: str
     """done, current, ended (before it was done) or planned"""
     trials: str
     promoted: str
     share: float
-    """Of its iterations."""
+    """Share of its iterations."""
     iterations: str
     instances: str
     gpus_per_trial: str
@@ -85,7 +83,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """Something that was decided, at an instant from the start."""
+    """Entry of the history, in seconds from the start."""
 
     at_s: float
     what: str
@@ -94,15 +92,25 @@ class Happening:
     """sync, kept, changed, extended, resumed, setback or pause"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Trials or instances that were lost, and the cause."""
+
+    what: str
+    why: str
+    severe: bool
+    """Whether something is lost for good, rather than tried again or replaced."""
+
+
 def badge(submission: Submission, result: Result | None) -> tuple[str, str]:
-    """The state as the badge has it: its class, and its words."""
+    """Return CSS class and text of the badge of a state."""
     if submission.state is ExperimentState.DONE and result is not None and result.late:
         return "late", "done, late"
     return submission.state.value, submission.state.value
 
 
 def sentence(submission: Submission, result: Result | None) -> str:
-    """How it stands, in one sentence (or what is known of it)."""
+    """Return the state, progress and limits in a sentence or two."""
     reason = printable(submission.reason)
     if result is None or submission.summary.started_at is None:
         told = _NOT_BEGUN.get(submission.state, "")
@@ -120,8 +128,59 @@ def sentence(submission: Submission, result: Result | None) -> str:
     return " ".join(f"{each}." for each in sentences if each)
 
 
+_MOST_CAUSES = 3
+
+
+def troubles(result: Result) -> list[Trouble]:
+    """Return failed trials by cause, those that recovered, lost and refused instances, and lost checkpoints."""
+    failed = [trial for trial in result.trials if trial.status == "failed"]
+    again = [trial for trial in result.trials if trial.failures and trial.status != "failed"]
+    every = f"of {counted(len(result.trials), 'trial')}"
+    return [
+        *_by_cause(failed, lambda number: f"{number} {every} failed", severe=True),
+        *_by_cause(again, lambda number: f"{number} {every} failed and {_was(number)} tried again", severe=False),
+        *_of_instances(result),
+        *(
+            [Trouble(what=counted(len(result.setbacks), "lost checkpoint"), why=went_back(last), severe=False)]
+            if (last := next(reversed(result.setbacks), None))
+            else []
+        ),
+    ]
+
+
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _by_cause(trials: Sequence[TrialResult], what: Callable[[int], str], *, severe: bool) -> Iterator[Trouble]:
+    causes: dict[str, list[int]] = {}
+    for trial in trials:
+        kind, colon, message = printable(trial.failure or "").partition(": ")
+        causes.setdefault(f"{kind.replace('_', ' ')}{colon}{message}", []).append(trial.trial)
+    order = sorted(causes, key=lambda cause: -len(causes[cause]))
+    for cause in order[:_MOST_CAUSES]:
+        named = f"trial{'' if len(causes[cause]) == 1 else 's'} {listed(causes[cause])}"
+        yield Trouble(what=what(len(causes[cause])), why=f"{cause} ({named})", severe=severe)
+    if left := sum(len(causes[cause]) for cause in order[_MOST_CAUSES:]):
+        yield Trouble(what=what(left), why=f"for {counted(len(order) - _MOST_CAUSES, 'other cause')}", severe=severe)
+
+
+def _of_instances(result: Result) -> Iterator[Trouble]:
+    struck = [one for one in result.instances if one.reason and not one.preempted and one.interrupted_s is None]
+    for what, ours in (
+        ("lost", [one for one in struck if one.running_s is not None and not one.failed_start]),
+        ("failed to start", [one for one in struck if one.failed_start]),
+        ("refused", [one for one in struck if one.running_s is None and not one.failed_start]),
+    ):
+        if ours:
+            verb = what if what == "failed to start" else f"{_was(len(ours))} {what}"
+            yield Trouble(what=f"{counted(len(ours), 'instance')} {verb}", why=printable(ours[-1].reason), severe=False)
+    if result.interruptions:
+        yield Trouble(what="Spot", why=interruptions(result), severe=False)
+
+
 def turn(standing: Mapping[str, int]) -> str:
-    """What an experiment that is queued waits for; `standing`: state -> how many experiments are in it."""
+    """Return the load before a queued experiment; `standing`: state -> number of experiments."""
     at_work = standing.get("running", 0) + standing.get("starting", 0)
     return f"{counted(at_work, 'experiment')} running, {standing.get('queued', 0)} queued."
 
@@ -131,9 +190,15 @@ def _capitalised(text: str) -> str:
 
 
 def _where(result: Result) -> str:
-    current = max((stage.stage for stage in result.stages if stage.actual_s is not None), default=0)
     left = sum(trial.status in ("queued", "running", "paused") for trial in result.trials)
-    stage = f"stage {current} ({current + 1} of {len(result.stages)})"
+    if result.rungs:
+        stage = f"rungs {' > '.join(str(rung.trials) for rung in result.rungs)}"
+    elif any(stage.bracket is not None for stage in result.stages):
+        done = sum(bool(stage.promoted) for stage in result.stages)
+        stage = f"{done} of {counted(len(result.stages), 'stage')} done"
+    else:
+        current = max((stage.stage for stage in result.stages if stage.actual_s is not None), default=0)
+        stage = f"stage {current} ({current + 1} of {len(result.stages)})"
     return f"{stage}; {left} of {counted(len(result.trials), 'trial')} left"
 
 
@@ -157,54 +222,33 @@ def _money(summary: Summary, result: Result) -> str:
 
 
 def cards(submission: Submission, result: Result) -> list[Card]:
-    """Time and money against plan, forecast and limits; the best trial; the instances."""
-    running = submission.state is ExperimentState.RUNNING
-    return [_time(submission.summary, result, running), _cost(submission.summary, result, running), *_rest(result)]
-
-
-def _time(summary: Summary, result: Result, running: bool) -> Card:
-    expected_s = max(summary.forecast_jct_s or 0.0, result.actual_jct_s) if running else None
-    limit = f"deadline {duration(result.deadline_s)}" if result.deadline_s is not None else "no deadline"
-    notes = [
-        limit,
-        _against(
-            duration(result.planned_jct_s),
-            expected_s if running else _whole(result, result.actual_jct_s),
-            result.planned_jct_s,
-            "" if expected_s is None else duration(expected_s),
-        ),
-    ]
-    gauge = _gauge(result.actual_jct_s, result.deadline_s, result.planned_jct_s, expected_s, "deadline")
-    return Card(title="time", value=duration(result.actual_jct_s), notes=tuple(notes), gauge=gauge)
-
-
-def _cost(summary: Summary, result: Result, running: bool) -> Card:
-    spent_usd = result.actual_cost_usd
+    """Return the cards: time and cost against plan, forecast and limits; the best trial; the instances."""
+    summary, running = submission.summary, submission.state is ExperimentState.RUNNING
+    spent_usd, cap_usd, planned_usd = result.actual_cost_usd, result.max_cost_usd, result.planned_cost_usd
+    decimals = usd_decimals(max(spent_usd, planned_usd))
+    deadline = "no deadline" if result.deadline_s is None else f"deadline {duration(result.deadline_s)}"
+    cap = "no max_cost" if cap_usd is None else f"max_cost {usd(cap_usd)}"
+    charged = () if result.is_charged else ("nothing is charged",)
+    took_s, planned_s = result.actual_jct_s, result.planned_jct_s
+    expected_s = max(summary.forecast_jct_s or 0.0, took_s) if running else None
     expected_usd = max(summary.forecast_cost_usd or 0.0, spent_usd) if running else None
-    decimals = usd_decimals(max(spent_usd, result.planned_cost_usd))
-    cap = result.max_cost_usd
-    notes = [
-        "no max_cost" if cap is None else f"max_cost {usd(cap)}",
-        _against(
-            usd(result.planned_cost_usd, decimals),
-            expected_usd if running else _whole(result, spent_usd),
-            result.planned_cost_usd,
-            "" if expected_usd is None else usd(expected_usd, decimals),
-        ),
+    done = result.outcome == "done"  # only a finished run compares to its plan
+    time_note = _against(planned_s, expected_s, took_s if done else None, duration)
+    cost_note = _against(planned_usd, expected_usd, spent_usd if done else None, lambda money: usd(money, decimals))
+    time_gauge = _gauge(took_s, result.deadline_s, planned_s, expected_s, "deadline")
+    cost_gauge = _gauge(spent_usd, cap_usd, planned_usd, expected_usd, "max_cost")
+    return [
+        Card(title="time", value=duration(took_s), notes=(deadline, time_note), gauge=time_gauge),
+        Card(title="spent (USD)", value=usd(spent_usd, decimals), notes=(cap, cost_note, *charged), gauge=cost_gauge),
+        *_rest(result),
     ]
-    gauge = _gauge(spent_usd, cap, result.planned_cost_usd, expected_usd, "max_cost")
-    return Card(title="spent (USD)", value=usd(spent_usd, decimals), notes=tuple(notes), gauge=gauge)
 
 
-def _whole(result: Result, actual: float) -> float | None:
-    """What is to be held against the plan: only of a run that was carried out to its end."""
-    return actual if result.outcome == "done" else None
-
-
-def _against(planned: str, actual: float | None, plan: float, forecast: str) -> str:
-    off = "" if actual is None else difference(actual, plan).replace(" %", "\N{NO-BREAK SPACE}%")
+def _against(planned: float, forecast: float | None, actual: float | None, text: Callable[[float], str]) -> str:
+    compared = actual if forecast is None else forecast
+    off = "" if compared is None else difference(compared, planned).replace(" %", "\N{NO-BREAK SPACE}%")
     told = f" ({off})" if off else ""
-    return f"planned {planned}; forecast {forecast}{told}" if forecast else f"planned {planned}{told}"
+    return f"planned {text(planned)}{'' if forecast is None else f'; forecast {text(forecast)}'}{told}"
 
 
 def _gauge(done: float, limit: float | None, planned: float, forecast: float | None, name: str) -> Gauge | None:
@@ -225,9 +269,12 @@ def _rest(result: Result) -> list[Card]:
     best = result.best
     value = None if best is None else best.metrics.get(result.metric)
     note = "no report yet" if best is None else f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
-    held = [instance for instance in result.instances if instance.ended_s is None and not _refused(instance)]
+    # An instance with a reason that never ran was refused.
+    held = [one for one in result.instances if one.ended_s is None and (one.running_s is not None or not one.reason)]
     here = [stage for stage in result.stages if stage.actual_s is not None and not stage.promoted]
-    planned = f"planned {here[-1].planned_instances} for this stage" if here and held else "none held now"
+    wanted = sum(stage.planned_instances for stage in here)
+    planned = f"planned {wanted} for {'this stage' if len(here) == 1 else 'these stages'}"
+    planned = planned if here and held else "none held now"
     bought = sum(instance.running_s is not None for instance in result.instances)
     return [
         Card(title=f"best {printable(result.metric)}", value="-" if value is None else number(value), notes=(note,)),
@@ -235,15 +282,12 @@ def _rest(result: Result) -> list[Card]:
     ]
 
 
-def _refused(instance: InstanceResult) -> bool:
-    return instance.running_s is None and bool(instance.reason)
-
-
 def stage_rows(result: Result) -> list[StageRow]:
-    """Every stage, planned against actual."""
+    """Return the rows of all stages."""
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
     before, rows = 0, []
     for stage in result.stages:
+        before = 0 if stage.rung == 0 and stage.bracket is not None else before
         rows.append(_stage_row(result, stage, before, decimals))
         before += stage.iterations
     return rows
@@ -252,13 +296,14 @@ def stage_rows(result: Result) -> list[StageRow]:
 def _stage_row(result: Result, stage: StageResult, before: int, decimals: int) -> StageRow:
     begun, over = stage.actual_s is not None, bool(stage.promoted)
     target = stage.trials * stage.iterations
-    done = sum([min(t.iterations - before, stage.iterations) for t in result.trials if t.iterations > before])
+    ours = [trial.iterations for trial in result.trials if trial.bracket == stage.bracket]
+    done = sum([min(iterations - before, stage.iterations) for iterations in ours if iterations > before])
     standing = "done" if over else "current" if result.outcome == "unfinished" else "ended"
     return StageRow(
-        stage=stage.stage,
+        stage=stage.name,
         standing=standing if begun else "planned",
         trials=str(stage.trials),
-        promoted=f"{len(stage.promoted)} promoted" if over and stage.stage + 1 < len(result.stages) else "",
+        promoted=f"{len(stage.promoted)} promoted" if over and not is_last_of_bracket(result.stages, stage) else "",
         share=min(done / target, 1.0) if target else 0.0,
         iterations=f"{done} of {target}",
         instances=f"{stage.instances if begun else '-'} / {stage.planned_instances}",
@@ -271,46 +316,36 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int) -
 
 
 def happenings(result: Result) -> list[Happening]:
-    """Ends of stages, replans, extensions and resumes, in order."""
-    limits = map(_extended, result.extensions)
-    back = map(_went_back, result.setbacks)
-    stood = map(_stood_still, result.pauses)
-    every = [*_syncs(result), *_resumed(result), *map(_decided, result.decisions), *limits, *back, *stood]
-    return sorted(every, key=lambda happening: happening.at_s)
+    """Return ends of stages, replans, extensions, resumes, setbacks and pauses, in order."""
+    found = [*_syncs(result)]
+    for at_s in result.resumed_s:
+        told = "its process restarted from its journal"
+        found.append(Happening(at_s=at_s, what="resumed", told=told, kind="resumed"))
+    found += [_decided(result, decision) for decision in result.decisions]
+    for granted in result.extensions:
+        told = extended(granted) or "unchanged"
+        found.append(Happening(at_s=granted.at_s, what="extended", told=told, kind="extended"))
+    for setback in result.setbacks:
+        found.append(Happening(at_s=setback.at_s, what="checkpoint lost", told=went_back(setback), kind="setback"))
+    for pause in result.pauses:
+        found.append(Happening(at_s=pause.at_s, what="driver paused", told=stood_still(pause), kind="pause"))
+    return sorted(found, key=lambda happening: happening.at_s)
 
 
 def _syncs(result: Result) -> Iterator[Happening]:
     for stage, _, at_s in stage_spans(result):
         if not stage.promoted:
-            return
-        last = stage.stage + 1 == len(result.stages)
+            continue
+        last = is_last_of_bracket(result.stages, stage)
         went = "finished" if last else "promoted"
         told = f"{len(stage.promoted)} of {counted(stage.trials, 'trial')} {went}: {listed(stage.promoted)}"
-        yield Happening(at_s=at_s, what=f"SYNC of stage {stage.stage}", told=told, kind="sync")
+        yield Happening(at_s=at_s, what=f"SYNC of {stage.title}", told=told, kind="sync")
 
 
-def _decided(decision: DecisionResult) -> Happening:
+def _decided(result: Result, decision: DecisionResult) -> Happening:
     expected = f"{duration(decision.jct_s)} and {usd(decision.cost_usd)} USD expected"
     if decision.changed:
         expected += f", before {duration(decision.present_jct_s)} and {usd(decision.present_cost_usd)} USD"
     kind = "changed" if decision.changed else "kept"
-    what = f"plan {'changed' if decision.changed else 'unchanged'} from stage {decision.stage} on"
+    what = f"plan {'changed' if decision.changed else 'unchanged'} from {result.stages[decision.stage].title} on"
     return Happening(at_s=decision.at_s, what=what, told=f"{printable(decision.reason)} ({expected})", kind=kind)
-
-
-def _extended(granted: ExtensionResult) -> Happening:
-    return Happening(at_s=granted.at_s, what="extended", told=extended(granted) or "unchanged", kind="extended")
-
-
-def _went_back(setback: SetbackResult) -> Happening:
-    return Happening(at_s=setback.at_s, what="checkpoint lost", told=went_back(setback), kind="setback")
-
-
-def _stood_still(pause: PauseResult) -> Happening:
-    return Happening(at_s=pause.at_s, what="driver paused", told=stood_still(pause), kind="pause")
-
-
-def _resumed(result: Result) -> Iterator[Happening]:
-    """The time before it is a gap in which nobody drove the run."""
-    for at_s in result.resumed_s:
-        yield Happening(at_s=at_s, what="resumed", told="its process restarted from its journal", kind="resumed")

@@ -1,6 +1,6 @@
-"""The frame of every page: its templates, its files, and who is signed in.
+"""Templates and static files of the dashboard.
 
-Templates escape what they are given. Filters write figures as all views do: `duration`, `usd`, `number`, `instant`.
+Templates escape all values. Filters format figures as all views do: `duration`, `usd`, `number`, `instant`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from rubberband.units import format_instant
 from rubberband.views.report_html import PLOTLY
 from rubberband.views.words import counted, duration, number, usd
 
-# The dashboard's scripts, styles and icon, and plotly's script: read once, told apart by their content.
-
+# Static files of the dashboard, and plotly's script: read once, versioned by their content.
 
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 _FOREVER = "public, max-age=31536000, immutable"
@@ -39,7 +38,7 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """A file as it is sent."""
+    """Static file, plain and compressed."""
 
     body: bytes
     zipped: bytes
@@ -49,7 +48,7 @@ class Asset:
 
 @cache
 def asset_names() -> frozenset[str]:
-    """What there is; nothing else is ever opened."""
+    """Return all file names; nothing else is ever opened."""
     here = resources.files(__package__).joinpath("static")
     own = {file.name for file in here.iterdir() if Path(file.name).suffix in _TYPES}
     return frozenset(own | {PLOTLY})
@@ -57,7 +56,7 @@ def asset_names() -> frozenset[str]:
 
 @cache
 def asset(name: str) -> Asset:
-    """One of `asset_names()`."""
+    """Return one of `asset_names()`."""
     place = resources.files(views) if name == PLOTLY else resources.files(__package__).joinpath("static")
     body = place.joinpath(name).read_bytes()
     return Asset(
@@ -69,13 +68,13 @@ def asset(name: str) -> Asset:
 
 
 def asset_address(name: str) -> str:
-    """Where a page finds a file; another content has another address, so that it may be kept for ever."""
+    """Return the address of a file. It changes with the content, so that browsers may cache it without limit."""
     return f"/static/{name}?v={asset(name).version}"
 
 
 @router.get("/static/{name}")
 def static(request: Request, name: str, v: str = "") -> Response:
-    """A file of the dashboard. It needs no token: there is nothing of the user's in it."""
+    """File of the dashboard. Public: it holds no user data."""
     if name not in asset_names():
         raise Problem(NOT_FOUND, "the dashboard has no such file")
     found = asset(name)
@@ -91,42 +90,25 @@ def static(request: Request, name: str, v: str = "") -> Response:
     return Response(found.body, headers=headers, media_type=found.media_type)
 
 
-CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
-"""Plotly writes styles, nothing writes scripts."""
-
-
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page (or a part of one) from one of the templates; `path`, `who`, `stranger` and `now` are given to all."""
+    """Render a template; all get `path`, `who`, `stranger`, `now` and `status`."""
     who = principal_of(request)
-    page = _templates.get_template(template).render(
-        {
-            "path": request.url.path,
-            "who": who,
-            "stranger": who is STRANGER,
-            "now": time.time(),
-            "status": status,
-        }
-        | values
-    )
-    headers = {"Content-Security-Policy": CONTENT_POLICY, "Cache-Control": "no-store"}
-    return HTMLResponse(page, status, headers)
+    shared = {"path": request.url.path, "who": who, "stranger": who is STRANGER, "now": time.time(), "status": status}
+    return HTMLResponse(_templates.get_template(template).render(shared | values), status)
 
 
 def instant(at: float) -> str:
-    """Unix time as a reader finds it in a title: 2026-11-21T20:00:00Z."""
+    """Format Unix time: 2026-11-21T20:00:00Z."""
     return format_instant(datetime.fromtimestamp(int(at), UTC))
 
 
 def sentence(text: str) -> str:
-    """One line of an error as a sentence."""
+    """Capitalise a line and end it with a full stop."""
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
 def ago(at: float, now: float) -> str:
-    """How long ago it was, by the largest unit."""
+    """Format the time since `at`, in the largest unit."""
     passed_s = max(now - at, 0.0)
     for unit, unit_s in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
         if passed_s >= unit_s:
@@ -152,16 +134,13 @@ def _environment() -> Environment:
 _templates = _environment()
 
 
-# What went wrong as a page: for a browser that asked for one, the answer to a problem.
-
-
 def wants_page(request: Request) -> bool:
-    """Whether it is a person's browser that asks, for something that is no part of REST."""
+    """Whether a browser asks for a page outside of REST."""
     return not request.url.path.startswith("/v1/") and "text/html" in request.headers.get("accept", "")
 
 
 def problem_page(request: Request, problem: Problem) -> Response:
-    """The page that tells of a problem, with its status and headers."""
+    """Render a problem as a page, with its status and headers."""
     kind = problem.kind
     page = render(request, "problem.html", status=kind.status, title=kind.title, detail=problem.detail)
     page.headers.update(problem.headers)

@@ -1,7 +1,7 @@
-"""Experiments as requests carry them: read as strictly as the file, and kept to what the operator allows.
+"""Experiments in request bodies: parsed as strictly as the file, and checked against the operator's settings.
 
-A body is the experiment file, in JSON or in YAML. It names no file of the server and no code but what the operator
-installed. What does not fit is a Problem; nothing else is ever raised.
+A body is the experiment file, in JSON or in YAML. It may name no file of the server, and only code that the operator
+allows. All errors are Problems.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_experiment(body: bytes, media_type: str, overrides: Sequence[str] = ()) -> Experiment:
-    """The experiment of a request's body; `overrides` such as `constraints.deadline=30m` replace single values of it.
+    """Parse a request's body; `overrides` such as `constraints.deadline=30m` replace single values.
 
-    Raises Problem: MEDIA for a type that is not read here, TOO_LARGE, MALFORMED for what is no JSON or YAML, and
-    INVALID, with the key (and in YAML the line), for what does not fit.
+    Raises Problem: MEDIA for another media type, TOO_LARGE, MALFORMED for broken JSON or YAML, and INVALID for bad
+    values, with the key (and in YAML the line).
     """
     kind = _essence(media_type)
     if len(body) > MAX_BYTES:
@@ -55,32 +55,33 @@ def read_experiment(body: bytes, media_type: str, overrides: Sequence[str] = ())
 
 
 def require_json(body: bytes, media_type: str) -> None:
-    """Raise the Problem that `read_experiment` would of a small body that is to be a JSON object and is none.
+    """Raise the Problem of `read_experiment` for a small JSON body that is no object.
 
-    That takes a millisecond or two at most, so that the server can see to it by itself.
+    This takes at most two milliseconds, so the server needs no planning process for it.
     """
     if _essence(media_type) == JSON_TYPE and len(body) <= _SMALL_BYTES:
         json_object(body)
 
 
 def require_allowed(experiment: Experiment, settings: Settings, *, to_run: bool) -> None:
-    """Raise Problem REFUSED, with the key and the remedy, for what a request may not ask for here.
+    """Raise Problem REFUSED, with the key and the remedy, for settings that the operator does not allow.
 
-    No request makes the service read a file of its machine. What is `to_run` rents only where the operator lets it,
-    runs only code that the operator listed, and spends no more than one submission may.
+    No request makes the service read a file of its machine. An experiment `to_run` uses only allowed providers and
+    code, and a max_cost within the limit.
     """
     require_no_paths(experiment)
     if to_run:
         _require_provider(experiment, settings)
         _require_entrypoint(experiment, settings)
         _require_checkpoints(experiment, settings)
+        _require_trackers(experiment)
         _require_budget(experiment, settings)
 
 
 def allows_code(name: str, allowed: Sequence[str]) -> bool:
     """Whether `module:attribute` is in the operator's list, by itself or by `module:*`.
 
-    The star stands for what the module itself holds in the open: no attribute of an attribute, no private name.
+    The star covers public names of the module: no attribute of an attribute, no private name.
     """
     module, _, attribute = name.partition(":")
     public = "." not in attribute and not attribute.startswith("_")
@@ -88,7 +89,7 @@ def allows_code(name: str, allowed: Sequence[str]) -> bool:
 
 
 def _essence(media_type: str) -> str:
-    """The media type without its parameters."""
+    """Return the media type without its parameters. Raises Problem MEDIA."""
     kind, *parameters = (part.strip().lower() for part in media_type.split(";"))
     charset = next(
         (value.strip('"') for name, _, value in (p.partition("=") for p in parameters) if name == "charset"), ""
@@ -101,13 +102,13 @@ def _essence(media_type: str) -> str:
 
 
 class _Refused(ValueError):
-    """What JSON allows and is not read."""
+    """JSON that the standard allows and the service refuses."""
 
 
 def json_object(
     body: bytes, wanted: str = "an experiment; send an object: name, search, constraints, ..."
 ) -> dict[str, Any]:
-    """The object that a body holds, as strictly as all JSON is read here. Raises Problem MALFORMED or INVALID."""
+    """Parse a body that is a JSON object, strictly. Raises Problem MALFORMED or INVALID."""
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -159,7 +160,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_constant, 
 
 
 def _require_shallow(value: object) -> None:
-    """Level by level, so that depth costs no stack."""
+    # Level by level: depth costs no stack.
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -192,7 +193,7 @@ def _refused(key: str, reason: str) -> Problem:
 
 
 def require_no_paths(experiment: Experiment) -> None:
-    """Raise Problem REFUSED where an experiment names a file of the server."""
+    """Raise Problem REFUSED if an experiment names a file of the server."""
     for key, value in _paths(experiment).items():
         if isinstance(value, str):
             remedy = "leave it out" if key.endswith("catalogue") else "write the profile itself in its place"
@@ -200,7 +201,7 @@ def require_no_paths(experiment: Experiment) -> None:
 
 
 def _paths(experiment: Experiment) -> Mapping[str, object]:
-    """Where a path could stand."""
+    """Return key -> value of all settings that may hold a path."""
     found: dict[str, object] = {"resources.catalogue": experiment.resources.catalogue}
     profile = experiment.profile
     if isinstance(profile, ProfilesByType):
@@ -221,7 +222,7 @@ def _require_provider(experiment: Experiment, settings: Settings) -> None:
 
 
 def _require_true_prices(experiment: Experiment) -> None:
-    """A limit on spending is none if a request says what instances cost."""
+    # A limit on spending would be void if requests could set prices.
     resources = experiment.resources
     prices = {
         "resources.price_per_hour": resources.price_usd_per_hour,
@@ -254,6 +255,13 @@ def _require_checkpoints(experiment: Experiment, settings: Settings) -> None:
         allowed = ", ".join(settings.checkpoints)
         remedy = f"use a plain path below {allowed}" if allowed else "leave it out: they are kept with the experiment"
         raise _refused("resources.checkpoints", f"{shown(url)} is not allowed here; {remedy}")
+
+
+def _require_trackers(experiment: Experiment) -> None:
+    for number, tracker in enumerate(experiment.track or ()):
+        for key in ("folder", "uri"):
+            if getattr(tracker, key, None) is not None:
+                raise _refused(f"track.{number}.{key}", "only the operator says where runs are tracked; leave it out")
 
 
 def _require_budget(experiment: Experiment, settings: Settings) -> None:

@@ -1,54 +1,56 @@
-"""One experiment, followed for the watcher: where it stands by what its folder shows, and what goes into the feed."""
+"""One experiment, followed for the watcher: its state by its folder, and the events of its journal for the feed."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
-from rubberband.api.store.protocol import Entry, Store
+from rubberband.api.store.schema import Entry
+from rubberband.api.store.sql import Store
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import Ending, Mark, read_ending, read_mark
 from rubberband.executor.journal.journal import Header, encode_event
+from rubberband.executor.journal.reading import explained, salvage
 from rubberband.executor.observed import Observed, at_work, outcome_of, summary_of
-from rubberband.executor.salvage import explained, salvage
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What was seen of an experiment's folder: first whether somebody is at work, then what is written."""
+    """Observation of an experiment's folder: first whether a process runs, then its files."""
 
     at_work: bool
-    """Whether a process of the service, or a driver that was started by hand, is at work."""
+    """Whether a process of the service, or a driver started by hand, runs."""
     mark: Mark | None
     ending: Ending | None
     outcome: ExperimentState | None
-    """How its journal says that it ended; None while that is open."""
+    """Outcome by its journal; None while it is open."""
     reason: str
-    """The journal's, of the outcome, or of what keeps it from going on."""
+    """Reason by its journal: of the outcome, or of a delay."""
     has_begun: bool
     """Whether there is a journal."""
     stopped: str = ""
-    """Why its latest driver gave up, by its journal; empty if it did not."""
+    """Why its latest driver stopped, by its journal; empty if it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where an experiment stands, and why."""
+    """State of an experiment, and the reason."""
 
     state: ExperimentState
     reason: str = ""
 
 
 def standing(row: Submission, sight: Sight) -> Standing | None:
-    """Where an experiment stands by what was seen; None if the process that it was given was never started."""
+    """Return the state by an observation; None if the process of this attempt was never started."""
     if sight.at_work and sight.mark is not None and sight.mark.waits_for and sight.mark.attempt == row.attempt:
         return Standing(state=ExperimentState.STARTING, reason=sight.mark.waits_for)
     if row.state is ExperimentState.STARTING:
@@ -62,92 +64,62 @@ def standing(row: Submission, sight: Sight) -> Standing | None:
 
 def _starting(row: Submission, sight: Sight) -> Standing | None:
     if sight.at_work:
-        # What was resumed has its old outcome in the journal until its driver goes on.
+        # A resumed experiment has its old outcome in the journal until its driver continues.
         settled = sight.outcome is not None and (row.attempt > 1 or not row.words)
         if not sight.has_begun or settled:
             return Standing(state=row.state, reason=row.reason)
         return Standing(state=sight.outcome or ExperimentState.RUNNING, reason=sight.reason)
     if sight.mark is None or sight.mark.attempt < row.attempt:
         return None
+    ending = _ending(row, sight)
     if sight.outcome is not None:
-        return Standing(state=sight.outcome, reason=_error(row, sight) or sight.reason)
-    if sight.has_begun or _told(row, sight) is None:
+        return Standing(state=sight.outcome, reason=(ending.error if ending else "") or sight.reason)
+    if sight.has_begun or ending is None:
         return _cut_off(row, sight)
-    cancelled = _told(row, sight) == CANCELLED_EXIT_CODE
-    return Standing(
-        state=ExperimentState.CANCELLED if cancelled else ExperimentState.REFUSED, reason=_error(row, sight)
-    )
+    cancelled = ending.exit_code == CANCELLED_EXIT_CODE
+    return Standing(state=ExperimentState.CANCELLED if cancelled else ExperimentState.REFUSED, reason=ending.error)
 
 
 CANCELLED_EXIT_CODE = 130
 
 
-def _told(row: Submission, sight: Sight) -> int | None:
-    """The exit code that the row's latest process left."""
-    return None if sight.ending is None or sight.ending.attempt != row.attempt else sight.ending.exit_code
-
-
-def _error(row: Submission, sight: Sight) -> str:
-    return "" if sight.ending is None or sight.ending.attempt != row.attempt else sight.ending.error
+def _ending(row: Submission, sight: Sight) -> Ending | None:
+    """Return the ending that the row's latest process recorded."""
+    return sight.ending if sight.ending is not None and sight.ending.attempt == row.attempt else None
 
 
 def _cut_off(row: Submission, sight: Sight) -> Standing:
-    told = (
-        _error(row, sight) or sight.stopped or "its process ended unexpectedly: it was killed, or the machine restarted"
-    )
-    return Standing(state=ExperimentState.INTERRUPTED, reason=f"{told}; resume it to continue")
+    ending = _ending(row, sight)
+    why = (ending.error if ending else "") or sight.stopped
+    why = why or "its process ended unexpectedly: it was killed, or the machine restarted"
+    return Standing(state=ExperimentState.INTERRUPTED, reason=f"{why}; resume it to continue")
 
 
 def entries(header: Header, events: Sequence[tuple[int, Event]]) -> list[Entry]:
-    """Events of a journal as lines of the feed."""
-    return [_entry(header, seq, event) for seq, event in events]
-
-
-def _entry(header: Header, seq: int, event: Event) -> Entry:
-    kind, body = encode_event(event)
-    data = json.loads(body)
-    occurred_at = data.pop("occurred_at") + header.offset_s
-    return Entry(experiment=header.name, seq=seq, kind=kind, occurred_at=occurred_at, data=data)
-
-
-def sight_of(observed: Observed, at_work: bool) -> Sight:
-    """What the folder of a journal shows; `at_work` was looked at before the journal was refreshed."""
-    outcome, reason = outcome_of(observed.controller)
-    return Sight(
-        at_work=at_work,
-        mark=read_mark(observed.folder),
-        ending=read_ending(observed.folder),
-        outcome=outcome,
-        reason=reason,
-        has_begun=True,
-        stopped=observed.controller.state.stopped,
-    )
-
-
-def sight_before(folder: ExperimentFolder, at_work: bool) -> Sight:
-    """What the folder of an experiment shows that has no journal."""
-    return Sight(
-        at_work=at_work, mark=read_mark(folder), ending=read_ending(folder), outcome=None, reason="", has_begun=False
-    )
-
-
-# One experiment, followed step by step: what its process journals goes into the feed, and where it stands is kept.
+    """Return events of a journal as events of the feed."""
+    found = []
+    for seq, event in events:
+        kind, body = encode_event(event)
+        data = json.loads(body)
+        occurred_at = data.pop("occurred_at") + header.offset_s
+        found.append(Entry(experiment=header.name, seq=seq, kind=kind, occurred_at=occurred_at, data=data))
+    return found
 
 
 log = logging.getLogger("rubberband.api.experiments.service")
 
 BATCH = 1000
-"""Events that are added to the feed in one write."""
+"""Events added to the feed in one write."""
 BUSY_S = 0.5
-"""A summary is kept so often while events come."""
+"""Interval of summaries while events arrive."""
 IDLE_S = 2.0
-"""Likewise while only its clock and its bill go on."""
+"""Interval of summaries while only time and cost change."""
 MISREADS = 5
-"""A journal that could not be read so often in a row is taken to be unreadable."""
+"""A journal is unreadable after this many failed reads in a row."""
 
 
 class Follower:
-    """Follows one experiment. For one thread; `observed` may be read by others."""
+    """Follows one experiment. For one thread; others may read `observed`."""
 
     def __init__(
         self,
@@ -158,24 +130,24 @@ class Follower:
         patience: int = MISREADS,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`wake` is called when there is more to read in the feed; after `patience` misreads it is unreadable.
+        """`wake` is called after additions to the feed; after `patience` misreads the journal is unreadable.
 
-        `clock` is Unix time, in place of this machine's and of the experiment's own.
+        `clock` gives Unix time, instead of this machine's clock and the experiment's own.
         """
         self._patience = patience
         self._folder, self._store, self._wake = folder, store, wake
         self._clock, self._experiments_clock = clock or time.time, clock
         self.observed: Observed | None = None
-        """Its journal, from when there is one."""
+        """Journal, once there is one."""
         self._told = -1
-        """The last place of the journal that is in the feed."""
+        """Last place of the journal in the feed."""
         self._pending: list[tuple[int, Event]] = []
         self._misreads = 0
         self._summarised_at = 0.0
         self._summarised_count = -1
 
     def step(self, row: Submission) -> Submission | None:
-        """See what is new; its row as it is kept now, or None if the process that it was given was never started.
+        """Record news; return the row as stored now, or None if the process of this attempt was never started.
 
         Raises JournalError if the service's store does not answer; nothing is lost then.
         """
@@ -183,7 +155,7 @@ class Follower:
         return None if found is None else self._keep(row, found)
 
     def first_row(self) -> Submission | None:
-        """The row of an experiment that was run by hand, with its events told; None as long as it cannot be read."""
+        """Return the row of an experiment run by hand, its events in the feed; None while it cannot be read."""
         header_at = self._clock()
         row = Submission(
             name=self._folder.name, state=ExperimentState.RUNNING, created_at=header_at, changed_at=header_at
@@ -209,17 +181,30 @@ class Follower:
         return standing(row, sight)
 
     def _sight(self) -> Sight:
-        """Somebody at work is looked for first: what ended since is not taken to be cut off before the next look."""
+        # A process is looked for first: one that ends after that is judged by the next look.
         busy = at_work(self._folder)
         if self.observed is None:
             if not self._folder.exists:
-                return sight_before(self._folder, busy)
+                return self._sight_of(busy)
             told = self._store.last_seqs([self._folder.name]).get(self._folder.name, -1)
             self.observed, self._told = Observed(self._folder, clock=self._experiments_clock), told
         mark = read_mark(self._folder)
         fresh = self.observed.refresh(live=busy and not (mark is not None and mark.waits_for))
         self._pending += [(seq, event) for seq, event in fresh if seq > self._told]
-        return sight_of(self.observed, busy)
+        return self._sight_of(busy)
+
+    def _sight_of(self, busy: bool) -> Sight:
+        controller = None if self.observed is None else self.observed.controller
+        outcome, reason = (None, "") if controller is None else outcome_of(controller)
+        return Sight(
+            at_work=busy,
+            mark=read_mark(self._folder),
+            ending=read_ending(self._folder),
+            outcome=outcome,
+            reason=reason,
+            has_begun=controller is not None,
+            stopped="" if controller is None else controller.state.stopped,
+        )
 
     def _tell(self) -> None:
         told = 0
@@ -238,7 +223,7 @@ class Follower:
         if self._misreads < self._patience:
             return Standing(state=row.state, reason=row.reason)
         if isinstance(error, DamagedJournalError):
-            if row.state is ExperimentState.UNREADABLE:  # it took long enough to find out what is left of it
+            if row.state is ExperimentState.UNREADABLE:  # salvaging takes long: once is enough
                 return Standing(state=row.state, reason=row.reason)
             error = explained(self._folder, error)
         told = f"its journal cannot be read: {' '.join(str(error).split()) or type(error).__name__}"
@@ -247,12 +232,12 @@ class Follower:
         return Standing(state=ExperimentState.UNREADABLE, reason=told)
 
     def _keep(self, row: Submission, found: Standing) -> Submission:
-        """Write down what changed."""
+        """Store changes of state and summary."""
         moved = (found.state, found.reason) != (row.state, row.reason)
         summary = self._summary(row, at_once=moved)
         if not moved and summary is None:
             return row
-        at = self._clock()
+        at, words = self._clock(), self._sized_words(row)
         kept = self._store.change(
             row.name,
             at=at,
@@ -260,15 +245,25 @@ class Follower:
             reason=found.reason if moved else None,
             expected={row.state},
             summary=summary,
+            words=words,
         )
         if not kept:  # a request changed it meanwhile
             return self._store.submission(row.name) or row
         if moved:
             self._wake()
-        return replace(row, state=found.state, reason=found.reason, changed_at=at, summary=summary or row.summary)
+        row = replace(row, state=found.state, reason=found.reason, changed_at=at, summary=summary or row.summary)
+        return row if words is None else replace(row, words=words)
+
+    def _sized_words(self, row: Submission) -> Mapping[str, Any] | None:
+        """Return the words with the scheduler that is run, if its size was auto; None if they have it already."""
+        search = row.words.get("search", {})
+        if self.observed is None or "auto" not in search.get("scheduler", {}).values():
+            return None
+        scheduler = self.observed.header.setup["experiment"]["search"]["scheduler"]
+        return {**row.words, "search": {**search, "scheduler": scheduler}}
 
     def _summary(self, row: Submission, *, at_once: bool) -> Summary | None:
-        """Its summary, if that changed and is due."""
+        """Return its summary if it changed and is due."""
         if self.observed is None:
             return None
         now, count = time.monotonic(), self.observed.count
@@ -280,7 +275,7 @@ class Follower:
         return None if summary == row.summary else summary
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Close the journal."""
         observed, self.observed = self.observed, None
         self._pending = []
         if observed is not None:

@@ -1,19 +1,22 @@
-"""What may be started, and what goes on by itself: the operator may allow less than when an experiment was accepted."""
+"""Which experiments may start, resume or restart automatically, by the settings of now.
+
+The operator may allow less than when an experiment was accepted. rubberband.states has the table of actions by state.
+"""
 
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from pydantic import ValidationError
 
 from rubberband.api.experiments.body import require_allowed
 from rubberband.api.experiments.following import Standing
-from rubberband.api.experiments.states import loses_profile
-from rubberband.api.problems import REFUSED, Problem
+from rubberband.api.problems import CONFLICT, REFUSED, Problem, problem_of
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Store
-from rubberband.errors import InputError, RubberbandError
+from rubberband.api.store.sql import Store
+from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_ending, read_mark
@@ -22,26 +25,62 @@ from rubberband.executor.observed import Observed, outcome_of
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import format_usd, parse_deadline
+from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
+
+KEY_GOOD_S = 24 * 3600.0
+"""A repeated request is recognised by its Idempotency-Key for this long."""
+
+
+def conflict(row: Submission, obstacle: str) -> Problem:
+    """Return the problem of an impossible action; `obstacle` gives the cause and an alternative."""
+    why = row.reason if row.state is ExperimentState.UNREADABLE else obstacle
+    return Problem(CONFLICT, f"experiment {row.name!r} is {row.state.value}: {why}", state=row.state.value)
+
+
+def waits(row: Submission) -> bool:
+    """Whether it is queued and was never started."""
+    return row.state is ExperimentState.QUEUED and bool(row.words) and not row.attempt
+
+
+def loses_profile(row: Submission) -> bool:
+    """Whether a restart without a journal would measure a profile on rented instances again.
+
+    The cost of an interrupted measurement is unknown, so a second one could exceed max_cost.
+    """
+    provider = KINDS.get(row.words.get("resources", {}).get("provider", ""))
+    return bool(row.attempt) and provider is not None and provider.is_rented and row.words.get("profile") is None
+
+
+def limited(row: Submission) -> bool:
+    """Whether it has a deadline or a max_cost."""
+    constraints = row.words.get("constraints") or {}
+    has = (row.summary.deadline_s, row.summary.max_cost_usd, constraints.get("deadline"), constraints.get("max_cost"))
+    return any(limit is not None for limit in has)
+
+
+@contextmanager
+def told_as_problems() -> Iterator[None]:
+    """Turn errors with messages for users into problems."""
+    try:
+        yield
+    except (InputError, JournalError) as error:
+        raise problem_of(error) from None
+
 
 GOES_ON = "its process ended unexpectedly (killed, or the machine restarted); it restarts automatically"
 _ONCE_IN_S = 30 * 24 * 3600.0
-"""For so long it is known that an experiment went on by itself, and got no further."""
+"""An automatic restart without progress since is remembered for this long."""
 
 
 class Gate:
-    """One for each server."""
+    """Decides for one server."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings, self._store = settings, store
 
-    @property
-    def auto_resume(self) -> bool:
-        """Whether experiments go on by themselves."""
-        return self._settings.auto_resume
-
     def refused(self, row: Submission, folder: ExperimentFolder) -> Standing | None:
-        """Where an experiment stands, and why, that may not be started as the service is run now; None if it may."""
+        """Return state and reason of an experiment that may not start under the settings of now; None if it may."""
         if not folder.exists:
             reason = self._reason(row, None)
             return Standing(state=ExperimentState.REFUSED, reason=reason) if reason else None
@@ -49,15 +88,15 @@ class Gate:
             with closing(Observed(folder)) as observed:
                 observed.refresh(live=False)
                 reason, outcome = self._reason(row, observed), outcome_of(observed.controller)[0]
-        except RubberbandError:  # its process will tell what is wrong with the journal
+        except RubberbandError:  # its process reports what is wrong with the journal
             return None
         return Standing(state=outcome or ExperimentState.INTERRUPTED, reason=reason) if reason else None
 
     def resumption(self, row: Submission, folder: ExperimentFolder, observed: Observed | None) -> str | None:
-        """An id of its going on by itself, now that its process is gone; None if that is for a person to say.
+        """Return the id of an automatic restart after the process ended; None if a user must resume it.
 
-        It is the same until the experiment gets further, and good once; waiting for its checkpoint store was no try.
-        `observed` is its journal, if it has begun. Raises JournalError.
+        The id stays the same until the experiment makes progress, and is used once. Waiting for the checkpoint store
+        does not count as an attempt. `observed` is the journal, if there is one. Raises JournalError.
         """
         now = time.time()
         if not self._settings.auto_resume or not _goes_on(row, folder, observed, now):
@@ -69,7 +108,7 @@ class Gate:
         return None if self._store.has_acted(id, since=now - _ONCE_IN_S) else id
 
     def _reason(self, row: Submission, observed: Observed | None) -> str:
-        """Why it may not be started; empty if it may."""
+        """Return why it may not start; empty if it may."""
         try:
             if observed is not None:
                 require_going_on(observed, self._settings)
@@ -83,7 +122,7 @@ class Gate:
 
 
 def require_going_on(observed: Observed, settings: Settings) -> None:
-    """Raise Problem REFUSED unless what has begun may go on: where submissions may run, for what they may cost now."""
+    """Raise Problem REFUSED if a started experiment violates the providers or the max_cost allowed now."""
     provider, max_cost_usd = observed.header.setup["provider"], observed.max_cost_usd
     most_usd, reason = settings.limits.max_cost_usd, ""
     if provider not in settings.providers:
@@ -98,8 +137,8 @@ def require_going_on(observed: Observed, settings: Settings) -> None:
 
 
 def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | None, now: float) -> bool:
-    """Whether it was submitted, its process was in this home and did not tell how it ended, it was not to end anyway,
-    and it is not past its deadline.
+    """Whether a submitted experiment lost its process in this home without an exit status, a pending cancel, an end in
+    its journal or a deadline that has passed.
     """
     mark, ending = read_mark(folder), read_ending(folder)
     if not row.words or mark is None or mark.attempt != row.attempt:

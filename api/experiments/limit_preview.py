@@ -1,9 +1,10 @@
-"""What other limits bring for the rest of an experiment: the question, and how the process that plans answers it."""
+"""Expected effect of other limits on an experiment: the question, and the answer of a planning process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter
 
 from rubberband.api.problems import CONFLICT, Problem
 from rubberband.app.cases import cases
+from rubberband.app.sizing import size
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
 from rubberband.planner.estimate import Estimate, estimate
@@ -25,72 +27,68 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestQuestion:
-    """Other limits for an experiment. All of it travels as JSON."""
+    """Other limits for an experiment; serialised as JSON."""
 
     name: str
     limits: Limits = field(default_factory=Limits)
-    """The other limits, as its driver counts them; of what has begun."""
+    """Other limits of a started experiment, as its driver counts them."""
     driven: bool = False
-    """Whether a driver is at work on it."""
+    """Whether a driver runs it."""
     words: Json = field(default_factory=dict)
-    """Of what has not begun: the experiment as it waits; empty of what has."""
+    """Settings of an experiment that has not started; empty for a started one."""
     other: Json = field(default_factory=dict)
-    """Likewise, with the other limits."""
+    """The same settings with the other limits."""
     policy: Policy = "optimal"
     is_granted: bool = False
-    """Whether it was granted before, by the same request."""
+    """Whether the same request was granted before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestAnswer:
-    """What they bring."""
+    """Expected effect of other limits."""
 
     extension: Extension
     had: Limits
-    """The limits that it had when this was reckoned; of what has begun."""
+    """Limits of a started experiment when this was planned."""
 
 
 def answered(question: Json, home: Path) -> Json:
-    """The answer to a question as JSON (infinities as Python has them). Raises RubberbandError and Problem.
+    """Return the answer to a question as JSON (infinities as Python has them). Raises RubberbandError and Problem.
 
-    Of what has begun the journal is read, from a file in the home or from the store that RUBBERBAND_STORE names.
+    The journal of a started experiment is read from the home, or from the store in RUBBERBAND_STORE.
     """
     asked = TypeAdapter(RestQuestion).validate_python(question)
-    found = _of_waiting(asked) if asked.words else _of_begun(asked, home)
+    if asked.words:
+        extension = waiting_extension(asked.words, asked.other, asked.policy, time.time())
+        found = RestAnswer(extension=extension, had=Limits())
+    else:
+        found = _of_begun(asked, home)
     plain: Json = TypeAdapter(RestAnswer).dump_python(found, mode="json")
     return plain
 
 
 def read_answer(answer: Json) -> RestAnswer:
-    """What `answered` gave."""
+    """Parse a result of `answered`."""
     return TypeAdapter(RestAnswer).validate_python(answer)
 
 
-def _of_waiting(asked: RestQuestion) -> RestAnswer:
-
-    return RestAnswer(extension=waiting_extension(asked.words, asked.other, asked.policy, time.time()), had=Limits())
-
-
 def _of_begun(asked: RestQuestion, home: Path) -> RestAnswer:
-    # Most processes that plan are never asked this.
+    # Imported here: most planning processes never need it.
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.observed import Observed, at_work
 
     folder = open_folder(asked.name, home)
-    observed = Observed(folder)
-    try:
+    with closing(Observed(folder)) as observed:
         observed.refresh(live=at_work(folder))
         had = observed.limits_in_force
         return RestAnswer(extension=observed.extension(asked.limits, driven=asked.driven), had=had)
-    finally:
-        observed.close()
 
 
-# What other limits change for an experiment that still waits: it is planned as it would be if it started now. Pure.
+# Queued experiments are planned as if they started now. Pure.
 
 
 def with_instant(words: Mapping[str, Any], since: float) -> dict[str, Any]:
-    """An experiment's words, its deadline as an instant: a duration counts from `since` (Unix time)."""
+    """Return settings with the deadline as an instant: a duration counts from `since` (Unix time)."""
     constraints = dict(words.get("constraints", {}))
     if "deadline" in constraints:
         constraints["deadline"] = format_instant(instant_of(constraints["deadline"], since))
@@ -98,13 +96,13 @@ def with_instant(words: Mapping[str, Any], since: float) -> dict[str, Any]:
 
 
 def instant_of(deadline: object, since: float) -> datetime:
-    """A deadline as an instant: a duration counts from `since` (Unix time). Raises InputError."""
+    """Return a deadline as an instant: a duration counts from `since` (Unix time). Raises InputError."""
     parsed = parse_deadline(deadline)
     return parsed if isinstance(parsed, datetime) else datetime.fromtimestamp(since + parsed, UTC)
 
 
 def with_limits(words: Mapping[str, Any], deadline: datetime | None, max_cost_usd: float | None) -> dict[str, Any]:
-    """An experiment's words with other limits; None: as it was. Raises InputError for what is less than it has."""
+    """Return settings with other limits; None keeps one. Raises InputError for a tighter limit."""
     constraints = dict(words.get("constraints", {}))
     if deadline is not None:
         _require_later(constraints, deadline)
@@ -132,14 +130,14 @@ def _require_more(constraints: Mapping[str, Any], max_cost_usd: float) -> None:
 
 
 def waiting_extension(words: Mapping[str, Any], other: Mapping[str, Any], policy: Policy, now: float) -> Extension:
-    """What is expected by an experiment's words, and by other ones, if it starts at `now` (Unix time).
+    """Return what is expected under both settings if the experiment starts at `now` (Unix time).
 
-    Raises Problem CONFLICT where that is not known, InputError for what cannot be planned.
+    Raises Problem CONFLICT if no plan is feasible, InputError for settings that cannot be planned.
     """
     after = _estimate(other, policy, now)
     try:
         before = _estimate(words, policy, now)
-    except InputError:  # its deadline has passed while it waited
+    except InputError:  # its deadline passed in the queue
         before = None
     found = _outlook(after, after)
     return Extension(before=found if before is None else _outlook(before, after), after=found, stage=0)
@@ -149,9 +147,12 @@ def _estimate(words: Mapping[str, Any], policy: Policy, now: float) -> Estimate:
     experiment = Experiment.kept(words)
     profiles = experiment.loaded_profiles()
     assert profiles is not None, "what waits without a profile is not extended"
+    found = cases(experiment, profiles, now)
+    if experiment.search.auto is not None:
+        _, experiment = size(experiment, found, policy)
     return estimate(
         experiment.brackets(),
-        cases(experiment, profiles, now),
+        found,
         policy,
         experiment.name,
         clock=time.perf_counter,

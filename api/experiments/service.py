@@ -5,39 +5,157 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, cast
 
 from rubberband.api.experiments.body import require_allowed
-from rubberband.api.experiments.gate import Gate, require_going_on
+from rubberband.api.experiments.gate import (
+    KEY_GOOD_S,
+    conflict,
+    limited,
+    loses_profile,
+    require_going_on,
+    told_as_problems,
+    waits,
+)
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, instant_of, with_instant, with_limits
-from rubberband.api.experiments.reading import Journals
-from rubberband.api.experiments.states import KEY_GOOD_S, conflict, told_as_problems, waits
 from rubberband.api.experiments.watcher import HOSTED, Processes, Watcher
-from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, REFUSED, Problem
+from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, Problem, problem_of
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Store
+from rubberband.api.store.sql import Store
+from rubberband.errors import DamagedJournalError
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.reading import explained, salvage
 from rubberband.executor.log_pages import PrintedLine, page, trial_files
-from rubberband.executor.observed import Failure, at_work
+from rubberband.executor.observed import Failure, Observed, at_work
 from rubberband.executor.result import Result
 from rubberband.spec.experiment import Experiment
-from rubberband.states import AT_WORK, Action, ExperimentState
-from rubberband.units import format_usd
+from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, possible
+from rubberband.units import format_usd, shown
 from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission
 
-# Other limits for experiments: what is to be planned before they are granted, and that they are granted once.
-#
-# `rubberband.api.routes.experiments` plans them; what the plan assumed is checked again here.
+KEPT_RESULTS = 16
+"""Results of experiments that do not run are cached up to this number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Journal of an experiment without a running process."""
+
+    changed_at: float
+    """`changed_at` of its row when the journal was read."""
+    result: Result
+    failures: Sequence[Failure]
+
+
+class Journals:
+    """Rows and journals of experiments for requests: as the watcher follows them, or read once. Thread-safe."""
+
+    def __init__(self, store: Store, watcher: Watcher) -> None:
+        self._store, self._watcher = store, watcher
+        self._settled: OrderedDict[str, Settled] = OrderedDict()
+        self._reading = threading.Lock()
+
+    def row(self, name: str) -> Submission:
+        """Return an experiment's row. Raises Problem NOT_FOUND."""
+        row = self._store.submission(name)
+        if row is None:
+            raise Problem(NOT_FOUND, f"experiment {shown(name)} not found")
+        return row
+
+    def settled(self, row: Submission) -> Settled | None:
+        """Return the readable part of a journal that is not followed; None if there is none. Raises Problem."""
+        with self._reading:
+            known = self._settled.get(row.name)
+            if known is not None and known.changed_at == row.changed_at:
+                self._settled.move_to_end(row.name)
+                return known
+            if not self.exists(row.name):
+                return None
+            try:
+                with self._opened(row.name) as observed:
+                    result, failures = observed.result(), tuple(observed.failures)
+            except DamagedJournalError:
+                left = salvage(self._watcher.folder(row.name))
+                if left is None:
+                    return None
+                result, failures = left.result, ()
+            found = self._settled[row.name] = Settled(changed_at=row.changed_at, result=result, failures=failures)
+            while len(self._settled) > KEPT_RESULTS:
+                self._settled.popitem(last=False)
+            return found
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a journal. Raises Problem."""
+        with told_as_problems():
+            return self._watcher.folder(name).exists
+
+    def require(self, row: Submission, action: Action) -> None:
+        """Raise Problem CONFLICT, with an alternative, unless the action is possible now."""
+        why = obstacle(row.state, action, lambda fact: self._holds(row, fact))
+        if why:
+            raise conflict(row, why)
+
+    def possible(self, row: Submission) -> frozenset[Action]:
+        """Return the actions that are possible now. Raises Problem if that depends on an unreadable journal."""
+        return possible(row.state, lambda fact: self._holds(row, fact))
+
+    def _holds(self, row: Submission, fact: Fact) -> bool:
+        match fact:
+            case "here":
+                return not self.exists(row.name) or self._watcher.folder(row.name).is_here
+            case "limited":
+                return limited(row)
+            case "begun":
+                return self.exists(row.name) or (waits(row) and row.words.get("profile") is not None)
+            case "measured":
+                return not loses_profile(row) or self.exists(row.name)
+            case "open":
+                settled = self.settled(row)
+                if settled is not None and not Inbox(self._watcher.folder(row.name).inbox).pending():
+                    return settled.result.resumable
+                with self.opened(row.name) as observed:  # includes limits that were requested meanwhile
+                    return observed.goes_on()
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[Observed]:
+        """Open the journal. Raises Problem: UNAVAILABLE, or CONFLICT if it is damaged."""
+        try:
+            with self._opened(name) as observed:
+                yield observed
+        except DamagedJournalError as error:
+            raise problem_of(explained(self._watcher.folder(name), error)) from None
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[Observed]:
+        followed = self._watcher.observed(name)
+        if followed is not None:
+            yield followed
+            return
+        folder = self._watcher.folder(name)
+        with ExitStack() as stack:
+            try:
+                observed = stack.enter_context(closing(Observed(folder)))
+                observed.refresh(live=at_work(folder))
+            except DamagedJournalError:
+                raise
+            except Exception as error:
+                raise Problem(UNAVAILABLE, f"the journal of {name!r} cannot be read: {error}") from error
+            yield observed
+
+
+# Other limits for experiments: `rubberband.api.routes.experiments` plans them between `question` and `grant`.
 
 
 class Extensions:
-    """Safe to use from several threads. Everything raises Problem."""
+    """Plans and grants other limits for experiments. Thread-safe; all methods raise Problem."""
 
     def __init__(self, settings: Settings, store: Store, watcher: Watcher, journals: Journals) -> None:
         self._settings, self._store, self._watcher, self._journals = settings, store, watcher, journals
@@ -46,9 +164,7 @@ class Extensions:
     def question(
         self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str = ""
     ) -> Extension | RestQuestion:
-        """What is to be planned to tell what these limits bring; if `request` had them granted already, what it was
-        told then.
-        """
+        """Return the question to plan for these limits, or the answer that the same `request` had before."""
         row = self._journals.row(name)
         if request and (granted := self._granted(row, request)) is not None:
             return granted
@@ -64,9 +180,9 @@ class Extensions:
             return RestQuestion(name=name, limits=limits, driven=row.state is ExperimentState.RUNNING)
 
     def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
-        """Put the limits in force; None if it has other ones by now than those that the answer was reckoned from.
+        """Put the limits in force, once for each `request`; None if the limits changed since the answer was planned.
 
-        `request` makes it happen once. What nobody is at work on has them from when it is resumed.
+        An experiment without a running process gets them when it is resumed.
         """
         if question.is_granted:
             return replace(answer.extension, applied=True)
@@ -80,14 +196,14 @@ class Extensions:
         return replace(answer.extension, applied=True) if kept else None
 
     def _kept(self, row: Submission, question: RestQuestion, request: str) -> bool:
-        """Change the words of what waits."""
+        """Change the settings of a queued experiment."""
         if not waits(row) or row.words != question.words:
             return False
         queued = {ExperimentState.QUEUED}
         return self._store.change(question.name, at=time.time(), words=question.other, expected=queued, request=request)
 
     def _asked(self, question: RestQuestion, answer: RestAnswer, request: str) -> bool:
-        """Ask the driver, or whoever resumes it."""
+        """Leave the request for the driver that runs or resumes it."""
         with self._journals.opened(question.name) as observed:
             if observed.limits_in_force != answer.had:
                 return False
@@ -104,7 +220,7 @@ class Extensions:
         return True
 
     def _granted(self, row: Submission, request: str) -> Extension | RestQuestion | None:
-        """What came of the request, if it was made before; the question what that was, of what has not begun."""
+        """Return the result of an earlier request with this id; a question if the experiment has not started."""
         acted = self._store.has_acted(request, since=time.time() - KEY_GOOD_S)
         if not self._journals.exists(row.name):
             return _of_waiting(row, dict(row.words), is_granted=True) if acted and row.words else None
@@ -112,7 +228,7 @@ class Extensions:
             return observed.granted() if acted or observed.has_taken(request) else None
 
     def _instant(self, row: Submission, deadline: object) -> object:
-        """A duration counts from the submission; of what was run by hand, from its start."""
+        """Return the deadline; a duration counts from the submission, or from the start if it was run by hand."""
         return deadline if deadline is None or not row.words else instant_of(deadline, row.created_at)
 
     def _require_within(self, max_cost_usd: float | None) -> None:
@@ -134,36 +250,25 @@ class Runs:
     def __init__(
         self, settings: Settings, store: Store, wake: Callable[[], None], *, command: Sequence[str] = HOSTED
     ) -> None:
-        """`wake` is called when something was added to the feed. `command` is what an experiment's process runs."""
+        """`wake` is called after additions to the feed. `command` starts the process of an experiment."""
         self._settings, self._store = settings, store
-        self._watcher = Watcher(
-            store,
-            Processes(command),
-            wake,
-            home=settings.home,
-            journals=settings.store,
-            code=settings.code,
-            entrypoints=settings.entrypoints,
-            most_usd=settings.limits.max_cost_usd,
-            max_running=settings.limits.max_running,
-            gate=Gate(settings, store),
-        )
+        self._watcher = Watcher(store, Processes(command), wake, settings)
         self._journals = Journals(store, self._watcher)
         self.extensions = Extensions(settings, store, self._watcher, self._journals)
         """Other limits for experiments."""
         self._resuming = threading.Lock()
 
     def start(self) -> None:
-        """Adopt what runs, start what waits, and watch from now on (in a thread)."""
+        """Adopt running experiments, start queued ones, and watch all of them in a thread."""
         self._watcher.start()
 
     def close(self) -> None:
-        """Watch no longer. The experiments go on."""
+        """Stop watching. The experiments continue."""
         self._watcher.close()
 
     @property
     def alive(self) -> bool:
-        """Whether experiments are watched, and the store answers."""
+        """Whether experiments are watched and the store answers."""
         return self._watcher.is_well
 
     def submit(
@@ -175,9 +280,9 @@ class Runs:
         plan: str | None = None,
         request: str = "",
     ) -> Submission:
-        """Accept an experiment; its process starts as soon as fewer run than may.
+        """Accept an experiment; its process starts as soon as a slot is free.
 
-        Asked again by the same `request`, it is the submission that there is. Raises Problem (NAME_TAKEN, …).
+        A repeated `request` returns the existing submission. Raises Problem (NAME_TAKEN, …).
         """
         now = time.time()
         with told_as_problems():
@@ -206,14 +311,14 @@ class Runs:
         return row
 
     def submitted(self, name: str, request: str) -> Submission | None:
-        """What the same request had submitted before, if it had."""
+        """Return the submission that the same request made before, if any."""
         known = self._store.submission(name) if request else None
         return known if known is not None and known.request == request else None
 
     def cancel(self, name: str, *, request: str = "") -> Submission:
-        """Ask for a clean end: instances are given back, the best so far is kept. Idempotent. Raises Problem.
+        """Request a clean end: instances are released, the best trial so far is kept. Idempotent. Raises Problem.
 
-        What the same `request` had asked for already is not asked for again.
+        A repeated `request` has no second effect.
         """
         row = self._row(name)
         id = f"cancel-{request or secrets.token_hex(8)}"
@@ -231,7 +336,7 @@ class Runs:
         if row.state is ExperimentState.CANCELLED:
             return row
         if row.state is ExperimentState.INTERRUPTED and self._settings.auto_resume:
-            self._ask_to_end(name, id)  # it may be about to go on by itself; whoever resumes it withdraws this
+            self._ask_to_end(name, id)  # it may restart automatically now; a user who resumes it withdraws this
         self._journals.require(row, "cancel")
         return row
 
@@ -243,7 +348,7 @@ class Runs:
         self._watcher.kick(name)
 
     def _has_acted(self, request: str) -> bool:
-        """Whether the request was served before, and its answer was lost."""
+        """Whether the request took effect before; its answer was lost."""
         return bool(request) and self._store.has_acted(request, since=time.time() - KEY_GOOD_S)
 
     def _has_taken(self, name: str, id: str) -> bool:
@@ -253,7 +358,7 @@ class Runs:
             return observed.has_taken(id)
 
     def _withdraw(self, row: Submission, request: str) -> Submission:
-        """Take it from the queue: what had begun is then as its journal has it."""
+        """Take it from the queue; an experiment that ran before gets the state in its journal."""
         state, reason = ExperimentState.CANCELLED, "cancelled before it started"
         if row.attempt or not row.words:
             state, reason = self._before_queueing(row)
@@ -269,9 +374,9 @@ class Runs:
         return ExperimentState(settled.result.outcome), settled.result.reason
 
     def resume(self, name: str, *, request: str = "") -> Submission:
-        """Go on with what was interrupted, cancelled, or ended by a budget that was raised since. Raises Problem.
+        """Resume an experiment that was interrupted, cancelled, or ended by a budget raised since. Raises Problem.
 
-        What the same `request` had go on already is not gone on with again.
+        A repeated `request` has no second effect.
         """
         row = self._row(name)
         if self._has_acted(request):
@@ -279,7 +384,7 @@ class Runs:
         self._journals.require(row, "resume")
         folder = self._watcher.folder(name)
         self._require_allowed(row, folder)
-        with self._resuming:  # who comes second must not withdraw what was asked since of the one that goes on
+        with self._resuming:  # a second request must not withdraw cancels that arrived after the first
             row = self._row(name)
             self._journals.require(row, "resume")
             Inbox(folder.inbox).withdraw_cancels()
@@ -292,7 +397,7 @@ class Runs:
         return self._row(name)
 
     def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
-        """What was begun goes on here only where submissions may run, and for no more than they may cost now."""
+        """Raise Problem REFUSED if the settings of now do not allow it."""
         if row.words:
             require_allowed(Experiment.kept(row.words), self._settings, to_run=True)
         if not folder.exists:
@@ -301,11 +406,11 @@ class Runs:
             require_going_on(observed, self._settings)
 
     def possible(self, row: Submission) -> frozenset[Action]:
-        """What may be done with it now. Raises Problem if that depends on a journal that cannot be read."""
+        """Return the actions that are possible now. Raises Problem if that depends on an unreadable journal."""
         return self._journals.possible(row)
 
     def result(self, name: str) -> Result | None:
-        """What came of it so far; None while nothing is journalled. Raises Problem if there is none of the name."""
+        """Return the result so far; None without a journal. Raises Problem NOT_FOUND."""
         observed = self._watcher.observed(name)
         if observed is not None:
             return observed.result()
@@ -321,7 +426,7 @@ class Runs:
         cursor: str | None = None,
         limit: int = 1000,
     ) -> tuple[list[PrintedLine], str]:
-        """Lines of the logs past `cursor` (`tail`: the last ones), and the cursor to ask again with. Raises Problem."""
+        """Return log lines past `cursor` (`tail`: the last ones) and the next cursor. Raises Problem."""
         row = self._row(name)
         folder = self._watcher.folder(name)
         is_whole = not at_work(folder)

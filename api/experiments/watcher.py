@@ -1,4 +1,4 @@
-"""The thread that looks after all experiments: starts those that wait, follows those that run, finds those by hand."""
+"""The thread that watches all experiments: it starts queued ones, follows running ones, finds those run by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from typing import TypeVar
 
 from rubberband.api.experiments.following import Follower, Sight, entries, standing
 from rubberband.api.experiments.gate import GOES_ON, Gate
-from rubberband.api.store.protocol import Store, TakenIn
+from rubberband.api.settings import Settings, child_environment
+from rubberband.api.store.schema import TakenIn
+from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.hosting import HostedRun, holding, write_order
@@ -27,44 +29,41 @@ from rubberband.states import AT_WORK, ExperimentState
 from rubberband.values.submission import Submission
 from rubberband.views.words import printable
 
-# Experiments that were run by hand in the service's home: found there, and taken in, those that are over by many.
+# Experiments that were run by hand in the service's home. Finished ones are added to the store many at a time.
 
-
-AT_ONCE = 200
-"""So many are taken in with one write,"""
-EVENTS_AT_ONCE = 2000
-"""about so many of their events,"""
+AT_ONCE, EVENTS_AT_ONCE = 200, 2000
+"""Largest number of experiments, and about the largest number of their events, added in one write."""
 MOMENT_S, LONG_MOMENT_S = 0.1, 0.5
-"""and what can be read in so long: in less where some run, which must not wait."""
+"""Time for reading them in one round: while experiments run, and otherwise."""
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
-"""Other folders are none that were made for an experiment."""
+"""Folders with other names hold no experiment."""
 
 Stamp = tuple[tuple[int, int], ...] | None
-"""When the files of a journal were written last, and their sizes; None if it is in a store."""
+"""Times of the last write and sizes of the files of a journal; None for a journal in a store."""
 
 
 class Newcomers:
-    """Those that the service does not know yet. For one thread."""
+    """Experiments that the service does not know yet. For one thread."""
 
     def __init__(self, store: Store, wake: Callable[[], None], *, home: Path, journals: str | None) -> None:
-        """`wake` is called when there is more to read in the feed."""
+        """`wake` is called after additions to the feed."""
         self._store, self._wake = store, wake
         self._home, self._journals = home, journals
         self.found: list[ExperimentFolder] = []
         self.others: list[ExperimentFolder] = []
-        """Those of them that somebody is at work on, or that cannot be read at once: to be followed."""
+        """Those that run, or that cannot be read at once: the watcher follows them."""
 
     def look(self, known: Container[str]) -> None:
-        """Find those that are not known. Raises JournalError if the store of the journals cannot be read."""
+        """Find unknown experiments. Raises JournalError if the store of the journals cannot be read."""
         listed = [folder for folder in folders(self._home, self._journals) if folder.name not in known]
         found = [folder for folder in listed if _NAME.fullmatch(folder.name) and folder.path.is_dir()]
         self.found, self.others = found[::-1], []
 
     def take(self, known: Callable[[str], bool], moment_s: float = MOMENT_S) -> list[tuple[Submission, Stamp]]:
-        """Take in as many of those that are over as a moment allows: their rows, and when their journals were written.
+        """Add finished experiments for `moment_s`; return their rows, and the stamps of their journals.
 
-        Raises JournalError if the service's store cannot be written; they are found again then.
+        Raises JournalError if the service's store cannot be written; they are found again later.
         """
         taken: dict[str, tuple[TakenIn, Stamp]] = {}
         until, events = time.monotonic() + moment_s, 0
@@ -93,30 +92,23 @@ class Newcomers:
 
 
 def taken_in(journal: WholeJournal, *, at: float, events_s: float) -> TakenIn:
-    """What is kept of an experiment that nobody is at work on. Its events are told unless it ended `events_s` ago."""
+    """Return the row of a finished experiment, and its events unless it ended more than `events_s` ago."""
     header, controller = journal.header, journal.controller
     outcome, reason = outcome_of(controller)
     row = Submission(name=header.name, state=ExperimentState.RUNNING, created_at=header.created_at, changed_at=at)
     found = standing(row, Sight(at_work=False, mark=None, ending=None, outcome=outcome, reason=reason, has_begun=True))
-    assert found is not None, "only what was given a process may lack it"
+    assert found is not None, "only an experiment that was given a process may lack one"
     now = controller.state.now
     is_old = now + header.offset_s <= at - events_s
     return TakenIn(
-        submission=Submission(
-            name=header.name,
-            state=found.state,
-            reason=found.reason,
-            created_at=header.created_at,
-            changed_at=at,
-            summary=summary_of(header, controller, now),
-        ),
+        submission=replace(row, state=found.state, reason=found.reason, summary=summary_of(header, controller, now)),
         entries=() if is_old else entries(header, journal.events),
         last_seq=journal.events[-1][0] if journal.events else -1,
     )
 
 
 def stamp_of(folder: ExperimentFolder) -> Stamp:
-    """When its journal was written last."""
+    """Return the stamp of an experiment's journal."""
     if folder.store is not None:
         return None
     found = []
@@ -130,14 +122,13 @@ def stamp_of(folder: ExperimentFolder) -> Stamp:
     return tuple(found)
 
 
-# Starts the processes of experiments, each at most once. Nothing here depends on being their parent.
-
+# Processes of experiments, each started at most once. Nothing here depends on being their parent.
 
 HOSTED: Sequence[str] = (sys.executable, "-P", "-m", "rubberband.app.hosted")
-"""What is started; HOME, NAME and the descriptor of the lock follow. Its folder must not come before its modules."""
+"""Command; HOME, NAME and the descriptor of the lock follow. -P: the current folder must not hide modules."""
 
 _LAST_S = 0.5
-"""A process that ends just now is waited for, or a start would come to nothing."""
+"""Time for the previous process to end before a start fails."""
 
 
 class NotStartedError(RubberbandError):
@@ -145,17 +136,16 @@ class NotStartedError(RubberbandError):
 
 
 class Processes:
-    """The processes that this server started. They go on without it."""
+    """Processes that this server started. They continue without it."""
 
     def __init__(self, command: Sequence[str] = HOSTED) -> None:
         self._command = command
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, folder: ExperimentFolder, order: HostedRun) -> bool:
-        """Start one that carries out `order`; False if one is at work already.
+        """Start a process with `order`; return False if one runs already. Raises NotStartedError.
 
-        It has the lock before it exists, so that whoever does not see the lock held knows that there is none. Raises
-        NotStartedError.
+        The process inherits the lock: as long as the lock is free, no process exists.
         """
         try:
             with holding(folder, wait_s=_LAST_S) as lock:
@@ -175,7 +165,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(order.store),
+                env=child_environment(order.store),
                 cwd=next((path for path in order.code if os.path.isdir(path)), folder.path),
                 start_new_session=True,
                 pass_fds=(lock,),
@@ -184,20 +174,15 @@ class Processes:
             os.close(log)
 
     def reap(self) -> None:
-        """Let those go that have ended, so that none is left as a zombie."""
+        """Collect processes that ended, so that no zombie stays."""
         self._children = {name: child for name, child in self._children.items() if child.poll() is None}
 
     def let_go(self) -> None:
-        """Be their parent no longer; they go on."""
+        """Stop being their parent; they continue."""
         self.reap()
         for child in self._children.values():
-            child.returncode = 0  # nobody waits for it here: Popen would warn that it still runs
+            child.returncode = 0  # or Popen would warn that it still runs
         self._children = {}
-
-
-def _environment(store: str | None) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "RUBBERBAND_STORE"}
-    return kept if store is None else kept | {"RUBBERBAND_STORE": store}
 
 
 log = logging.getLogger("rubberband.api.experiments.service")
@@ -205,58 +190,41 @@ _Found = TypeVar("_Found")
 
 BRISK_S, FAST_S, SLOW_S, RETRY_S = 0.02, 0.1, 1.0, 1.0
 LOOK_AROUND_S = 2.0
-"""How often experiments are looked for that are run by hand, or go on by hand."""
+"""Interval of looking for experiments that are run or resumed by hand."""
 LOOKING_SHARE = 0.02
-"""Of the time, where there are so many that looking takes long."""
+"""Largest share of the time spent looking, where there are very many."""
 FOLLOWED_AT_ONCE = 5
-"""So many that are found and not over are looked at in a round, so that others do not wait."""
+"""Unfinished newcomers handled in one round, so that others do not wait."""
 PRUNE_S = 60.0
 WELL_S = 60.0
-"""A watcher that was not through with a round for so long is not well."""
+"""The watcher is unhealthy if one round takes longer than this."""
 
 IDLE = frozenset({ExperimentState.QUEUED, ExperimentState.UNREADABLE})
 """Known, and not followed in every round."""
 
 
 class Watcher:
-    """One for each server. What requests change is told by `kick`; all else happens in its thread."""
+    """Watches the experiments of one server in a thread. Requests report their changes by `kick`."""
 
-    def __init__(
-        self,
-        store: Store,
-        processes: Processes,
-        wake: Callable[[], None],
-        *,
-        home: Path,
-        journals: str | None,
-        code: Sequence[Path],
-        entrypoints: Sequence[str],
-        most_usd: float | None = None,
-        max_running: int,
-        gate: Gate,
-    ) -> None:
-        """`journals` is the URL of the store that journals are in; None: in the experiments' folders."""
-        self._gate = gate
+    def __init__(self, store: Store, processes: Processes, wake: Callable[[], None], settings: Settings) -> None:
+        self._settings, self._gate = settings, Gate(settings, store)
         self._store, self._processes, self._wake = store, processes, wake
-        self._home, self._journals, self._max_running = home, journals, max_running
-        self._code, self._entrypoints = tuple(str(path) for path in code), tuple(entrypoints)
-        self._most_usd = most_usd
         self._rows: dict[str, Submission] = {}
-        """Those that wait, run, or cannot be read."""
+        """Experiments that are queued, run, or cannot be read."""
         self._queue: list[str] = []
         self._settled: dict[str, Stamp | float] = {}
-        """All others: the stamp of the journal, or, as long as it was not looked at, when the row was changed."""
+        """All others: the stamp of the journal, or `changed_at` of the row until the journal is looked at."""
         self._followers: dict[str, Follower] = {}
         self._spawned: set[tuple[str, int]] = set()
         self._by_hand: set[str] = set()
-        """Those that somebody went on with by hand: whether they go on is for that one to say."""
+        """Experiments resumed by hand: they never restart automatically."""
         self._told: set[str] = set()
         self._loaded = False
         self._is_lost = self._is_pruning = False
         self._look_at, self._pruned_at = -math.inf, -math.inf
-        self._newcomers = Newcomers(store, wake, home=home, journals=journals)
+        self._newcomers = Newcomers(store, wake, home=settings.home, journals=settings.store)
         self._dirty: dict[str, None] = {}
-        """Those whose rows requests changed, in that order."""
+        """Names of rows that requests changed, in that order."""
         self._dirty_lock = threading.Lock()
         self._kicked = threading.Event()
         self._closing = threading.Event()
@@ -264,7 +232,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="rubberband-watcher", daemon=True)
         self._thread.start()
 
@@ -279,23 +247,23 @@ class Watcher:
         self._processes.let_go()
 
     def kick(self, name: str) -> None:
-        """The row of this experiment was changed, or its folder: see to it at once."""
+        """Look at this experiment at once: its row or its folder was changed."""
         with self._dirty_lock:
             self._dirty[name] = None
         self._kicked.set()
 
     def observed(self, name: str) -> Observed | None:
-        """The journal of an experiment that is followed now."""
+        """Return the journal of an experiment that is followed now."""
         follower = self._followers.get(name)
         return None if follower is None else follower.observed
 
     def folder(self, name: str) -> ExperimentFolder:
-        """Where an experiment lives."""
-        return ExperimentFolder(home=self._home, name=name, store=self._journals)
+        """Return the folder of an experiment."""
+        return ExperimentFolder(home=self._settings.home, name=name, store=self._settings.store)
 
     @property
     def is_well(self) -> bool:
-        """Whether it goes its rounds: the store answers, and nothing hangs."""
+        """Whether the store answers and no round hangs."""
         alive = self._thread is not None and self._thread.is_alive()
         return alive and not self._is_lost and time.monotonic() - self._well_at < WELL_S
 
@@ -328,7 +296,7 @@ class Watcher:
         return any(row.state in AT_WORK for row in self._rows.values())
 
     def round(self) -> None:
-        """Look at everything once. Raises JournalError if the store does not answer: the next round makes it good."""
+        """Look at everything once. Raises JournalError if the store does not answer; the next round catches up."""
         if not self._loaded:
             self._load()
         self._take_changes()
@@ -348,7 +316,7 @@ class Watcher:
         self._prune(now)
 
     def _prune(self, now: float) -> None:
-        """Forget what is old: of the feed a little in each round, so that those that run do not wait."""
+        """Delete old data; events a few in each round, so that running experiments do not wait."""
         if now - self._pruned_at >= PRUNE_S:
             self._store.prune(at=time.time())
             self._pruned_at, self._is_pruning = now, True
@@ -356,7 +324,7 @@ class Watcher:
             self._is_pruning = self._store.prune_feed(at=time.time()) > 0
 
     def _alone(self, name: str, act: Callable[[str], _Found]) -> _Found | None:
-        """Do something about one experiment; what goes wrong there is told once, and harms no other."""
+        """Call `act` for one experiment. An error is logged once, and harms no other experiment."""
         try:
             return act(name)
         except JournalError:
@@ -367,17 +335,14 @@ class Watcher:
                 log.exception("experiment %s cannot be watched; retrying", name)
             return None
 
-    # What is known
+    # Rows
 
     def _load(self) -> None:
-        rows: list[Submission] = []
-        cursor = None
-        while True:
-            page = self._store.submissions(limit=500, after=cursor)
+        page = self._store.submissions(limit=500)
+        rows = [*page.items]
+        while page.next is not None:
+            page = self._store.submissions(limit=500, after=page.next)
             rows += page.items
-            cursor = page.next
-            if cursor is None:
-                break
         for row in reversed(rows):
             self._take(row)
         for name in list(self._queue):
@@ -401,7 +366,7 @@ class Watcher:
             self._wake()
 
     def _take(self, row: Submission) -> None:
-        """Put a row where it belongs by its state."""
+        """File a row by its state."""
         name = row.name
         if row.state is ExperimentState.QUEUED:
             if name not in self._queue:
@@ -421,10 +386,10 @@ class Watcher:
             follower.close()
         folder = self.folder(row.name)
         stamp = stamp_of(folder)
-        # Who has gone on with it since it was looked at may have written already: it is looked at again.
+        # It may have been resumed and have written since: then it is looked at again.
         self._settled[row.name] = row.changed_at if not was_followed else () if at_work(folder) else stamp
 
-    # Those that run
+    # Running experiments
 
     def _follow(self, name: str) -> None:
         row = self._rows[name]
@@ -447,19 +412,19 @@ class Watcher:
         if act is not None:
             self._change(found, ExperimentState.QUEUED, GOES_ON, request=act)
 
-    # Those that wait
+    # Queued experiments
 
     def _start_queued(self) -> None:
         running = sum(row.state in AT_WORK and row.attempt > 0 for row in self._rows.values())
         for name in list(self._queue):
-            if running >= self._max_running:
+            if running >= self._settings.limits.max_running:
                 break
             running += bool(self._alone(name, self._begin))
 
     def _begin(self, name: str) -> bool:
-        """Give it a process, and write that down first; False if it must wait, or cannot begin."""
+        """Record a new attempt, then start its process; return False if it must wait or cannot start."""
         row, folder = self._rows[name], self.folder(name)
-        if at_work(folder):  # an earlier process of it has not quite ended
+        if at_work(folder):  # an earlier process has not quite ended
             return False
         if row.words and row.attempt == 0 and folder.exists:
             self._change(row, ExperimentState.REFUSED, "an experiment run by hand has taken the name")
@@ -469,18 +434,18 @@ class Watcher:
         attempt = row.attempt + 1
         if not self._change(row, ExperimentState.STARTING, "", attempt=attempt):
             return False
-        self._spawn(self._store.submission(row.name) or row)  # its words may have been changed as long as it waited
+        self._spawn(self._store.submission(row.name) or row)  # its limits may have changed while it was queued
         return True
 
     def _is_refused(self, name: str) -> bool:
-        """Whether it may not be started as the service is run now; that is written down then."""
+        """Whether the settings of now forbid a start; if so, record it."""
         refused = self._gate.refused(self._rows[name], self.folder(name))
         if refused is not None:
             self._change(self._rows[name], refused.state, refused.reason)
         return refused is not None
 
     def _spawn(self, row: Submission) -> None:
-        """Start its process, unless that was tried already and nothing came of it."""
+        """Start its process, unless this attempt failed to start before."""
         folder = self.folder(row.name)
         order = self._order(row, folder)
         try:
@@ -499,11 +464,11 @@ class Watcher:
             resume=folder.exists,
             words=row.words,
             policy=row.policy,
-            code=self._code,
-            entrypoints=self._entrypoints,
-            most_usd=self._most_usd,
-            waits=self._gate.auto_resume,
-            store=self._journals,
+            code=tuple(map(str, self._settings.code)),
+            entrypoints=tuple(self._settings.entrypoints),
+            most_usd=self._settings.limits.max_cost_usd,
+            waits=self._settings.auto_resume,
+            store=self._settings.store,
         )
 
     def _change(
@@ -521,7 +486,7 @@ class Watcher:
             self.kick(row.name)
         return kept
 
-    # Those that are run by hand
+    # Experiments run by hand
 
     def _look_around(self) -> None:
         for name in [name for name, row in self._rows.items() if row.state is ExperimentState.UNREADABLE]:
@@ -539,7 +504,7 @@ class Watcher:
         return name in self._rows or name in self._settled
 
     def _wake_up(self, name: str) -> None:
-        """What had ended goes on, or was changed by hand: follow it again until it settles."""
+        """Follow an experiment again that was resumed or changed by hand."""
         row = self._store.submission(name)
         if row is not None:
             self._settled.pop(name, None)
@@ -548,7 +513,7 @@ class Watcher:
             self._alone(name, self._follow)
 
     def _take_in(self, folder: ExperimentFolder) -> None:
-        """Keep an experiment that was run by hand; its events are told first, so that none is lost."""
+        """Add an experiment that was run by hand; its events come first, so that none is lost."""
         if self._is_known(folder.name):  # submitted meanwhile
             return
         follower = Follower(folder, self._store, self._wake, patience=1)
@@ -561,7 +526,7 @@ class Watcher:
             follower.close()
             return
         self._followers[folder.name] = follower
-        if not self._store.add(row):  # submitted at this very moment
+        if not self._store.add(row):  # submitted at this moment
             row = self._store.submission(folder.name) or row
         self._wake()
         self._rows[folder.name] = row
@@ -569,7 +534,7 @@ class Watcher:
 
 
 def _is_newer(stamp: Stamp, seen: Stamp | float) -> bool:
-    """Whether a journal was written since `seen`: a stamp, or Unix time."""
+    """Whether a journal was written since `seen`, a stamp or Unix time."""
     if isinstance(seen, float):
         return any(written_ns > seen * 1e9 for written_ns, _ in stamp or ())
     return stamp != seen

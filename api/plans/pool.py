@@ -1,7 +1,9 @@
-"""The processes that plan, as the server sees them: asked one question each at a time, ended and replaced as needed.
+"""The planning processes of a server: each answers one question at a time, and is killed and replaced as needed.
 
-Callers take turns. A question that turns out to be hard goes on in a lane for such ones, so that the others need not
-wait for it; where that lane is taken it is given up, and asked again when its turn comes there.
+Callers take turns. A question that takes long continues in a second lane, so that others need not wait for it. If that
+lane is full, it is given up, and asked again when its turn comes there.
+
+An executor of the standard library would not do: it cannot end one task, and its workers outlive a killed server.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import sys
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -19,16 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from rubberband.api.problems import KINDS, TOO_LONG, UNAVAILABLE, Problem
-from rubberband.api.settings import Settings
-
-# Who is next: those who wait are taken in turn by caller, however much one of them asks. Pure.
-
+from rubberband.api.settings import Settings, child_environment
 
 Item = TypeVar("Item")
 
 
 class Turns(Generic[Item]):
-    """What waits, by who asks for it."""
+    """Queue with a turn for each caller, however much one of them asks."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()
@@ -38,18 +36,18 @@ class Turns(Generic[Item]):
         return self._count
 
     def put(self, caller: str, item: Item) -> None:
-        """Add to what waits; a caller for whom nothing waits comes last."""
+        """Add an item; a new caller comes last."""
         self._waiting.setdefault(caller, deque()).append(item)
         self._count += 1
 
     def has_others(self, caller: str) -> bool:
-        """Whether anybody else waits."""
+        """Whether another caller waits."""
         return any(each != caller for each in self._waiting)
 
     def take(self, busy: Collection[str] = ()) -> Item:
-        """The next one: of the caller who waits longest for a turn, and first of those who are not `busy`.
+        """Remove and return the next item: of the first caller that is not `busy`, or else of the first.
 
-        Raises LookupError if nothing waits.
+        Raises LookupError if the queue is empty.
         """
         if not self._waiting:
             raise LookupError("nothing waits")
@@ -61,14 +59,14 @@ class Turns(Generic[Item]):
         return item
 
     def drop(self, caller: str, item: Item) -> None:
-        """Wait no longer for it. Idempotent."""
+        """Remove an item. Idempotent."""
         waiting = self._waiting.get(caller, ())
         if item in waiting:
             self._waiting[caller].remove(item)
             self._shrunk(caller)
 
     def displace(self, caller: str) -> Item | None:
-        """Make room for a caller: the last that was asked by who has most waiting; None if that is the caller."""
+        """Remove and return the last item of the caller with most items; None if `caller` has about as many."""
         most = max(self._waiting, key=lambda each: len(self._waiting[each]), default=caller)
         if len(self._waiting.get(most, ())) <= len(self._waiting.get(caller, ())) + 1:
             return None
@@ -83,17 +81,17 @@ class Turns(Generic[Item]):
 
 
 EASY_S = 1.0
-"""What takes longer is a hard question: nobody else waits for it."""
+"""A question that takes longer is hard: no other caller waits for it."""
 OWN_S = 5.0
-"""Nor does who asked it, from then on: with what that one asks besides."""
+"""Beyond this, other questions of the same caller do not wait for it either."""
 _LINE_BYTES = 8 << 20
-"""Longest line that a planner may answer with."""
+"""Longest line of an answer."""
 _WAIT_S = 30.0
-"""So long a question waits for a free slot at least."""
+"""Shortest time limit for waiting in the queue."""
 _START_S = 60.0
-"""What has not started by then never will."""
+"""Time limit for the start of a process."""
 _MOST_WAITING = 128
-"""Questions that wait for each planner."""
+"""Queued questions for each planner."""
 _KINDS = {kind.slug: kind for kind in KINDS}
 _log = logging.getLogger(__name__)
 
@@ -101,15 +99,15 @@ Json = dict[str, Any]
 
 
 class HardError(Exception):
-    """The question was given up since it is hard and others wait: to be asked again as a hard one."""
+    """A hard question was given up because others wait; ask again with `is_hard`."""
 
 
-class _ProcessEnded(Exception):
-    """The process is gone."""
+class _ProcessEndedError(Exception):
+    """The planning process ended."""
 
 
 class Planner:
-    """One process; started when it is first asked."""
+    """A planning process (`rubberband.api.plans.process`), which answers one question at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -118,51 +116,54 @@ class Planner:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None if there is none."""
+        """Id of the process; None without one."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Have a process that is ready for a question. Raises _Ended."""
+        """Start a process and wait until it is ready. Raises _ProcessEndedError."""
         await self.end()
-        # Who is stopped now must not leave half a process behind.
+        # Shielded: a cancelled start must not leave half a process behind.
         self._spawning = asyncio.create_task(self._spawned())
         try:
-            process = await asyncio.shield(self._spawning)
+            self._process = await asyncio.shield(self._spawning)
         except OSError as error:  # no memory, or too many files or processes: there may be room again
             self._spawning = None
             _log.warning("no planning process could be started: %s", error)
-            raise _ProcessEnded from None
-        self._process, self._spawning = process, None
-        await self._told(process)
+            raise _ProcessEndedError from None
+        self._spawning = None
+        await self._read_line()
 
     async def ask(self, question: Mapping[str, Any]) -> Json:
-        """What identifies a question: `id` and `good_s`. Raises Problem, and _Ended."""
+        """Return `id` and `good_s` of a question. Raises Problem, and _ProcessEndedError."""
         return await self._exchange(json.dumps(question).encode())
 
     async def plan(self) -> tuple[Json, bytes]:
-        """The answer to the question that was asked: what is told of it, and its body."""
-        told = await self._exchange(b"plan")
-        return told, await self._read(told["length"])
+        """Plan the question of `ask`; return facts about the answer, and its body."""
+        found = await self._exchange(b"plan")
+        assert self._process is not None, "it has answered"
+        assert self._process.stdout is not None, "it is a pipe"
+        try:
+            return found, await self._process.stdout.readexactly(found["length"])
+        except (ConnectionError, asyncio.IncompleteReadError):
+            raise _ProcessEndedError from None
 
     async def rest(self, question: Json) -> Json:
-        """Preview other limits of an experiment (`api.experiments.limit_preview`). Raises Problem, and _Ended."""
+        """Preview other limits (`api.experiments.limit_preview`). Raises Problem, and _ProcessEndedError."""
         answer: Json = (await self._exchange(json.dumps(question).encode()))["rest"]
         return answer
 
-    async def skip(self) -> None:
-        """The answer is not needed."""
-        process = self._at_work()
-        assert process.stdin is not None, "it is a pipe"
-        process.stdin.write(b"skip\n")
+    def skip(self) -> None:
+        """Drop the question of `ask`."""
+        self._write(b"skip\n")
 
     def give_up(self) -> None:
-        """End what it does: whoever waits for the answer is told that the process is gone."""
+        """Kill the process; a call that waits for its answer raises _ProcessEndedError."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def end(self) -> None:
-        """End the process, whatever it does. The next question starts another."""
+        """Kill the process, and wait for its end."""
         if self._spawning is not None:
             with contextlib.suppress(OSError):
                 self._process = await self._spawning
@@ -173,40 +174,32 @@ class Planner:
         self._process = None
 
     async def _exchange(self, line: bytes) -> Json:
-        process = self._at_work()
-        assert process.stdin is not None, "it is a pipe"
         try:
-            process.stdin.write(line + b"\n")
-            await process.stdin.drain()
+            await self._write(line + b"\n").drain()
         except ConnectionError:
-            raise _ProcessEnded from None
-        answer = await self._told(process)
+            raise _ProcessEndedError from None
+        answer = await self._read_line()
         if "problem" in answer:
             raise Problem(_KINDS[answer["problem"]], answer["detail"], **answer["extensions"])
         return answer
 
-    async def _told(self, process: asyncio.subprocess.Process) -> Json:
-        assert process.stdout is not None, "it is a pipe"
-        try:
-            told = await process.stdout.readline()
-        except (ConnectionError, ValueError):
-            raise _ProcessEnded from None
-        if not told.endswith(b"\n"):
-            raise _ProcessEnded
-        answer: Json = json.loads(told)
-        return answer
+    def _write(self, line: bytes) -> asyncio.StreamWriter:
+        assert self._process is not None, "it was started"
+        assert self._process.stdin is not None, "it is a pipe"
+        self._process.stdin.write(line)
+        return self._process.stdin
 
-    async def _read(self, length: int) -> bytes:
-        assert self._process is not None, "it has answered"
+    async def _read_line(self) -> Json:
+        assert self._process is not None, "it was started"
         assert self._process.stdout is not None, "it is a pipe"
         try:
-            return await self._process.stdout.readexactly(length)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            raise _ProcessEnded from None
-
-    def _at_work(self) -> asyncio.subprocess.Process:
-        assert self._process is not None, "it was started"
-        return self._process
+            line = await self._process.stdout.readline()
+        except (ConnectionError, ValueError):
+            raise _ProcessEndedError from None
+        if not line.endswith(b"\n"):
+            raise _ProcessEndedError
+        answer: Json = json.loads(line)
+        return answer
 
     async def _spawned(self) -> asyncio.subprocess.Process:
         live = ["--live"] if self._settings.rents else []
@@ -214,80 +207,73 @@ class Planner:
             *(sys.executable, "-P", "-m", "rubberband.api.plans.process", str(self._settings.home), *live),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=_environment(self._settings),
+            env=child_environment(self._settings.store) | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             limit=_LINE_BYTES,
             # Ctrl-C in the server's terminal ends the server, which then ends its planners.
             start_new_session=True,
         )
 
 
-def _environment(settings: Settings) -> dict[str, str]:
-    """Of a planner. The store's URL is there and not among the arguments, which everybody may read."""
-    kept = {name: value for name, value in os.environ.items() if name != "RUBBERBAND_STORE"}
-    store = {} if settings.store is None else {"RUBBERBAND_STORE": settings.store}
-    return {**kept, **store, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-
-
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Turn:
-    """One question, from when it waits."""
+    """Question in the pool."""
 
     caller: str
     granted: asyncio.Future[Planner] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     planner: Planner | None = None
-    """From when it is its turn."""
+    """Planner of the question, once it is its turn."""
     timer: asyncio.TimerHandle | None = None
     is_hard: bool = False
-    """Whether it takes longer than an easy one."""
+    """Whether it took longer than EASY_S."""
     is_very_hard: bool = False
-    """Whether it takes so long that not even its caller should wait for it."""
+    """Whether it took longer than OWN_S."""
     is_given_up: bool = False
-    """Whether it was ended since others wait."""
+    """Whether it was ended because others wait."""
 
     def refuse(self, reason: str) -> None:
-        """It waits no longer."""
+        """Stop waiting, with Problem UNAVAILABLE."""
         if not self.granted.done():
             self.granted.set_exception(_busy(reason))
 
 
 class _Lane:
-    """So many questions that are planned at the same time, and those that wait for it."""
+    """Slots for questions planned at the same time, and their queue."""
 
     def __init__(self, width: int) -> None:
         self._width = width
         self.planned: list[_Turn] = []
-        """First those that began first."""
+        """Oldest first."""
         self.waiting: Turns[_Turn] = Turns()
 
     @property
     def room(self) -> int:
-        """How many more may be planned."""
+        """Number of free slots."""
         return self._width - len(self.planned)
 
     @property
     def startable(self) -> int:
-        """How many of those that wait may be planned at once."""
+        """Number of queued questions with a free slot."""
         return min(self.room, len(self.waiting))
 
     def leave(self, turn: _Turn) -> None:
-        """It is not planned in this lane (any more), and does not wait for it."""
+        """Remove a question from slots and queue."""
         self.waiting.drop(turn.caller, turn)
         if turn in self.planned:
             self.planned.remove(turn)
 
 
 class Pool:
-    """The planners of a server: as many as the operator says for all questions, and as many again for hard ones."""
+    """Planners of a server: `Settings.planners` for all questions, and as many again for hard ones."""
 
     def __init__(self, settings: Settings) -> None:
         width = max(1, settings.planners)
         self._planning_s = settings.limits.planning_s
-        # One more, that starts while the others are asked.
+        # One more, which starts while the others work.
         self._planners = [Planner(settings) for _ in range(2 * width + 1)]
         self._cold = list(self._planners)
-        """Those without a process."""
+        """Planners without a process."""
         self._ready: list[Planner] = []
-        """Those that can be asked at once."""
+        """Planners with a free process."""
         self._starting: set[asyncio.Task[None]] = set()
         self._easy, self._hard = _Lane(width), _Lane(width)
         self._most_waiting = _MOST_WAITING * width
@@ -295,10 +281,10 @@ class Pool:
 
     @asynccontextmanager
     async def planner(self, caller: str = "", *, is_hard: bool = False) -> AsyncIterator[Planner]:
-        """A planner that is free, for one question and no longer than one may take.
+        """Wait for a planner for one question, which has the time limit of the settings.
 
-        `is_hard` is to be said of what was given up by HardError, which is raised of nothing that is hard. Raises
-        Problem: UNAVAILABLE where too many wait or the planner dies, TOO_LONG where it takes too long.
+        Pass `is_hard` after a HardError; then none is raised. Raises Problem: UNAVAILABLE if too many wait or the
+        planner dies, TOO_LONG after the time limit.
         """
         turn = _Turn(caller=caller)
         try:
@@ -310,7 +296,7 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that there are."""
+        """Ids of all processes."""
         return [planner.pid for planner in self._planners if planner.pid is not None]
 
     async def close(self) -> None:
@@ -338,7 +324,7 @@ class Pool:
                 f"no plan was found within {self._planning_s:g} s, the limit here; ask without frontier=true, give "
                 "fewer instance_types or stages, or lower max_instances or the number of trials",
             ) from None
-        except _ProcessEnded:
+        except _ProcessEndedError:
             if turn.is_given_up:
                 raise HardError from None
             raise _busy("the planning process has ended") from None
@@ -362,7 +348,7 @@ class Pool:
             raise _busy("all planning processes are busy with long previews") from None
 
     def _make_room(self, caller: str) -> None:
-        """Whoever asks most is refused first."""
+        """Refuse a question of the caller with most questions."""
         displaced = self._easy.waiting.displace(caller)
         reason = f"{self._most_waiting} previews are queued already"
         if displaced is None:
@@ -370,7 +356,7 @@ class Pool:
         displaced.refuse(reason)
 
     def _leave(self, turn: _Turn) -> None:
-        """It has its answer, or none."""
+        """Free the slot and the planner of a question."""
         if turn.timer is not None:
             turn.timer.cancel()
         for lane in (self._easy, self._hard):
@@ -387,7 +373,7 @@ class Pool:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Give planners to those that wait, as far as may be, and start those that are lacking."""
+        """Give planners to queued questions, and start missing ones."""
         if self._is_closed:
             return
         for turn in list(self._easy.planned):
@@ -417,11 +403,11 @@ class Pool:
         turn = lane.waiting.take([each.caller for each in (*self._easy.planned, *self._hard.planned)])
         lane.planned.append(turn)
         turn.planner = self._ready.pop()
-        if not turn.granted.done():  # who waited may have left at this very moment, and gives it back then
+        if not turn.granted.done():  # a caller that left at this moment gives it back
             turn.granted.set_result(turn.planner)
 
     def _start(self) -> None:
-        """Whoever waits goes on waiting meanwhile, so that it is asked whose turn it is then."""
+        """Start a process. Turns are decided when it is ready."""
         starting = asyncio.create_task(self._started(self._cold.pop()))
         self._starting.add(starting)
         starting.add_done_callback(self._over)
@@ -430,7 +416,7 @@ class Pool:
         try:
             async with asyncio.timeout(_START_S):
                 await planner.start()
-        except (_ProcessEnded, TimeoutError):
+        except (_ProcessEndedError, TimeoutError):
             await planner.end()
             self._cold.append(planner)
             for lane in (self._easy, self._hard):

@@ -1,4 +1,4 @@
-"""Plan previews: asked once, planned in a process of their own, and remembered."""
+"""Plan previews: each question is planned once, in a process of its own, and its answer is cached."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, r
 from rubberband.api.plans.pool import HardError, Planner, Pool
 from rubberband.api.problems import INTERNAL, PROVIDER, TOO_LONG, UNAVAILABLE, Problem
 from rubberband.api.settings import MIB, Settings
-from rubberband.api.store.protocol import Store, StoredPlan
+from rubberband.api.store.schema import StoredPlan
+from rubberband.api.store.sql import Store
 from rubberband.errors import RubberbandError
 from rubberband.spec.experiment import Experiment
 from rubberband.values.plan import Policy
 
-# What was answered before: which question a request asks, and its answer, as much as fits in memory.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """The answer to a preview, ready to be sent."""
+    """Answer to a preview, ready to be sent."""
 
     id: str
     status: int
@@ -38,15 +37,15 @@ class PlanAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What a request is known to ask: the id of a question, or what is wrong with it."""
+    """Known meaning of a request: the id of its question, or its problem."""
 
     meaning: str | Problem
     until: float | None = None
-    """Unix time; None: for ever."""
+    """Unix time; None: unlimited."""
 
 
 class Memory:
-    """Answers by id, and the ids of requests; what was not asked for longest is forgotten first."""
+    """Cache of answers by id, and of the ids of requests. The least recently used are dropped first."""
 
     def __init__(self, most_bytes: int, most_requests: int) -> None:
         self._most_bytes, self._most_requests = most_bytes, most_requests
@@ -55,7 +54,7 @@ class Memory:
         self._bytes = 0
 
     def recall(self, request: Hashable, now: float) -> PlanAnswer | Problem | None:
-        """What the request was answered with, if that still holds at `now` (Unix time)."""
+        """Return the answer to a request, if it is still valid at `now` (Unix time)."""
         known = self._requests.get(request)
         if known is None:
             return None
@@ -66,14 +65,14 @@ class Memory:
         return known.meaning if isinstance(known.meaning, Problem) else self.answer(known.meaning)
 
     def answer(self, id: str) -> PlanAnswer | None:
-        """The answer to a question."""
+        """Return the answer with this id."""
         found = self._answers.get(id)
         if found is not None:
             self._answers.move_to_end(id)
         return found
 
     def keep_answer(self, answer: PlanAnswer) -> None:
-        """Remember an answer, unless it alone is too large."""
+        """Store an answer, unless it alone is too large."""
         before = self._answers.pop(answer.id, None)
         self._bytes -= 0 if before is None else len(before.body)
         if len(answer.body) > self._most_bytes:
@@ -85,7 +84,7 @@ class Memory:
             self._bytes -= len(oldest.body)
 
     def keep_request(self, request: Hashable, known: Known) -> None:
-        """Remember what a request asks."""
+        """Store the meaning of a request."""
         self._requests[request] = known
         self._requests.move_to_end(request)
         if len(self._requests) > self._most_requests:
@@ -95,45 +94,46 @@ class Memory:
 __all__ = ["PlanAnswer", "Plans", "Preview"]
 
 _PASSING = (TOO_LONG, UNAVAILABLE, INTERNAL, PROVIDER)
-"""Problems that the same question may not have again."""
+"""Problems that may not recur; they are not cached."""
 _MOST_BYTES = 64 * MIB
 _MOST_REQUESTS = 50_000
 _MOST_UNKEPT = 1000
-"""Answers that wait to be stored; of more, the oldest are not."""
+"""Answers waiting to be stored; beyond that, the oldest are dropped."""
 _KEEP_EVERY_S = 0.1
-"""Answers are stored together: one by one they would cost the server as much as all else that it does for them."""
+"""Answers are stored in batches at this interval; single writes would double the server's load."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """A question as it comes in: the body of an experiment that would start now, and how to plan it."""
+    """Question in a request: the body of an experiment that would start now, and options."""
 
     body: bytes
     media_type: str = JSON_TYPE
     overrides: Sequence[str] = ()
     policy: Policy = "optimal"
     frontier: bool = False
+    size: bool = False
     seed: int = 0
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that is being answered, for all who sent it."""
+    """Request being answered, for all its senders."""
 
     task: asyncio.Task[PlanAnswer] = field(init=False)
     waiting: int = 0
     begun: bool = False
-    """Whether a process is at it."""
+    """Whether a process plans it."""
 
 
 class Plans:
-    """Previews plans. Pure: the same question has the same answer, and the same id."""
+    """Previews plans. The same question has the same answer and id."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings, self._store = settings, store
         self.alive = False
-        """Whether it is between start and close."""
+        """Whether it was started and not closed."""
         self._memory = Memory(_MOST_BYTES, _MOST_REQUESTS)
         self._pool = Pool(settings)
         self._asked: dict[bytes, _Asked] = {}
@@ -141,15 +141,15 @@ class Plans:
         self._unkept: dict[str, StoredPlan] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._kept: dict[str, None] = {}
-        """Ids of the answers that may be in the store, the latest last: other questions need not wait for it."""
+        """Ids of answers that may be in the store, the latest last; other questions need no lookup."""
 
     async def start(self) -> None:
-        """Be ready. A process that plans starts with the first question, and takes a second."""
+        """Get ready. The first planning process starts with the first question, and takes a second."""
         self._kept = dict.fromkeys(await asyncio.to_thread(self._store.plan_ids))
         self.alive = True
 
     async def close(self) -> None:
-        """End the processes that plan; what they were asked is given up, what they answered is stored."""
+        """End the planning processes, give up their questions, and store all answers."""
         self.alive = False
         tasks = [asked.task for asked in self._asked.values()]
         for task in tasks:
@@ -161,7 +161,7 @@ class Plans:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that plan, as far as they were started."""
+        """Ids of the planning processes."""
         return self._pool.pids
 
     async def preview(
@@ -173,13 +173,13 @@ class Plans:
         seed: int = 0,
         caller: str = "",
     ) -> PlanAnswer:
-        """Plan an experiment that would start now. Raises Problem for what cannot be planned."""
+        """Plan an experiment that would start now. Raises Problem."""
         words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
         preview = Preview(body=json.dumps(words).encode(), policy=policy, frontier=frontier, seed=seed)
         return await self.answer(preview, fingerprint(preview.body, f"{policy} {frontier} {seed}".encode()), caller)
 
     async def rest(self, question: RestQuestion, caller: str = "") -> RestAnswer:
-        """What other limits bring for an experiment. Callers take turns. Raises Problem."""
+        """Preview other limits for an experiment. Callers take turns. Raises Problem."""
         planning_s, is_hard = self._settings.limits.planning_s, False
         asked = {"rest": asdict(question), "planning_s": planning_s}
         while True:
@@ -198,17 +198,14 @@ class Plans:
                 ) from None
 
     def recall(self, fingerprint: bytes) -> PlanAnswer | None:
-        """The answer to a request that came before; None if it is to be asked. Raises Problem if it had one."""
+        """Return the cached answer to a request, if any. Raises its cached Problem."""
         found = self._memory.recall(fingerprint, time.time())
         if isinstance(found, Problem):
             raise again(found)
         return found
 
     async def answer(self, preview: Preview, fingerprint: bytes, caller: str = "") -> PlanAnswer:
-        """The answer to a request; `fingerprint` is the same for the same request only. Raises Problem.
-
-        Callers take turns with what they ask.
-        """
+        """Answer a request, which `fingerprint` identifies. Callers take turns. Raises Problem."""
         known = self.recall(fingerprint)
         if known is not None:
             return known
@@ -225,13 +222,13 @@ class Plans:
             raise again(problem) from None
         finally:
             asked.waiting -= 1
-            # What was begun is finished, to be remembered: it may be asked again.
+            # A question that was begun is finished for the cache.
             if not (asked.waiting or asked.begun):
                 asked.task.cancel()
                 self._asked.pop(fingerprint, None)
 
     async def find(self, id: str) -> PlanAnswer | None:
-        """The answer with this id; None if there is none (any more)."""
+        """Return the answer with this id; None if there is none, or it expired."""
         known = self._memory.answer(id)
         return known if known is not None else await self._stored(id)
 
@@ -264,7 +261,8 @@ class Plans:
                 answer = await self._planned(planner, asked["id"], preview)
             answer = answer if isinstance(answer, PlanAnswer) else await asyncio.shield(answer)
         except Problem as problem:
-            if problem.kind not in _PASSING and (identified or not self._asks_cloud):
+            # Where instances are rented, parsing may ask AWS, which may answer differently the next time.
+            if problem.kind not in _PASSING and (identified or not self._settings.rents):
                 self._memory.keep_request(fingerprint, Known(meaning=again(problem), until=until))
             raise
         self._memory.keep_request(fingerprint, Known(meaning=answer.id, until=until))
@@ -277,23 +275,19 @@ class Plans:
             "overrides": list(preview.overrides),
             "policy": preview.policy,
             "frontier": preview.frontier,
+            "size": preview.size,
             "seed": preview.seed,
             "most_usd": self._settings.limits.max_cost_usd,
             "now": now,
             "planning_s": self._settings.limits.planning_s,
         }
 
-    @property
-    def _asks_cloud(self) -> bool:
-        """Whether reading a question may ask AWS, which may answer otherwise the next time."""
-        return self._settings.rents
-
     async def _planned(self, planner: Planner, id: str, preview: Preview) -> PlanAnswer | asyncio.Future[PlanAnswer]:
-        """The answer to what a planner was asked; or the promise of one, if another planner is at it."""
-        # While the store is asked, another planner may begin it, and may even be done.
+        """Return the answer to the planner's question, or the future of another planner that works on it."""
+        # Another planner may begin it, or finish, during the lookup in the store.
         known = (await self.find(id) if id in self._kept else None) or self._memory.answer(id) or self._planning.get(id)
         if known is not None:
-            await planner.skip()
+            planner.skip()
             return known
         promise = self._planning[id] = asyncio.get_running_loop().create_future()
         try:
@@ -305,7 +299,7 @@ class Plans:
             raise
         finally:
             del self._planning[id]
-            if not promise.done():  # it was given up: whoever waits for the promise asks by itself
+            if not promise.done():  # given up: others that wait for it ask by themselves
                 promise.set_exception(HardError())
                 promise.exception()
         return answer
@@ -314,7 +308,12 @@ class Plans:
         told, body = await planner.plan()
         answer = PlanAnswer(id=id, status=told["status"], body=body)
         self._memory.keep_answer(answer)
-        options = {"policy": preview.policy, "frontier": preview.frontier, "seed": preview.seed}
+        options = {
+            "policy": preview.policy,
+            "frontier": preview.frontier,
+            "size": preview.size,
+            "seed": preview.seed,
+        }
         self._keep(
             StoredPlan(
                 id=id, created_at=time.time(), words=told["words"], options=options, status=answer.status, body=body
@@ -336,7 +335,7 @@ class Plans:
         return answer
 
     def _keep(self, plan: StoredPlan) -> None:
-        """Store a plan, with others that come soon."""
+        """Store a plan in the next batch."""
         self._unkept[plan.id] = plan
         self._kept.pop(plan.id, None)
         self._kept[plan.id] = None
@@ -360,7 +359,7 @@ class Plans:
 
 
 def fingerprint(*parts: bytes) -> bytes:
-    """The same for the same parts only."""
+    """Return a digest of parts."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -368,5 +367,5 @@ def fingerprint(*parts: bytes) -> bytes:
 
 
 def again(problem: Problem) -> Problem:
-    """The same problem, to be raised anew: without the frames of where it was raised before."""
+    """Return a copy of a problem without its traceback, to be raised again."""
     return Problem(problem.kind, problem.detail, headers=problem.headers, **problem.extensions)

@@ -1,9 +1,8 @@
-"""The process that plans for the service: `python -m rubberband.api.plans.process HOME [--live]`.
+"""The planning process of the service: `python -m rubberband.api.plans.process HOME [--live]`.
 
-It is asked on stdin and answers on stdout, in lines of JSON. The first one says that it is ready. Then a question comes
-in, its identity goes out, and only then the server says whether the answer is wanted, since it may be known. The
-answer's bytes follow the line that tells their number. It ends with its stdin, or by itself where one plan takes much
-longer than it may.
+It reads questions from stdin and answers on stdout, in lines of JSON. The first line says that it is ready. It answers
+a question with its id, and plans it only if the server, which may know the answer, then asks for the plan. The bytes of
+the answer follow a line with their number. The process ends with stdin, or when a plan takes much longer than allowed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import rubberband
 from rubberband.api.experiments.body import read_experiment, require_no_paths
 from rubberband.api.experiments.limit_preview import answered
 from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, Problem, problem_of
-from rubberband.app.terms import EstimateAnswer, Terms, answer, local_terms
+from rubberband.app.terms import EstimateAnswer, Terms, answer, live_terms, local_terms
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
 from rubberband.spec.experiment import Experiment
@@ -35,58 +34,52 @@ from rubberband.units import format_duration
 
 _VERSION = rubberband.__version__
 _LIVE_GOOD_S = 60.0
-"""How long an answer with prices that were asked for, or starts that were seen, is given again."""
+"""Lifetime of an answer with live prices or measured starts."""
 _MOST_BYTES = 4 << 30
-"""Of memory: what needs more would take the server's, and too long anyway."""
+"""Memory limit. Larger plans would starve the server, and exceed the time limit anyway."""
 _TOO_MUCH = (
     f"planning needs more than {_MOST_BYTES >> 30} GiB of memory, the limit here; give fewer instance_types or "
     "stages, or lower max_instances or the number of trials"
 )
 _GARBAGE = (50_000, 20, 20)
-"""New objects, collections and collections of these after which garbage is collected, younger and older."""
+"""Thresholds of gc."""
 _SPARE_S = 5
-"""So much later than the server would end it, the process ends itself: the server may be gone."""
+"""Time after the server's limit at which the process ends itself: the server may be gone."""
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked: an experiment that would start at `now` (Unix time, whole seconds), and how to plan it."""
+    """Experiment that would start at `now` (Unix time, whole seconds), and the options of its plan."""
 
     experiment: Experiment
     options: Mapping[str, Any]
-    """policy, frontier, seed, most_usd (what no remedy may pass)."""
+    """policy, frontier, size, seed, most_usd (limit of the remedies)."""
     terms: Terms
     now: float
     id: str
     good_s: float | None
-    """How long the identity stays that of the words; None: for ever."""
+    """Lifetime of the id of the same settings; None: unlimited."""
     words: Json
-    """The experiment as it was written: what was left out stays out."""
-
-
-def words_of(experiment: Experiment) -> Json:
-    """The words of an experiment without defaults, since an estimate tells what was given from what was not."""
-    return experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    """Settings of the experiment, without defaults."""
 
 
 def question_of(asked: Mapping[str, Any], home: Path, *, live: bool) -> Question:
-    """The question that a line asks. Raises Problem and RubberbandError."""
+    """Parse a question. Raises Problem and RubberbandError."""
     body = asked["body"].encode("latin-1")
     experiment = read_experiment(body, asked["media_type"], asked["overrides"])
     require_no_paths(experiment)
     terms, good_s = Terms(), None
     if live and experiment.resources.kind.is_rented:
-        from rubberband.app.terms import live_terms
-
         terms, good_s = live_terms(experiment, home), _LIVE_GOOD_S
     elif experiment.resources.kind.is_this_machine and experiment.entrypoint is not None:
         terms, good_s = local_terms(experiment, home), _LIVE_GOOD_S
     if experiment.constraints.deadline_at is not None:
         good_s = 1.0
-    options = {name: asked[name] for name in ("policy", "frontier", "seed", "most_usd")}
-    words = words_of(experiment)
+    options = {name: asked[name] for name in ("policy", "frontier", "size", "seed", "most_usd")}
+    # Without defaults: an estimate tells given settings from defaults.
+    words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
     return Question(
         experiment=experiment,
         options=options,
@@ -99,7 +92,7 @@ def question_of(asked: Mapping[str, Any], home: Path, *, live: bool) -> Question
 
 
 def _identity(experiment: Experiment, words: Json, options: Mapping[str, Any], terms: Terms, now: float) -> str:
-    """The same for the same answer: of all that it depends on, and of nothing else."""
+    """Return an id of everything that the answer depends on, and of nothing else."""
     table = table_of(experiment.resources, table=terms.table)
     rows = [
         repr(table.get(name)) for name in (*types_of(experiment.resources), experiment.resources.aws.head_instance_type)
@@ -117,7 +110,7 @@ def _identity(experiment: Experiment, words: Json, options: Mapping[str, Any], t
 
 
 def planned(question: Question) -> tuple[int, bytes]:
-    """The status and the body of the answer. Raises Problem and RubberbandError for what cannot be planned."""
+    """Plan; return status and body of the answer. Raises Problem and RubberbandError."""
     profiles = question.experiment.loaded_profiles()
     if profiles is None:
         raise Problem(
@@ -135,7 +128,7 @@ def planned(question: Question) -> tuple[int, bytes]:
 
 
 def infeasible(found: EstimateAnswer, identity: str) -> Problem:
-    """No plan keeps the limits: what would have to be allowed, in seconds and dollars and in the file's words."""
+    """Return the problem that no plan meets the limits, with the nearest limits and the remedies."""
     estimate = found.estimate
     if estimate.nearest is not None:
         jct_s, cost_usd = estimate.nearest.jct_s, estimate.nearest.cost_usd
@@ -159,15 +152,19 @@ def infeasible(found: EstimateAnswer, identity: str) -> Problem:
 
 
 def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> None:
-    """Answer until there are no more questions."""
+    """Answer questions until stdin ends."""
     while line := questions.readline():
         asked = json.loads(line)
         signal.alarm(math.ceil(asked["planning_s"]) + _SPARE_S)
         try:
             if "rest" in asked:
                 _tell(answers, {"rest": answered(asked["rest"], home)})
-            else:
-                _preview(asked, questions, answers, home, live=live)
+                continue
+            question = question_of(asked, home, live=live)
+            _tell(answers, {"id": question.id, "good_s": question.good_s})
+            if questions.readline() == b"plan\n":
+                status, body = planned(question)
+                _tell(answers, {"status": status, "words": question.words, "length": len(body)}, body)
         except RubberbandError as error:
             _tell_problem(answers, problem_of(error))
         except Problem as problem:
@@ -177,15 +174,8 @@ def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> 
         except Exception:
             traceback.print_exc()
             _tell_problem(answers, Problem(INTERNAL, "planning failed through an error of the service; see its log"))
-        signal.alarm(0)
-
-
-def _preview(asked: Json, questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> None:
-    question = question_of(asked, home, live=live)
-    _tell(answers, {"id": question.id, "good_s": question.good_s})
-    if questions.readline() == b"plan\n":
-        status, body = planned(question)
-        _tell(answers, {"status": status, "words": question.words, "length": len(body)}, body)
+        finally:
+            signal.alarm(0)
 
 
 def _tell(answers: BinaryIO, line: Json, body: bytes = b"") -> None:
@@ -204,11 +194,10 @@ def _limit_memory() -> None:
 
 
 def main() -> None:
-    """Serve the parent. Ctrl-C in its terminal is for the parent to act on."""
+    """Serve the parent, which alone handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory()
-    # What was imported stays for good: it need not be looked through each time that garbage is collected. Planning
-    # makes little garbage that refers to itself, and keeps much that would be looked through in vain.
+    # Collections skip imported modules, which stay. They are rare: planning makes few cycles and many lasting objects.
     gc.freeze()
     gc.set_threshold(*_GARBAGE)
     home, *flags = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""What happens, as it happens: server-sent events from the store's feed, each once and in order."""
+"""`/v1/events`: server-sent events from the feed, each once and in order."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.answers import HEAD
-from rubberband.api.names import NAME_PATTERN
 from rubberband.api.openapi import only_documented, refusals
 from rubberband.api.problems import EVENTS_GONE, MALFORMED, Problem
 from rubberband.api.security.authentication import Reader, always, still_allowed
-from rubberband.api.service import Service, Serving
-from rubberband.api.store.protocol import Store
+from rubberband.api.service import NAME_PATTERN, Service, Serving
+from rubberband.api.store.sql import Store
 from rubberband.errors import JournalError
 from rubberband.units import shown
 
 router = APIRouter(tags=["events"], prefix="/v1", dependencies=[Depends(only_documented)])
 
 HEARTBEAT_S = 15.0
-"""A comment is sent when there was nothing else for so long, so that nobody on the way thinks that the stream died."""
+"""A silent stream sends a comment at this interval, so that proxies keep it open."""
 CHECK_S = 2.0
-"""So often it is looked whether what the reader was let in with is still good."""
+"""Interval of checking that the reader's token or session is still valid."""
 MAX_ID = (1 << 63) - 1
 _MEDIA_TYPE = "text/event-stream"
 _EXAMPLE = """\
@@ -94,7 +93,7 @@ async def stream(
     may_read: Callable[[], Awaitable[bool]] = always,
     heartbeat_s: float = HEARTBEAT_S,
 ) -> AsyncIterator[bytes]:
-    """The events past `after` as they come, until the service ends, or what the reader was let in with is over."""
+    """Yield events past `after` as they arrive, until the service or the reader's token or session ends."""
     feed, clock = service.feed, asyncio.get_running_loop().time
     yield b"retry: 1000\n\n"
     told_at = clock()
@@ -110,11 +109,11 @@ async def stream(
             yield told.text or b": still here\n\n"
             told_at = clock()
     except JournalError:
-        return  # the log has it from the watcher; who reads asks again, and is told
+        return  # the watcher has logged it; the client reconnects, and gets the error
 
 
 def _start(store: Store, begin: int | Literal["latest"] | None, experiment: str | None) -> int:
-    """Past which event a stream begins. Raises Problem if some of what comes after is gone."""
+    """Return the id after which a stream begins. Raises Problem if events after `begin` were deleted."""
     if isinstance(begin, int) and begin < (gone := store.last_pruned_id(experiment)):
         raise Problem(
             EVENTS_GONE,

@@ -1,8 +1,9 @@
-"""What is known of one experiment in detail: trials, allocations, costs, decisions, logs, and the whole report."""
+"""Details of one experiment: trials, allocations, costs, decisions, logs, and the report."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
@@ -15,6 +16,7 @@ from rubberband.api.models import (
     LOGS,
     TRIALS,
     Allocations,
+    Answer,
     Costs,
     Decisions,
     LogPage,
@@ -22,26 +24,35 @@ from rubberband.api.models import (
     TrialPage,
     example,
 )
-from rubberband.api.names import Known
 from rubberband.api.openapi import only_documented, refusals
-from rubberband.api.problems import CONFLICT, INVALID, NOT_FOUND, Problem
+from rubberband.api.problems import CONFLICT, INVALID, NOT_FOUND, Kind, Problem
 from rubberband.api.security.authentication import Reader
-from rubberband.api.service import Serving
+from rubberband.api.service import Known, Serving
+from rubberband.executor import rows
 from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.result import Result
 from rubberband.units import shown
 from rubberband.views import experiment as views_json
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments/{name}", dependencies=[Depends(only_documented)])
 
+_CSV = "text/csv"
 MAX_TRIAL = (1 << 31) - 1
+_REPORT = {"schema": "rubberband.report/1", "name": "digits-sha", "outcome": "done"}
+
+_Route = TypeVar("_Route", bound=Callable[..., Response])
 
 
-@router.get(
-    "/trials",
-    summary="List an experiment's trials",
-    operation_id="listTrials",
-    response_model=TrialPage,
-    responses={200: example("A page of trials, by number.", TRIALS), **refusals(NOT_FOUND, INVALID)},
+def _part(
+    path: str, summary: str, id: str, model: type[Answer], description: str, sample: Any, *refused: Kind
+) -> Callable[[_Route], _Route]:
+    """Declare a route below an experiment; `sample` is an example of its answer."""
+    responses = {200: example(description, sample), **refusals(NOT_FOUND, *refused)}
+    return router.get(path, summary=summary, operation_id=id, response_model=model, responses=responses)
+
+
+@_part(
+    "/trials", "List an experiment's trials", "listTrials", TrialPage, "A page of trials, by number.", TRIALS, INVALID
 )
 def list_trials(
     service: Serving,
@@ -62,7 +73,7 @@ def list_trials(
 
 
 def _place(cursor: str) -> int:
-    """The number of the trial that a page begins with."""
+    """Return the first trial of a page."""
     if not (cursor.isascii() and cursor.isdigit()):
         raise Problem(
             INVALID, f"cursor {shown(cursor)} was not issued by this service; leave it out for the first page"
@@ -70,49 +81,39 @@ def _place(cursor: str) -> int:
     return int(cursor)
 
 
-@router.get(
+@_part(
     "/allocations",
-    summary="Get an experiment's instances and their use",
-    operation_id="getAllocations",
-    response_model=Allocations,
-    responses={200: example("Instances, busy GPUs, and the plan.", ALLOCATIONS), **refusals(NOT_FOUND)},
+    "Get an experiment's instances and their use",
+    "getAllocations",
+    Allocations,
+    "Instances, busy GPUs, and the plan.",
+    ALLOCATIONS,
 )
 def get_allocations(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """All instants are seconds from the start. Empty until it began."""
     return json_answer(views_json.allocations(service.runs.result(experiment.name)))
 
 
-@router.get(
-    "/costs",
-    summary="Get an experiment's bill",
-    operation_id="getCosts",
-    response_model=Costs,
-    responses={200: example("The bill so far, against plan and cap.", COSTS), **refusals(NOT_FOUND)},
-)
+@_part("/costs", "Get an experiment's bill", "getCosts", Costs, "The bill so far, against plan and cap.", COSTS)
 def get_costs(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """In US dollars, by stage and by instance, and where the paid time of GPUs went."""
     return json_answer(views_json.costs(experiment, service.runs.result(experiment.name)))
 
 
-@router.get(
+@_part(
     "/decisions",
-    summary="Get an experiment's decisions",
-    operation_id="listDecisions",
-    response_model=Decisions,
-    responses={200: example("Decisions and extensions, in order.", DECISIONS), **refusals(NOT_FOUND)},
+    "Get an experiment's decisions",
+    "listDecisions",
+    Decisions,
+    "Decisions and extensions, in order.",
+    DECISIONS,
 )
 def list_decisions(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """At the end of each stage the rest is planned again; also how limits were extended."""
     return json_answer(views_json.decisions(service.runs.result(experiment.name)))
 
 
-@router.get(
-    "/logs",
-    summary="Read an experiment's logs",
-    operation_id="readLogs",
-    response_model=LogPage,
-    responses={200: example("Lines, oldest first.", LOGS), **refusals(NOT_FOUND, INVALID)},
-)
+@_part("/logs", "Read an experiment's logs", "readLogs", LogPage, "Lines, oldest first.", LOGS, INVALID)
 def read_logs(
     service: Serving,
     _reader: Reader,
@@ -129,23 +130,56 @@ def read_logs(
     return json_answer({"lines": [{"trial": line.trial, "text": line.text} for line in lines], "next": following})
 
 
-@router.get(
+@_part(
     "/report",
-    summary="Get an experiment's report",
-    operation_id="getReport",
-    response_model=Report,
-    responses={
-        200: example(
-            "As `rubberband report -o json` prints it.",
-            {"schema": "rubberband.report/1", "name": "digits-sha", "outcome": "done"},
-        ),
-        **refusals(NOT_FOUND, CONFLICT),
-    },
+    "Get an experiment's report",
+    "getReport",
+    Report,
+    "As `rubberband report -o json` prints it.",
+    _REPORT,
+    CONFLICT,
 )
 def get_report(service: Serving, _reader: Reader, experiment: Known) -> Response:
     """The best configuration, stages, time and cost planned against actual, and all trials; also while it runs."""
+    return json_answer(views_json.plain(_begun(service, experiment).to_json()))
+
+
+@router.get(
+    "/export",
+    summary="Export an experiment's trials",
+    operation_id="exportTrials",
+    response_class=Response,
+    response_model=None,
+    responses={
+        200: {
+            "description": "As `rubberband export` writes it: CSV with a header.",
+            "content": {
+                _CSV: {
+                    "schema": {"type": "string"},
+                    "example": "trial,status,accuracy\n0,completed,0.97\n",
+                }
+            },
+        },
+        **refusals(NOT_FOUND, CONFLICT),
+    },
+)
+def export_trials(
+    service: Serving,
+    _reader: Reader,
+    experiment: Known,
+    reports: Annotated[bool, Query(description="A row for each report, instead of one for each trial.")] = False,
+) -> Response:
+    """A row for each trial: configuration, metrics, iterations, status, GPU time, and its share of the bill."""
+    result = _begun(service, experiment)
+    found = rows.report_rows(result) if reports else rows.trial_rows(result)
+    name = f"{experiment.name}{'-reports' if reports else ''}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(rows.to_csv(found), media_type=_CSV, headers=headers)
+
+
+def _begun(service: Serving, experiment: Known) -> Result:
     result = service.runs.result(experiment.name)
     if result is None:
-        state: Any = experiment.state.value
+        state = experiment.state.value
         raise Problem(CONFLICT, f"experiment {experiment.name!r} is {state}: there is nothing to report yet; wait")
-    return json_answer(views_json.plain(result.to_json()))
+    return result

@@ -1,4 +1,4 @@
-"""`/v1/experiments`: submit, list and see experiments, and act on them."""
+"""`/v1/experiments`: submit, list and show experiments, and act on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from rubberband.api.models import (
     ExtensionView,
     example,
 )
-from rubberband.api.names import Known
 from rubberband.api.openapi import EXPERIMENT_BODY, only_documented, refusals
 from rubberband.api.problems import (
     CONFLICT,
@@ -50,18 +49,17 @@ from rubberband.api.problems import (
     Problem,
 )
 from rubberband.api.security.authentication import Reader, Submitter, caller_of
-from rubberband.api.service import Service, Serving
-from rubberband.api.store.protocol import KeptAnswer, Principal, Store
+from rubberband.api.service import Known, Service, Serving
+from rubberband.api.store.schema import KeptAnswer, Principal
+from rubberband.api.store.sql import Store
 from rubberband.executor.core.extending import Extension
-from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import shown
 from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission
 from rubberband.views import experiment as views_json
 
-# Requests that spend money, sent again: the same Idempotency-Key has the same answer, and one effect.
-
+# Repeated requests: the same Idempotency-Key has the same answer, and one effect.
 
 IdempotencyKey = Annotated[
     str | None,
@@ -82,23 +80,23 @@ _KEPT_HEADERS = ("content-type", "location", "content-location", "cache-control"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedRequest:
-    """A request, as far as another one with its key must be the same."""
+    """Key of a request, and what a repeat with that key must share."""
 
     key: str | None
     owner: str
-    """Id of the token; keys of different tokens have nothing to do with each other."""
+    """Id of the token; each token has its own keys."""
     digest: str
 
     @property
     def request(self) -> str:
-        """An id of what is asked for, the same each time it is asked with its key; empty without a key."""
+        """Id that all repeats share; empty without a key."""
         if self.key is None:
             return ""
         return hashlib.sha256(f"{self.owner}\n{self.digest}\n{self.key}".encode()).hexdigest()[:32]
 
 
 def asked(request: Request, principal: Principal, key: str | None, body: bytes = b"") -> KeyedRequest:
-    """What a request asks for."""
+    """Return the key and digest of a request."""
     digest = hashlib.sha256()
     for part in (request.method, request.url.path, request.url.query, request.headers.get("content-type", "")):
         digest.update(part.encode() + b"\n")
@@ -107,9 +105,9 @@ def asked(request: Request, principal: Principal, key: str | None, body: bytes =
 
 
 async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[Response]]) -> Response:
-    """The answer of `act`, or the one that it gave when the same was asked before.
+    """Return the answer of `act`, or its earlier answer to the same request.
 
-    What came to nothing (an error) is not kept: it may be asked again. Raises Problem KEY_REUSED and KEY_BUSY.
+    Errors are not stored, so the request may be repeated. Raises Problem KEY_REUSED and KEY_BUSY.
     """
     key, owner = request.key, request.owner
     if key is None:
@@ -117,8 +115,11 @@ async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[
     found = await run_in_threadpool(store.claim_key, key, owner=owner, request_hash=request.digest, at=time.time())
     if isinstance(found, KeptAnswer):
         return Response(found.body, found.status, {**found.headers, REPLAYED: "true"})
-    if found is not None:
-        raise _refusal(found)
+    if found == "reused":
+        raise Problem(KEY_REUSED, "another request had this Idempotency-Key; make a new one for each new request")
+    if found == "busy":
+        served = "the request with this Idempotency-Key is being served; ask again soon"
+        raise Problem(KEY_BUSY, served, headers={"Retry-After": "1"})
     try:
         answer = await act()
     except Exception:
@@ -127,50 +128,35 @@ async def once(store: Store, request: KeyedRequest, act: Callable[[], Awaitable[
     if answer.status_code >= 400:
         await run_in_threadpool(store.free_key, key, owner=owner)
     else:
-        await run_in_threadpool(store.keep_answer, key, owner=owner, answer=_kept(answer), at=time.time())
+        headers = {name: value for name, value in answer.headers.items() if name in _KEPT_HEADERS}
+        kept = KeptAnswer(status=answer.status_code, headers=headers, body=bytes(answer.body))
+        await run_in_threadpool(store.keep_answer, key, owner=owner, answer=kept, at=time.time())
     return answer
 
 
-def _kept(answer: Response) -> KeptAnswer:
-    headers = {name: value for name, value in answer.headers.items() if name in _KEPT_HEADERS}
-    return KeptAnswer(status=answer.status_code, headers=headers, body=bytes(answer.body))
-
-
-def _refusal(found: str) -> Problem:
-    if found == "reused":
-        return Problem(KEY_REUSED, "another request had this Idempotency-Key; make a new one for each new request")
-    return Problem(
-        KEY_BUSY, "the request with this Idempotency-Key is being served; ask again soon", headers={"Retry-After": "1"}
-    )
-
-
-# Other limits as requests ask for them: planned in a process of its own, and granted if nothing changed meanwhile.
-
+# Other limits: a planning process previews them; they are granted if nothing changed meanwhile.
 
 _TRIES = 5
 _PAUSE_S = 0.2
-"""The watcher reads a journal somewhat later than the process that plans."""
+"""The watcher reads a journal somewhat later than a planning process."""
 
 
 async def looked_at(service: Service, name: str, limits: ExtendBody, caller: str) -> Extension:
-    """What the limits would change. Raises Problem."""
-    asked = await run_in_threadpool(
-        partial(service.runs.extensions.question, name, deadline=limits.deadline, max_cost_usd=limits.max_cost)
-    )
+    """Return the expected effect of limits. Raises Problem."""
+    question = service.runs.extensions.question
+    asked = await run_in_threadpool(question, name, deadline=limits.deadline, max_cost_usd=limits.max_cost)
     return asked if isinstance(asked, Extension) else (await service.plans.rest(asked, caller)).extension
 
 
 async def granted(service: Service, name: str, limits: ExtendBody, caller: str, *, request: str) -> Extension:
-    """What they change, and that they are in force; `request` is an id that makes it happen once. Raises Problem.
+    """Put limits in force, once for each `request`, and return the expected effect. Raises Problem.
 
-    What is granted is what was planned: if the experiment has other limits by then, it is planned again.
+    If the experiment's limits change meanwhile, the effect is planned again.
     """
     extensions = service.runs.extensions
-    question = partial(
-        extensions.question, name, deadline=limits.deadline, max_cost_usd=limits.max_cost, request=request
-    )
+    question = partial(extensions.question, deadline=limits.deadline, max_cost_usd=limits.max_cost, request=request)
     for _ in range(_TRIES):
-        asked = await run_in_threadpool(question)
+        asked = await run_in_threadpool(question, name)
         if isinstance(asked, Extension):
             return asked
         answer = await service.plans.rest(asked, caller)
@@ -181,19 +167,15 @@ async def granted(service: Service, name: str, limits: ExtendBody, caller: str, 
     raise Problem(UNAVAILABLE, f"the limits of {name!r} are being changed; try again", headers={"Retry-After": "2"})
 
 
-# Other limits for an experiment, as a request carries them: read as strictly as an experiment.
-
-
 def read_limits(body: bytes, media_type: str) -> ExtendBody:
-    """The limits of a request's body. Raises Problem: MEDIA, MALFORMED, or INVALID."""
+    """Parse the limits in a request's body. Raises Problem: MEDIA, MALFORMED, or INVALID."""
     if media_type.partition(";")[0].strip().lower() != JSON_TYPE:
         raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE}")
     words = json_object(body, "what extends an experiment; send an object: deadline, max_cost or both, and dry_run")
     try:
         limits = ExtendBody.model_validate(words)
     except ValidationError as error:
-        faults = [{"loc": ["body", *map(str, fault["loc"])], "message": fault["msg"]} for fault in error.errors()]
-        raise invalid(faults) from None
+        raise invalid(error.errors(), "body") from None
     if limits.deadline is None and limits.max_cost is None:
         raise Problem(INVALID, "neither deadline nor max_cost is given; give one or both")
     return limits
@@ -212,11 +194,22 @@ _REPLAYED = {
 
 
 async def body_of(request: Request) -> bytes:
-    """A dependency: the body as it was sent."""
+    """Dependency: the raw body."""
     return await request.body()
 
 
 Body = Annotated[bytes, Depends(body_of)]
+SeenPlan = Annotated[
+    str | None, Query(max_length=200, description="Id of the preview that the caller saw; it is recorded.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    Query(
+        alias="set",
+        description="KEY=VALUE replaces a value of the body, as `-s` of the command line; repeats.",
+        examples=[["constraints.deadline=30m"]],
+    ),
+]
 
 
 @router.get(
@@ -230,11 +223,15 @@ def list_experiments(
     service: Serving,
     _reader: Reader,
     state: Annotated[list[ExperimentState] | None, Query(description="Only those in this state; repeats.")] = None,
+    search: Annotated[
+        str,
+        Query(max_length=200, description="Words that are part of the name, owner or state.", examples=["resnet ann"]),
+    ] = "",
     limit: Annotated[int, Query(ge=1, le=500, description="The largest number to return.")] = 50,
     cursor: Annotated[str | None, Query(max_length=400, description="`next` of the previous page.")] = None,
 ) -> Response:
     """Newest first."""
-    page = service.store.submissions(states=state or None, limit=limit, after=cursor)
+    page = service.store.submissions(states=state or None, search=search, limit=limit, after=cursor)
     items = [views_json.experiment_view(submission) for submission in page.items]
     return json_answer({"items": items, "next": page.next})
 
@@ -260,17 +257,8 @@ async def submit(
     body: Body,
     key: IdempotencyKey = None,
     policy: Annotated[Policy, Query(description="How to search for a plan.")] = "optimal",
-    plan: Annotated[
-        str | None, Query(max_length=200, description="Id of the preview that the caller saw; it is recorded.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        Query(
-            alias="set",
-            description="KEY=VALUE replaces a value of the body, as `-s` of the command line; repeats.",
-            examples=[["constraints.deadline=30m"]],
-        ),
-    ] = None,
+    plan: SeenPlan = None,
+    set_: Overrides = None,
 ) -> Response:
     """The experiment is planned, and refused (422) where no plan keeps its deadline and budget.
 
@@ -282,32 +270,23 @@ async def submit(
         media_type = request.headers.get("content-type", "")
         experiment = await run_in_threadpool(read_experiment, body, media_type, set_ or ())
         known = await run_in_threadpool(service.runs.submitted, experiment.name, given.request)
-        if known is not None:  # its answer was lost; by now there may be no plan any more
+        if known is not None:  # its answer was lost; by now there may be no feasible plan
             return _accepted(known)
         require_allowed(experiment, service.settings, to_run=True)
-        return await _submitted(service, principal, experiment, policy, plan, given.request, caller_of(request))
+        seen = plan
+        if seen is not None and await service.plans.find(seen) is None:
+            raise Problem(INVALID, f"plan: {shown(seen)} not found; preview it again, or leave plan out")
+        if experiment.profile is not None:
+            preview = await service.plans.preview(experiment, policy=policy, caller=caller_of(request))
+            if preview.status != 200:
+                return Response(preview.body, preview.status, media_type=MEDIA_TYPE)
+            seen = seen or preview.id
+        accept = partial(
+            service.runs.submit, experiment, policy=policy, owner=principal.name, plan=seen, request=given.request
+        )
+        return _accepted(await run_in_threadpool(accept))
 
     return await once(service.store, given, act)
-
-
-async def _submitted(
-    service: Service,
-    principal: Principal,
-    experiment: Experiment,
-    policy: Policy,
-    plan: str | None,
-    request: str,
-    caller: str,
-) -> Response:
-    if plan is not None and await service.plans.find(plan) is None:
-        raise Problem(INVALID, f"plan: {shown(plan)} not found; preview it again, or leave plan out")
-    if experiment.profile is not None:
-        preview = await service.plans.preview(experiment, policy=policy, caller=caller)
-        if preview.status != 200:
-            return Response(preview.body, preview.status, media_type=MEDIA_TYPE)
-        plan = plan or preview.id
-    accept = partial(service.runs.submit, experiment, policy=policy, owner=principal.name, plan=plan, request=request)
-    return _accepted(await run_in_threadpool(accept))
 
 
 def _accepted(submission: Submission) -> Response:
@@ -343,7 +322,7 @@ async def cancel(
     request: Request, service: Serving, principal: Submitter, experiment: Known, key: IdempotencyKey = None
 ) -> Response:
     """Its instances are given back and the best trial so far is kept. Asking twice asks once."""
-    return await _acted(request, service, principal, key, partial(service.runs.cancel, experiment.name))
+    return await _acted(request, service, principal, key, service.runs.cancel, experiment.name)
 
 
 @router.post(
@@ -361,16 +340,21 @@ async def resume(
     request: Request, service: Serving, principal: Submitter, experiment: Known, key: IdempotencyKey = None
 ) -> Response:
     """Go on with one that was interrupted or cancelled, or that its budget ended and that was extended since."""
-    return await _acted(request, service, principal, key, partial(service.runs.resume, experiment.name))
+    return await _acted(request, service, principal, key, service.runs.resume, experiment.name)
 
 
 async def _acted(
-    request: Request, service: Service, principal: Principal, key: str | None, effect: Callable[..., Submission]
+    request: Request,
+    service: Service,
+    principal: Principal,
+    key: str | None,
+    effect: Callable[..., Submission],
+    name: str,
 ) -> Response:
     given = asked(request, principal, key, await request.body())
 
     async def act() -> Response:
-        submission = await run_in_threadpool(partial(effect, request=given.request))
+        submission = await run_in_threadpool(effect, name, request=given.request)
         return json_answer(views_json.experiment_view(submission), 202)
 
     return await once(service.store, given, act)

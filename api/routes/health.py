@@ -1,4 +1,4 @@
-"""Checks that the service is alive and ready. They need no token and show nothing of experiments."""
+"""`/healthz` and `/readyz`. They need no token and show nothing of experiments."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def _store(service: Service) -> str:
     try:
         service.store.check()
     except RubberbandError:
-        # The reason may hold the store's address, and anybody may ask this.
+        # The reason may hold the address of the store, and this route is public.
         return "does not answer"
     return "ok"

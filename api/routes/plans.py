@@ -1,4 +1,4 @@
-"""`/v1/plans`: what an experiment would take and cost. Nothing is started or spent."""
+"""`/v1/plans`: expected time and cost of experiments. Nothing is started or spent."""
 
 from __future__ import annotations
 
@@ -134,6 +134,9 @@ class PlanView(BaseModel):
     """Time in seconds and cost in US dollars, each a mean with quantiles."""
     frontier: list[dict[str, float]]
     """Plans that no other beats on both time and cost, fastest first."""
+    size: dict[str, Any] | None = None
+    """The size of a search that was sized to the limits: its `key` and `number`, and, if asked for, the `frontier`:
+    the largest number within each of several pairs of limits."""
 
 
 class PlanQuery(BaseModel):
@@ -143,6 +146,11 @@ class PlanQuery(BaseModel):
 
     policy: Policy = Field("optimal", description="The plans to search: all of them, or those of a baseline.")
     frontier: bool = Field(False, description="Include the whole frontier of cost against deadline; this takes longer.")
+    size: bool = Field(
+        False,
+        description="Size the search to the limits first, and add the sizes that other limits would allow. A search "
+        "whose num_samples or max_t is auto is always sized.",
+    )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the samples, where times vary.")
     overrides: list[str] = Field(
         [],
@@ -154,7 +162,7 @@ class PlanQuery(BaseModel):
 
 
 def _parameters() -> list[dict[str, Any]]:
-    """Of PlanQuery, for OpenAPI."""
+    """Return the parameters of PlanQuery for OpenAPI."""
     fields = PlanQuery.model_json_schema()["properties"]
     described = (
         {"name": name, "description": field.pop("description"), "schema": field} for name, field in fields.items()
@@ -172,7 +180,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def _refusals(*kinds: Any) -> dict[int | str, dict[str, Any]]:
-    """Of a route that may have no plan: with an example of that."""
+    """Return `refusals` with a full example of INFEASIBLE."""
     found = refusals(*kinds, INFEASIBLE)
     found[422]["content"][MEDIA_TYPE]["examples"][INFEASIBLE.slug] = {"value": _INFEASIBLE}
     return found
@@ -205,6 +213,7 @@ async def preview_plan(request: Request, service: Serving, _reader: Reader) -> R
             overrides=query.overrides,
             policy=query.policy,
             frontier=query.frontier,
+            size=query.size,
             seed=query.seed,
         )
         answer = await _unless_left(request, service.plans.answer(preview, asked, caller_of(request)))
@@ -235,7 +244,7 @@ async def get_plan(
 
 
 async def _unless_left(request: Request, answering: Coroutine[Any, Any, PlanAnswer]) -> PlanAnswer:
-    """The answer, unless nobody waits for it any more: a slider that moves leaves many questions behind."""
+    """Return the answer, unless the client disconnects first: a moved slider abandons many requests."""
     answer, left = asyncio.create_task(answering), asyncio.create_task(_left(request))
     try:
         await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
@@ -253,15 +262,14 @@ async def _left(request: Request) -> None:
 
 
 def _query(request: Request) -> PlanQuery:
-    """Read here and not by FastAPI, which would do so for every repeat."""
+    """Parse the query. FastAPI would do so for repeated questions, too."""
     require_documented(request)
     given = request.query_params
     words: dict[str, Any] = {name: given.getlist(name) if name == "set" else given[name] for name in given}
     try:
         return PlanQuery.model_validate(words)
     except ValidationError as error:
-        faults = [{"loc": ["query", *map(str, fault["loc"])], "message": fault["msg"]} for fault in error.errors()]
-        raise invalid(faults) from None
+        raise invalid(error.errors(), "query") from None
 
 
 def _response(answer: PlanAnswer) -> Response:

@@ -1,4 +1,4 @@
-"""`/v1/prices`: what instance types have and cost, as AWS says now or said last."""
+"""`/v1/prices`: hardware and prices of instance types, current or last known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each kind of problem means: where the `type` of a problem leads."""
+"""`/problems/{slug}`: the explanation of each kind of problem, to which its `type` leads."""
 
 from __future__ import annotations
 

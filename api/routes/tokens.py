@@ -1,4 +1,4 @@
-"""`/v1/tokens`: make tokens, list them, revoke them. For admins."""
+"""`/v1/tokens`: make, list and revoke tokens. For admins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from rubberband.api.openapi import refusals
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import Admin, doorkeeper_of
-from rubberband.api.store.protocol import Scope, TokenRecord
+from rubberband.api.store.schema import Scope, TokenRecord
 from rubberband.units import parse_duration, shown
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])

@@ -1,8 +1,7 @@
-"""Who asks: by a token (Authorization: Bearer), or by the cookie of a browser that signed in with one.
+"""Authentication by a token (Authorization: Bearer), or by the cookie of a browser that signed in with one.
 
-A secret has 256 random bits: nobody guesses one. So wrong tokens are limited not for what they might find, but so that
-a client that has a wrong one lets go; and only they are, never a right one of the same address: behind it may be a
-whole office. What they cost is bounded by how they are looked up (below).
+A secret has 256 random bits, so guessing is hopeless. The rate of wrong tokens is limited only to stop misconfigured
+clients; valid tokens from the same address are never limited. `Looks` bounds the load of wrong ones on the store.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Form, Request
@@ -21,22 +20,19 @@ from fastapi.responses import RedirectResponse, Response
 from rubberband.api.problems import FORBIDDEN, UNAUTHENTICATED, Problem
 from rubberband.api.security.checks import Buckets, address_key, safe_next
 from rubberband.api.security.tokens import Bearer, Cookie, Credential, Tokens
-from rubberband.api.store.protocol import NOBODY, Principal, Scope
+from rubberband.api.store.schema import NOBODY, Principal, Scope
 from rubberband.errors import JournalError
 
-# Which scope a route needs: a dependency that routes declare, and that OpenAPI shows.
-#
-# The middleware (rubberband.api.security.middleware) has found out who asks; a route that is reached without it is open
-# only where the service needs no token.
-
+# Scopes of routes. The middleware (rubberband.api.security.middleware) has authenticated the caller. Without it, a
+# route is open only if the service needs no tokens.
 
 STRANGER = Principal(token="", name="", scope="read")
-"""Who asks where a token is required and there was none: sees only what is public. Compare by identity."""
+"""Caller without the required token, who may see only public paths. Compare by identity."""
 SIGN_IN = "this needs a token; send it as `Authorization: Bearer rb_...`, or sign in at /login"
 
 
 def principal_of(request: Request) -> Principal:
-    """Who asks, as the middleware found out; STRANGER if that is not known and the service asks for tokens."""
+    """Return the caller; STRANGER if it is unknown and the service requires tokens."""
     found: Principal | None = getattr(request.state, "principal", None)
     if found is not None:
         return found
@@ -45,30 +41,27 @@ def principal_of(request: Request) -> Principal:
 
 
 async def always() -> bool:
-    """Who needs no token may stay."""
+    """Return True: the caller needs no token."""
     return True
 
 
 def still_allowed(request: Request) -> Callable[[], Awaitable[bool]]:
-    """Tells whether what a request was let in with is still good: for one that is served for long.
+    """Return a check whether the credential of a long request is still valid.
 
-    It may be asked often: it reads the store at most every few seconds. Raises JournalError if that cannot be read.
+    It reads the store at most every few seconds. It raises JournalError if the store cannot be read.
     """
     found: Callable[[], Awaitable[bool]] = getattr(request.state, "still_allowed", always)
     return found
 
 
 def caller_of(request: Request) -> str:
-    """By what a request is counted, and takes turns with others: the token's id, or the address."""
+    """Return the key for limits and turns: the token's id, or the address."""
     found: str = getattr(request.state, "caller", "")
     return found
 
 
 def needs(scope: Scope) -> Callable[[Request], Awaitable[Principal]]:
-    """A dependency: who asks, if that one may do what needs `scope`; raises Problem otherwise.
-
-    It is async, since FastAPI asks a thread for all that is not.
-    """
+    """Return a dependency: the caller, if it has `scope`. Raises Problem otherwise."""
 
     async def allowed(request: Request) -> Principal:
         principal = principal_of(request)
@@ -89,30 +82,27 @@ Submitter = Annotated[Principal, Depends(needs("submit"))]
 Admin = Annotated[Principal, Depends(needs("admin"))]
 
 
-# Finding out who shows what, for all that ask meanwhile in one look: the store has one at a time, however many ask.
-#
-# So a flood of wrong tokens costs the store no more than one after the other, and a right one waits for two looks at
-# most, whoever else asks from its address.
-
-
 AT_ONCE = 500
-"""Credentials in one look; databases take some thousand values in a query."""
+"""Credentials in one query; databases allow some thousand values."""
 
 log = logging.getLogger("rubberband.server")
 
 
 class Looks:
-    """Looks credentials up. For one event loop."""
+    """Looks credentials up, all waiting ones in one query, one query at a time. For one event loop.
+
+    So a flood of wrong tokens costs the store one query after the other, and a valid token waits for two at most.
+    """
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._asked: dict[Credential, asyncio.Future[Principal | None]] = {}
-        """What the next look is for: what is asked while one is under way may have changed since that one read."""
+        """Credentials of the next query. A running query may have read before they changed."""
         self._looking: asyncio.Task[None] | None = None
         self._noting: asyncio.Task[None] | None = None
 
     async def who(self, credential: Credential) -> Principal | None:
-        """Who shows this; None if nobody may by it. Raises JournalError if the store cannot be read."""
+        """Return the holder of a credential; None if it is invalid. Raises JournalError if the store cannot be read."""
         known = self._tokens.recall(credential)
         if known is not None:
             return known
@@ -133,7 +123,7 @@ class Looks:
             except Exception as error:
                 for answer in asked.values():
                     answer.set_exception(error)
-                    answer.exception()  # who asked may have left
+                    answer.exception()  # the caller may have left
             except asyncio.CancelledError:
                 for answer in asked.values():
                     answer.cancel()
@@ -143,7 +133,7 @@ class Looks:
                     answer.set_result(found.get(credential))
 
     async def _found(self, asked: Set[Credential]) -> Mapping[Credential, Principal]:
-        """Who shows these, but for what the look before has found out."""
+        """Look up the credentials that the query before did not find."""
         known = {one: principal for one in asked if (principal := self._tokens.recall(one)) is not None}
         if len(known) == len(asked):
             return known
@@ -153,7 +143,7 @@ class Looks:
         return {**known, **found}
 
     async def _note(self, found: list[Credential]) -> None:
-        """Write down that they were used: nobody waits for it."""
+        """Record their use, in the background."""
         try:
             await asyncio.to_thread(self._tokens.note_use, found)
         except JournalError as error:
@@ -162,26 +152,23 @@ class Looks:
 
 COOKIE = "rubberband_session"
 _FAILURES_PER_S, _FAILURES_AT_ONCE = 0.5, 20
-"""Wrong tokens from one address; more are told to wait."""
-
-Way = Literal["bearer", "cookie", "none"]
+"""Rate of wrong tokens from one address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """Who asks, and how that was told."""
+    """Caller, and its credential."""
 
     principal: Principal
-    way: Way = "none"
     credential: Credential | None = None
-    """What was shown; None where nothing is needed, and of who has shown nothing that is good."""
+    """Valid credential; None without one."""
 
 
 UNKNOWN = Visitor(principal=STRANGER)
 
 
 class Doorkeeper:
-    """Finds out who asks, and lets browsers sign in and out."""
+    """Authenticates callers, and signs browsers in and out."""
 
     def __init__(self, tokens: Tokens, *, required: bool) -> None:
         self.tokens, self.required = tokens, required
@@ -189,7 +176,7 @@ class Doorkeeper:
         self._looks = Looks(tokens)
 
     async def who(self, headers: Mapping[str, str], address: str) -> Visitor:
-        """Who sent these headers: STRANGER if that was not told.
+        """Return the sender of these headers; UNKNOWN without a credential.
 
         Raises Problem if the token is wrong (UNAUTHENTICATED, or RATE after too many), JournalError.
         """
@@ -198,22 +185,26 @@ class Doorkeeper:
         authorization = headers.get("authorization")
         if authorization is not None:
             token = Bearer(_token_of(authorization))
-            return Visitor(principal=await self._bearer(token, address), way="bearer", credential=token)
+            principal = await self._looks.who(token)
+            if principal is None:
+                self._note_wrong(address)
+                raise _wrong()
+            return Visitor(principal=principal, credential=token)
         text = cookie_of(headers.get("cookie", ""))
         if text is None:
             return UNKNOWN
         session = Cookie(text)
         found = await self._looks.who(session)
-        return UNKNOWN if found is None else Visitor(principal=found, way="cookie", credential=session)
+        return UNKNOWN if found is None else Visitor(principal=found, credential=session)
 
     async def still_good(self, credential: Credential | None) -> bool:
-        """Whether who was let in with this may stay. Raises JournalError."""
+        """Whether the credential is still valid. Raises JournalError."""
         return credential is None or await self._looks.who(credential) is not None
 
     async def sign_in(self, token: str, address: str) -> str | None:
-        """Begin a browser's session: the value of its cookie; None if the token is wrong.
+        """Begin a browser's session and return its cookie; None if the token is wrong.
 
-        Raises Problem (RATE) if it is wrong after too many were, JournalError.
+        Raises Problem (RATE) after too many wrong tokens, JournalError.
         """
         principal = await self._looks.who(Bearer(token.strip()))
         if principal is None:
@@ -225,13 +216,6 @@ class Doorkeeper:
         """End a browser's session."""
         await asyncio.to_thread(self.tokens.sign_out, session)
 
-    async def _bearer(self, token: Bearer, address: str) -> Principal:
-        principal = await self._looks.who(token)
-        if principal is None:
-            self._note_wrong(address)
-            raise _wrong()
-        return principal
-
     def _note_wrong(self, address: str) -> None:
         wait_s = self._failures.take(address_key(address))
         if wait_s:
@@ -239,7 +223,7 @@ class Doorkeeper:
 
 
 def cookie_of(header: str) -> str | None:
-    """The session in a Cookie header."""
+    """Return the session in a Cookie header."""
     for part in header.split(";"):
         name, _, value = part.strip().partition("=")
         if name == COOKIE and value:
@@ -248,7 +232,7 @@ def cookie_of(header: str) -> str | None:
 
 
 def stranger_refused() -> Problem:
-    """The answer to who has shown no token."""
+    """Return the problem for a caller without a token."""
     return Problem(UNAUTHENTICATED, SIGN_IN, headers={"WWW-Authenticate": 'Bearer realm="rubberband"'})
 
 
@@ -259,13 +243,12 @@ def _wrong() -> Problem:
 
 
 def _token_of(authorization: str) -> str:
-    """The token in the header; empty, which no token is, where it is of another kind."""
+    """Return the token in the header; empty for another scheme."""
     scheme, _, token = authorization.strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-# How a browser signs in with a token, and out: the two requests of the form at /login, which the dashboard shows.
-
+# Signing in and out: requests of the form at /login.
 
 router = APIRouter(include_in_schema=False)
 
@@ -276,7 +259,7 @@ async def sign_in(
     token: Annotated[str, Form(max_length=1000)] = "",
     next: Annotated[str, Form(max_length=2000)] = "/",
 ) -> Response:
-    """Sign in, and go where it was meant to; with a wrong token back to the form, which says so (`problem=token`)."""
+    """Sign in and redirect to `next`; with a wrong token back to the form (`problem=token`)."""
     address = request.client.host if request.client else ""
     doorkeeper = doorkeeper_of(request)
     wanted = safe_next(next)
@@ -298,7 +281,7 @@ async def sign_in(
 
 @router.post("/logout")
 async def sign_out(request: Request) -> Response:
-    """Sign out; the session is over wherever else its cookie was copied to."""
+    """Sign out. Copies of the cookie are invalid, too."""
     session = cookie_of(request.headers.get("cookie", ""))
     if session is not None:
         await doorkeeper_of(request).sign_out(session)
@@ -308,6 +291,6 @@ async def sign_out(request: Request) -> Response:
 
 
 def doorkeeper_of(request: Request) -> Doorkeeper:
-    """Who guards this app."""
+    """Return the doorkeeper of the app."""
     found: Doorkeeper = request.state.doorkeeper
     return found

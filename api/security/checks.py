@@ -1,4 +1,4 @@
-"""How much one caller may ask: a token bucket for the rate, a count for what is served at the same time. Not async."""
+"""Checks of a request: rate and concurrency of its caller, its Host, and the page that sent it."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ from rubberband.api.settings import ServiceLimits
 from rubberband.units import shown
 
 _MOST_KEYS = 10_000
-"""Callers that are remembered. One that is forgotten has its whole burst again."""
+"""Callers remembered. A forgotten one has its whole burst again."""
 
 
 class Buckets:
-    """A token bucket for each caller. `per_s` of zero sets no limit."""
+    """Token bucket for each caller. `per_s` of zero sets no limit."""
 
     def __init__(self, *, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_s, self.burst, self._clock = per_s, burst, clock
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def wait_s(self, key: str) -> float:
-        """Seconds until the caller may ask again; 0 if it may now."""
+    def take(self, key: str) -> float:
+        """Take one token and return 0, or return the seconds to wait for one."""
         if not self.per_s:
             return 0.0
-        return max(0.0, (1.0 - self._level(key)) / self.per_s)
-
-    def take(self, key: str) -> float:
-        """Take one, if there is one: 0. Else the seconds to wait."""
-        wait_s = self.wait_s(key)
-        if not wait_s and self.per_s:
-            self._levels[key] = (self._level(key) - 1.0, self._clock())
-            self._levels.move_to_end(key)
-            if len(self._levels) > _MOST_KEYS:
-                self._levels.popitem(last=False)
-        return wait_s
+        level, at = self._levels.get(key, (float(self.burst), 0.0))
+        now = self._clock()
+        level = min(float(self.burst), level + (now - at) * self.per_s)
+        if level < 1.0:
+            return (1.0 - level) / self.per_s
+        self._levels[key] = (level - 1.0, now)
+        self._levels.move_to_end(key)
+        if len(self._levels) > _MOST_KEYS:
+            self._levels.popitem(last=False)
+        return 0.0
 
     def refuse(self, wait_s: float, detail: str) -> Problem:
-        """The answer to who has to wait."""
+        """Return the problem for a caller that must wait."""
         seconds = max(1, math.ceil(wait_s))
         window_s = max(1, math.ceil(self.burst / self.per_s))
         headers = {
@@ -52,13 +51,9 @@ class Buckets:
         }
         return Problem(RATE, f"{detail}; ask again in {seconds} s", headers=headers)
 
-    def _level(self, key: str) -> float:
-        level, at = self._levels.get(key, (float(self.burst), 0.0))
-        return min(float(self.burst), level + (self._clock() - at) * self.per_s)
-
 
 class Turnstile:
-    """Lets requests pass, as many as the limits allow."""
+    """Limits the rate and the concurrency of callers."""
 
     def __init__(self, limits: ServiceLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -67,7 +62,7 @@ class Turnstile:
 
     @contextmanager
     def passing(self, key: str, *, stream: bool) -> Iterator[None]:
-        """Be inside, as long as the request is served. Raises Problem (RATE)."""
+        """Count a request while it is served. Raises Problem (RATE)."""
         wait_s = self._buckets.take(key)
         if wait_s:
             limits = self._limits
@@ -97,7 +92,7 @@ def _crowded(most: int, what: str) -> Problem:
 
 
 def address_key(address: str) -> str:
-    """By what an address is counted: itself, or its network of 64 bits, of which one home or machine has all."""
+    """Return the key of an address: itself, or for IPv6 its network of 64 bits, which belongs to one site."""
     if ":" not in address:
         return address
     try:
@@ -106,14 +101,11 @@ def address_key(address: str) -> str:
         return address
 
 
-# Whether a request was meant for this service: its Host, and the page that sent it. Pure.
-
-
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def host_of(value: str) -> str:
-    """The name in a Host header, lower-case, without port and final dot: `[::1]:80` -> `[::1]`."""
+    """Return the name in a Host header, lower-case, without port and final dot: `[::1]:80` -> `[::1]`."""
     name, colon, port = value.strip().rpartition(":")
     if not colon or not (port == "" or port.isdigit()):
         name = value.strip()
@@ -121,7 +113,7 @@ def host_of(value: str) -> str:
 
 
 def require_host(values: Collection[str], served: Collection[str]) -> None:
-    """Refuse a request for another host, which a page elsewhere may send by a name of its own. Raises Problem."""
+    """Raise Problem for a request to another host name (DNS rebinding)."""
     if "*" in served:
         return
     host = host_of(next(iter(values))) if len(values) == 1 else ""
@@ -134,9 +126,9 @@ def require_host(values: Collection[str], served: Collection[str]) -> None:
 
 
 def require_own_page(method: str, *, fetch_site: str | None, origin: str | None, host: str) -> None:
-    """Refuse a change that a page of another site asks for, in the name of who looks at it. Raises Problem.
+    """Raise Problem for a change that a page of another site requests (CSRF).
 
-    Browsers say where a request comes from (Sec-Fetch-Site, or else Origin); other clients say neither.
+    Browsers send Sec-Fetch-Site, or else Origin; other clients send neither.
     """
     if method in SAFE_METHODS:
         return
@@ -159,7 +151,7 @@ def _netloc(origin: str) -> str:
 
 
 def safe_next(wanted: str | None) -> str:
-    """Where to go after signing in: a path of this service, whatever was asked for."""
+    """Return the path to show after signing in: `wanted` if it is a path of this service, else `/`."""
     path = wanted or "/"
     plain = path.isascii() and path.isprintable() and "\\" not in path and " " not in path
     inside = path.startswith("/") and not path.startswith("//")

@@ -1,8 +1,7 @@
-"""What every request passes before it reaches a route: a plain ASGI layer, outside of all others.
+"""The outermost ASGI layer, which every request passes before it reaches a route.
 
-In this order: an id and the headers of the answer; the Host; the announced size of the body; who asks; whether a page
-of another site asks in that one's name; how much that one asks. The body is counted while the app reads it. What is
-refused is answered here, as a problem. Nothing is read, and nothing is looked up, before it has to be.
+In this order: an id and the headers of the answer; the Host; the announced size of the body; authentication; requests
+from pages of other sites; rate and concurrency. The body is counted while the app reads it. Refusals are answered here.
 """
 
 from __future__ import annotations
@@ -28,27 +27,24 @@ from rubberband.api.problems import (
     Problem,
     problem_of,
 )
-from rubberband.api.security.authentication import STRANGER, UNKNOWN, Doorkeeper, Visitor, Way, stranger_refused
+from rubberband.api.security.authentication import STRANGER, UNKNOWN, Doorkeeper, Visitor, stranger_refused
 from rubberband.api.security.checks import Turnstile, address_key, require_host, require_own_page, safe_next
-from rubberband.api.security.tokens import Tokens
+from rubberband.api.security.tokens import Bearer, Tokens
 from rubberband.api.service import Service
 from rubberband.errors import RubberbandError
-
-# The body of a request, counted as it comes in and never kept: too much of it, or too slow, is refused.
-
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 BODY_S = 30.0
-"""A body must be there whole by then."""
+"""Time limit of a whole body."""
 _DRAINED_BYTES = 64 << 20
 _DRAINED_S = 10.0
 _CLOSE = {"Connection": "close"}
 
 
 class Body:
-    """What an app receives of a request."""
+    """Body of a request, counted as it arrives and never kept. One that is too large or too slow is refused."""
 
     def __init__(self, receive: Receive, *, limit_bytes: int, within_s: float = BODY_S) -> None:
         self._receive, self._limit_bytes, self._within_s = receive, limit_bytes, within_s
@@ -56,10 +52,10 @@ class Body:
         self._whole = False
         self._deadline: float | None = None
         self.problem: Problem | None = None
-        """Why it is refused, once it is: what the app made of that is of no interest."""
+        """Reason of a refusal; it replaces any answer of the app."""
 
     def require_announced(self, content_length: str | None) -> None:
-        """Refuse what is announced as too large, before any of it is read. Raises Problem."""
+        """Raise Problem if the announced size is too large, before any of it is read."""
         if content_length is None:
             return
         if not (content_length.isascii() and content_length.isdigit()):
@@ -68,29 +64,31 @@ class Body:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """The next message for the app. Raises Problem for what is refused."""
+        """Return the next message for the app. Raises Problem."""
         if self.problem is not None:
             raise self.problem
         if self._whole:
             return await self._receive()
         message = await self._next()
-        self._read_bytes += len(message.get("body", b""))
-        self._whole = message["type"] != "http.request" or not message.get("more_body", False)
         if self._read_bytes > self._limit_bytes:
             self.problem = self._too_large()
             raise self.problem
         return message
 
     async def drain(self) -> None:
-        """Read on and throw away, for some seconds: who sends all before it reads shall find the answer."""
+        """Read and discard for some seconds: clients that send everything first can then read the answer."""
         try:
             async with asyncio.timeout(_DRAINED_S):
                 while not self._whole and self._read_bytes < _DRAINED_BYTES:
-                    message = await self._receive()
-                    self._read_bytes += len(message.get("body", b""))
-                    self._whole = message["type"] != "http.request" or not message.get("more_body", False)
+                    await self._counted()
         except TimeoutError:
             return
+
+    async def _counted(self) -> Message:
+        message = await self._receive()
+        self._read_bytes += len(message.get("body", b""))
+        self._whole = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
 
     async def _next(self) -> Message:
         loop = asyncio.get_running_loop()
@@ -98,7 +96,7 @@ class Body:
             self._deadline = loop.time() + self._within_s
         try:
             async with asyncio.timeout_at(self._deadline):
-                return await self._receive()
+                return await self._counted()
         except TimeoutError:
             detail = f"the body did not arrive within {self._within_s:g} s; send it faster"
             self.problem = Problem(TOO_SLOW, detail, headers=_CLOSE)
@@ -110,16 +108,13 @@ class Body:
         return Problem(TOO_LARGE, detail, headers=_CLOSE, limit_bytes=self._limit_bytes)
 
 
-# One request on its way out: its id, the headers that every answer has, and the line for the log.
-
-
 Send = Callable[[Message], Awaitable[None]]
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Where a page sets one of its own, that one holds."""
+"""Default policy. Plotly writes inline styles; no page writes inline scripts."""
 _DEFAULTS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-security-policy", CONTENT_POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -136,7 +131,7 @@ access_log = logging.getLogger("rubberband.access")
 
 
 class Exchange:
-    """What is answered to one request."""
+    """Answer to one request: its id, its default headers, and its line in the log."""
 
     def __init__(self, send: Send, *, id: str | None, method: str, target: str, https: bool) -> None:
         self.id = id if id is not None and _ID.fullmatch(id) else secrets.token_hex(8)
@@ -151,7 +146,7 @@ class Exchange:
         return self._status > 0
 
     async def send(self, message: Message) -> None:
-        """Pass on a part of the answer."""
+        """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             message["headers"] = self._with_defaults(list(message.get("headers", ())))
@@ -160,12 +155,11 @@ class Exchange:
         await self._send(message)
 
     async def answer(self, status: int, headers: Mapping[str, str], content: bytes, body: Body | None = None) -> None:
-        """Answer at once; with `body`, the connection is kept until the client has sent that (or too much)."""
+        """Answer at once; with `body`, keep the connection until the client has sent it (or too much)."""
         told = {"Content-Length": str(len(content)), **headers}
         encoded = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in told.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": encoded})
-        shown = b"" if self._method == "HEAD" else content
-        await self.send({"type": "http.response.body", "body": shown, "more_body": body is not None})
+        await self.send({"type": "http.response.body", "body": content, "more_body": body is not None})
         if body is not None:
             await body.drain()
             await self.send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -176,21 +170,12 @@ class Exchange:
         await self.answer(problem.kind.status, {"Content-Type": MEDIA_TYPE, **problem.headers}, content, body)
 
     def tell(self, who: str, address: str) -> None:
-        """Write the line of the log. The query is left out: it may hold what was pasted."""
+        """Write the line of the log, without the query, which may hold pasted secrets."""
         level = logging.DEBUG if self._target.startswith(("/static/", "/healthz", "/readyz")) else logging.INFO
         if access_log.isEnabledFor(level):
             took_ms = (time.monotonic() - self._began_at) * 1e3
-            access_log.log(
-                level,
-                "%s %s %s %d %.1fms %s %s",
-                address or "-",
-                self._method,
-                self._target,
-                self._status,
-                took_ms,
-                who or "-",
-                self.id,
-            )
+            asked = (address or "-", self._method, self._target)
+            access_log.log(level, "%s %s %s %d %.1fms %s %s", *asked, self._status, took_ms, who or "-", self.id)
 
     def _with_defaults(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         present = {name.lower() for name, _ in headers}
@@ -209,21 +194,21 @@ PUBLIC_BELOW = "/static/"
 _STREAMS = "/v1/events"
 _SIGN_IN = ("POST", "/login")
 _SIGN_IN_BYTES = 32 << 10
-"""Of its form, the largest body that is read of a stranger."""
+"""Largest body of the form to sign in, which strangers send."""
 _FOR_PROGRAMS = ("/v1/", "/metrics", "/openapi.json", "/problems/")
 
 log = logging.getLogger("rubberband.server")
 
 
 def secure(app: ASGIApp, service: Service) -> ASGIApp:
-    """The app behind all that guards it. Inside, `request.state` has `principal`, `still_allowed` and so on."""
+    """Return the app behind all checks. They set `principal`, `still_allowed` and so on in `request.state`."""
     settings = service.settings
     tokens = Tokens(service.store, session_s=settings.keeping.sessions_s, ended=service.feed.wake)
     return _Secured(app, service, Doorkeeper(tokens, required=settings.auth))
 
 
 def is_public(path: str) -> bool:
-    """Whether a path is answered without a token."""
+    """Whether a path needs no token."""
     return path in PUBLIC or path.startswith(PUBLIC_BELOW)
 
 
@@ -256,7 +241,7 @@ class _Secured:
         except RubberbandError as error:
             await _refuse(exchange, problem_of(error), body, headers)
         except asyncio.CancelledError:
-            # By uvicorn, of what is being served when the time to end is over, such as a body that does not come.
+            # By uvicorn, after the grace period of a shutdown.
             if exchange.started:
                 raise
             await _refuse(
@@ -278,14 +263,16 @@ class _Secured:
         principal = visitor.principal
         still_allowed = partial(self._doorkeeper.still_good, visitor.credential)
         scope["state"].update(principal=principal, still_allowed=still_allowed)
-        _require_own_page(method, headers, visitor.way)
+        if not isinstance(visitor.credential, Bearer):  # browsers send no such header by themselves
+            site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+            require_own_page(method, fetch_site=site, origin=origin, host=headers.get("host", ""))
         if principal is STRANGER and not is_public(path):
             if not _is_visit(method, path, headers):
                 raise stranger_refused()
             await exchange.answer(303, {"Location": _sign_in_page(scope)}, b"")
             return
         scope["state"]["caller"] = caller = principal.token or address_key(address)
-        if (method, path) == _SIGN_IN:  # by the address it would be limited by who else is there; wrong tokens are
+        if (method, path) == _SIGN_IN:  # limited by wrong tokens, not by its address, which others share
             await self._pass_on(scope, body, exchange)
             return
         with self._turnstile.passing(caller, stream=path == _STREAMS):
@@ -314,7 +301,7 @@ class _Secured:
 
 
 async def _refuse(exchange: Exchange, problem: Problem, body: Body, headers: Mapping[str, str]) -> None:
-    """Answer with a problem, unless an answer was given; one that was begun cannot be mended, only cut off."""
+    """Answer with a problem, unless the answer is complete; cut off an answer that has begun."""
     if exchange.complete:
         return
     if exchange.started:
@@ -324,7 +311,7 @@ async def _refuse(exchange: Exchange, problem: Problem, body: Body, headers: Map
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """By name, in lower case. Of those that come twice, those that are lists are joined, and others are refused."""
+    """Return lower-case name -> value; repeated headers are joined."""
     found: dict[str, str] = {}
     for raw, value in scope["headers"]:
         name, text = raw.decode("latin-1").lower(), value.decode("latin-1")
@@ -332,19 +319,8 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _require_own_page(method: str, headers: Mapping[str, str], way: Way) -> None:
-    """A token in a header is sent by nobody but who has it."""
-    if way != "bearer":
-        require_own_page(
-            method,
-            fetch_site=headers.get("sec-fetch-site"),
-            origin=headers.get("origin"),
-            host=headers.get("host", ""),
-        )
-
-
 def _is_visit(method: str, path: str, headers: Mapping[str, str]) -> bool:
-    """Whether a person opens a page."""
+    """Whether a browser opens a page."""
     reads = method in {"GET", "HEAD"} and headers.get("sec-fetch-mode", "navigate") == "navigate"
     return reads and not path.startswith(_FOR_PROGRAMS)
 

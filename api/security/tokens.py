@@ -1,8 +1,8 @@
-"""Tokens and the dashboard's sessions: made at random, kept as hashes, compared in constant time.
+"""Tokens and the dashboard's sessions: random, stored as hashes, compared in constant time.
 
-A token reads `rb_ID_SECRET`: found by its id, proved by its secret, of which only the SHA-256 is kept (it has 256
-random bits: nothing slower is needed). What was found is remembered for seconds, so that a revocation by another
-process, such as `rubberband token revoke`, takes effect that soon, and one by this process at once.
+A token reads `rb_ID_SECRET`. It is found by its id and proved by its secret, of which only the SHA-256 is stored (256
+random bits need no slower hash). Lookups are cached for seconds: a revocation by another process, such as `rubberband
+token revoke`, takes effect that soon, and one by this process at once.
 """
 
 from __future__ import annotations
@@ -15,39 +15,34 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rubberband.api.settings import KEEPING
-from rubberband.api.store.protocol import Principal, Scope, Store, TokenRecord
+from rubberband.api.store.schema import Principal, Scope, TokenRecord
+from rubberband.api.store.sql import Store
 
 REMEMBERED_S = 5.0
-"""So long another process's revocation may go unnoticed."""
+"""Longest delay of a revocation by another process."""
 _TOUCHED_S = 60.0
-"""A use is noted at most this often."""
+"""Shortest interval of recording a use."""
 _REMEMBERED = 1024
-"""Tokens and sessions that are remembered, most recently asked first."""
+"""Cached tokens and sessions, the most recently used."""
 _FORM = re.compile(r"rb_([0-9a-f]{12})_([0-9a-f]{64})", re.ASCII)
 _NO_HASH = hashlib.sha256(b"no token has this").hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """A token, as a client sends it."""
+    """Token, as a client sends it."""
 
-    text: str
-
-    def __repr__(self) -> str:
-        return "Bearer(...)"
+    text: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """A browser's session, as it sends it."""
+    """Session, as a browser sends it."""
 
-    text: str
-
-    def __repr__(self) -> str:
-        return "Cookie(...)"
+    text: str = field(repr=False)
 
 
 Credential = Bearer | Cookie
@@ -57,12 +52,12 @@ Credential = Bearer | Cookie
 class _Found:
     record: TokenRecord
     secret_hash: str
-    """Of a token; empty for a session, which is found by its hash."""
+    """Hash of a token's secret; empty for a session, which is found by its hash."""
     read_at: float
 
 
 class Tokens:
-    """The tokens of one store. Safe to call from several threads; all but `recall` may wait for the store."""
+    """Tokens of one store. Thread-safe; all methods but `recall` may wait for the store."""
 
     def __init__(
         self,
@@ -72,19 +67,16 @@ class Tokens:
         clock: Callable[[], float] = time.time,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """A browser stays signed in for `session_s`.
-
-        `ended` is called when a token or a session was ended, so that who was let in by it is looked at again.
-        """
+        """`session_s` is the lifetime of sessions; `ended` is called after a token or session ended."""
         self._store, self._clock, self._tell_ended = store, clock, ended
         self.session_s = session_s
         self._found: OrderedDict[str, _Found] = OrderedDict()
         self._lock = threading.Lock()
         self._ended = 0
-        """How often something was ended; what was read before is not remembered after."""
+        """Number of endings; lookups that began before one are not cached."""
 
     def create(self, name: str, scope: Scope, *, lasts_s: float | None = None) -> tuple[TokenRecord, str]:
-        """A new token: what is kept of it, and the token itself, which cannot be shown again."""
+        """Make a token; return its record and the token itself, which cannot be shown again."""
         now, id, secret = self._clock(), secrets.token_hex(6), secrets.token_hex(32)
         expires_at = None if lasts_s is None else now + lasts_s
         record = TokenRecord(id=id, name=name, scope=scope, created_at=now, expires_at=expires_at)
@@ -92,11 +84,11 @@ class Tokens:
         return record, f"rb_{id}_{secret}"
 
     def records(self) -> Sequence[TokenRecord]:
-        """All tokens, oldest first."""
+        """Return all tokens, oldest first."""
         return self._store.tokens()
 
     def revoke(self, id: str) -> bool:
-        """End a token and its sessions; False if there is none of the id."""
+        """End a token and its sessions; return False if none has this id."""
         revoked = self._store.revoke_token(id, at=self._clock())
         with self._lock:
             self._ended += 1
@@ -106,7 +98,7 @@ class Tokens:
         return revoked
 
     def recall(self, credential: Credential) -> Principal | None:
-        """Who shows this, if that was found out a moment ago; None says nothing."""
+        """Return the holder of a credential from the cache; None if it is not cached."""
         now = self._clock()
         key, secret = _parts(credential)
         with self._lock:
@@ -117,9 +109,9 @@ class Tokens:
         return _principal(found, secret, now)
 
     def look_up(self, credentials: Collection[Credential]) -> Mapping[Credential, Principal]:
-        """Who shows these; those by which nobody may are left out. Raises JournalError if the store cannot be read.
+        """Return the holders of credentials, in at most two queries; invalid credentials are missing.
 
-        However many they are, the store is asked at most twice.
+        Raises JournalError if the store cannot be read.
         """
         now, ended = self._clock(), self._ended
         found = self._read(credentials, now)
@@ -133,7 +125,7 @@ class Tokens:
         return principals
 
     def note_use(self, credentials: Iterable[Credential]) -> None:
-        """Note when these, which were just looked up, were used. Raises JournalError."""
+        """Record the use of credentials that were just looked up. Raises JournalError."""
         now = self._clock()
         with self._lock:
             found = [self._found.get(_parts(credential)[0]) for credential in credentials]
@@ -143,7 +135,7 @@ class Tokens:
                 self._store.touch_token(id, at=now)
 
     def sign_in(self, principal: Principal) -> str:
-        """Begin a browser's session of a token's holder: the value of its cookie."""
+        """Begin a browser's session; return its cookie."""
         session = secrets.token_urlsafe(32)
         self._store.add_session(_hash(session), token=principal.token, expires_at=self._clock() + self.session_s)
         return session
@@ -180,7 +172,7 @@ class Tokens:
 
 
 def _parts(credential: Credential) -> tuple[str, str | None]:
-    """By what it is found (empty: by nothing), and the secret that proves it (a session's hash is proof)."""
+    """Return the key of the lookup (empty: invalid), and the secret (None for a session: its hash is proof)."""
     if isinstance(credential, Cookie):
         return _hash(credential.text), None
     match = _FORM.fullmatch(credential.text)
@@ -188,7 +180,7 @@ def _parts(credential: Credential) -> tuple[str, str | None]:
 
 
 def _principal(found: _Found | None, secret: str | None, now: float) -> Principal | None:
-    """Who that is. A token that is unknown takes as long to refuse as one whose secret is wrong."""
+    """Return the holder. An unknown token takes as long to refuse as one with a wrong secret."""
     if secret is not None and not hmac.compare_digest(_hash(secret), found.secret_hash if found else _NO_HASH):
         return None
     if found is None or not is_live(found.record, at=now):
@@ -197,7 +189,7 @@ def _principal(found: _Found | None, secret: str | None, now: float) -> Principa
 
 
 def is_live(record: TokenRecord, *, at: float) -> bool:
-    """Whether it opens anything at that time."""
+    """Whether a token is valid at `at` (Unix time)."""
     return record.revoked_at is None and (record.expires_at is None or at < record.expires_at)
 
 

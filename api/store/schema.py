@@ -1,21 +1,129 @@
-"""The tables of the service's store. Journals may be in the same database, in tables of their own."""
+"""The values that the service stores, and their tables. All instants are Unix time in seconds.
+
+Journals may be in the same database, in tables of their own.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import sqlalchemy as sql
 from sqlalchemy.types import TypeDecorator
 
+from rubberband.values.submission import Submission
+
+Scope = Literal["read", "submit", "admin"]
+"""read: see everything and preview plans; submit: also start, extend, resume and cancel; admin: also manage tokens."""
+SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Event to be added to the feed."""
+
+    experiment: str
+    seq: int | None
+    """Place in the experiment's journal; None for a change of state, which the service adds."""
+    kind: str
+    """The journal's kind of event (`TrialReported`, …), or `state`."""
+    occurred_at: float
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedEvent(Entry):
+    """Event of the feed."""
+
+    id: int
+    """Place in the feed, greater than that of every event before it; the value of Last-Event-ID."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenIn:
+    """Finished experiment that was run by hand, to be added to the store."""
+
+    submission: Submission
+    entries: Sequence[Entry]
+    """All events of its journal, or none."""
+    last_seq: int
+    """Last place of its journal; -1 if it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlan:
+    """Preview of a plan."""
+
+    id: str
+    created_at: float
+    words: Mapping[str, Any]
+    options: Mapping[str, Any]
+    """policy, frontier, seed."""
+    status: int
+    """200, or 422 where no plan is feasible."""
+    body: bytes
+    """Body of the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """Token, without its secret."""
+
+    id: str
+    name: str
+    """Owner or purpose."""
+    scope: Scope
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    last_used_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Caller of a request."""
+
+    token: str
+    """Id of the token; empty where none is required."""
+    name: str
+    scope: Scope
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the caller has `scope`."""
+        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+
+
+NOBODY = Principal(token="", name="", scope="admin")
+"""Caller where no token is required."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAnswer:
+    """Answer to a request with an Idempotency-Key."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Page of a list of experiments."""
+
+    items: Sequence[Submission]
+    next: str | None
+    """Cursor of the next page; None on the last one."""
+
+
 VERSION = 1
-"""Of these tables. One that is greater was made by a newer version of rubberband."""
+"""Version of the tables. A newer version of rubberband writes a greater one."""
 
 
 class StoredText(TypeDecorator[str]):
-    """Text. What no database keeps (NUL, half a surrogate pair) becomes a replacement character, in queries too."""
+    """Text. NUL and lone surrogates, which no database stores, become a replacement character, in queries too."""
 
     impl = sql.Text
     cache_ok = True
@@ -25,7 +133,7 @@ class StoredText(TypeDecorator[str]):
 
 
 class Json(TypeDecorator[Any]):
-    """A JSON value. NaN and infinity, which JSON does not have, become null."""
+    """JSON value. NaN and infinity become null."""
 
     impl = sql.Text
     cache_ok = True
@@ -35,7 +143,7 @@ class Json(TypeDecorator[Any]):
             return None
         try:
             return _encode(value)
-        except (TypeError, ValueError):  # it is no plain JSON value yet
+        except (TypeError, ValueError):  # not a plain JSON value
             return _encode(_plain(value))
 
     def process_result_value(self, value: str | None, _dialect: sql.Dialect) -> Any:
@@ -63,8 +171,8 @@ NUMBERS = sql.Table(
     sql.Column("name", StoredText, primary_key=True),
     sql.Column("value", sql.BigInteger, nullable=False),
 )
-"""`version` of the tables, and `feed`: the id of the last event. Who adds to the feed holds that row to the end of the
-transaction, so that no event becomes visible after one with a greater id."""
+"""`version` of the tables, and `feed`: the id of the last event. A writer of the feed locks that row until its
+transaction ends, so that no event becomes visible after one with a greater id."""
 
 SUBMISSIONS = sql.Table(
     "service_submissions",
@@ -104,7 +212,7 @@ PRUNED = sql.Table(
     sql.Column("last_id", sql.BigInteger, nullable=False, index=True),
     sql.Column("last_seq", sql.Integer, nullable=False),
 )
-"""How far the feed of an experiment was let go: the greatest id, and the greatest place in its journal (-1: none)."""
+"""Greatest id, and greatest place in the journal (-1: none), among the deleted events of an experiment."""
 
 PLANS = sql.Table(
     "service_plans",
@@ -151,3 +259,10 @@ KEYS = sql.Table(
     sql.Column("body", sql.LargeBinary),
 )
 """`status`, `headers` and `body` are those of the answer; NULL while there is none."""
+
+ACTS = sql.Table(
+    "service_acts",
+    METADATA,
+    sql.Column("request", StoredText, primary_key=True),
+    sql.Column("acted_at", sql.Double, nullable=False, index=True),
+)

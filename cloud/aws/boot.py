@@ -1,8 +1,8 @@
-"""The script that an instance runs when it boots (UserData): the same text for the same values, always.
+"""The boot script of an instance (UserData): always the same text for the same values.
 
-A worker first of all arms its lease, so that it ends itself whatever fails afterwards; then it installs what it needs,
-fetches the Ray token from SSM with its role, and joins the head. No secret is in the script: every process of the
-instance can read it. The shell itself is in `boot.sh` and `worker.sh`; here are the values that it works with.
+A worker first arms its lease, so that it ends itself if anything fails later. Then it installs its packages, fetches
+the Ray token from SSM with its role, and joins the head. The script has no secret, as every process of the instance can
+read it. The shell code is in `boot.sh` and `worker.sh`; this module sets its values.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from importlib.resources import files
 from typing import Literal
 
 from rubberband.cloud.aws.calls import NodeStart
-from rubberband.distribution import DISTRIBUTION
 from rubberband.errors import InputError
+from rubberband.installation import DISTRIBUTION
 from rubberband.units import shown
 
 MAX_BYTES = 16 * 1024
-"""What EC2 takes as UserData, before base64."""
+"""EC2's limit of UserData, before base64."""
 
 _OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband_tune-[^/\s]+\.whl(#\S*)?")
 _OURS = re.compile(r"rubberband[-_.]+tune(?![-\w.]).*", re.IGNORECASE | re.DOTALL)
 _OTHERS = re.compile(r"rubberband(?![-\w.]).*|\S*/rubberband-[^/\s]+\.whl(#\S*)?", re.IGNORECASE | re.DOTALL)
-"""On an index this is the name of somebody else's project."""
+"""On a package index this name belongs to another project."""
 _S3_WHEEL = re.compile(r"s3://[^/\s]+/\S*[^/\s]\.whl(#sha256=[0-9a-f]{64})?")
 _EXTRAS = "[ray,aws]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What an instance installs before it does anything; nothing where there are no requirements."""
+    """Packages that an instance installs first; none without requirements."""
 
     python: str
-    """Such as `3.11`: the driver's, as Ray asks for."""
+    """Such as `3.11`: the driver's, as Ray requires."""
     requirements: tuple[str, ...] = ()
-    """What pip installs; wheels of `wheels` under their path, such as `./wheels/mine-0.1-py3-none-any.whl`."""
+    """pip's requirements; wheels of `wheels` by their path, such as `./wheels/mine-0.1-py3-none-any.whl`."""
     wheels: tuple[str, ...] = ()
-    """s3:// addresses of wheels, which the instance fetches with its role into ./wheels; one that ends in #sha256=… is
-    installed only if that is its digest."""
+    """s3:// addresses of wheels, which the instance fetches with its role into ./wheels, and checks if the address
+    ends in #sha256=…."""
     index_url: str | None = None
-    """Where pip finds requirements; None: at PyPI, or as the image is set up."""
+    """pip's index; None: PyPI, or as configured in the image."""
     constraints: str = ""
-    """The versions of the driver's packages, as `constraints.sent` has them; empty: any that fit."""
+    """Versions of the driver's packages, as `wheel.sent` returns them; empty: any that fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """What the boot scripts of all instances of an experiment have in common."""
+    """Values that the boot scripts of all instances of an experiment share."""
 
     region: str
     token_parameter: str
-    """Name of the SSM parameter that holds the Ray token."""
+    """SSM parameter with the Ray token."""
     installation: Installation
     setup: tuple[str, ...] = ()
     """Shell commands, run as root after the installation."""
     built: bool = False
-    """Whether the image has the environment already (`rubberband image build`), all but the driver's own package."""
+    """Whether the image has the environment (`rubberband image build`), all but the driver's own package."""
     ray_settings: Mapping[str, str]
     """Environment of the Ray node."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -67,17 +67,17 @@ class Boot:
 
 
 def brings_the_package(install: str) -> bool:
-    """Whether `resources.aws.install` says which rubberband an instance has. Raises InputError."""
+    """Return whether `resources.aws.install` names this package, or is `none`. Raises InputError."""
     return install.strip() == "none" or any(
         _OURS.fullmatch(word) or _OUR_WHEEL.fullmatch(word) for word in words_of(install)
     )
 
 
 def installation(install: str, *, python: str, ray: str, index_url: str | None = None) -> Installation:
-    """What `resources.aws.install` asks for: requirements, wheels by URL, or `none`. `ray`: the driver's version.
+    """Return the installation of `resources.aws.install`: requirements, wheels by URL, or `none`.
 
-    A wheel of this package brings its extras. Raises InputError for words that cannot be told apart, and for those that
-    would install this package from an index that is not the user's, or the other project of its name.
+    `ray` is the driver's version. A wheel of this package gets its extras. Raises InputError for an unclosed quote, and
+    for words that would install this package from a public index, or the other project of its name.
     """
     if install.strip() == "none":
         return Installation(python=python)
@@ -104,7 +104,7 @@ def installation(install: str, *, python: str, ray: str, index_url: str | None =
 
 
 def words_of(install: str) -> tuple[str, ...]:
-    """The requirements in `resources.aws.install`, as a shell would split them. Raises InputError."""
+    """Split `resources.aws.install` as a shell would. Raises InputError."""
     try:
         return tuple(shlex.split(install))
     except ValueError as error:
@@ -115,7 +115,7 @@ def words_of(install: str) -> tuple[str, ...]:
 
 
 def worker_script(boot: Boot, start: NodeStart) -> str:
-    """The UserData of a worker. Raises InputError if it is longer than EC2 takes (16 KB): the set-up commands are."""
+    """Return the UserData of a worker. Raises InputError if it exceeds EC2's 16 KB, by its set-up commands."""
     values = {
         "LEASE_S": str(max(1, int(start.lease_s))),
         "BOOT_S": str(max(1, int(max(start.lease_s, start.boot_s)))),
@@ -141,7 +141,7 @@ def worker_script(boot: Boot, start: NodeStart) -> str:
 def head_script(
     region: str, installed: Installation, setup: tuple[str, ...], folders: tuple[str, ...], *, idle_s: float = 0.0
 ) -> str:
-    """The UserData of the head, which fetches the packed folders at these s3:// addresses. Raises as a worker's.
+    """Return the UserData of the head, which fetches packed folders from s3:// addresses. Raises as a worker's does.
 
     The head stops itself once nothing has run on it for `idle_s` seconds; 0: never.
     """
@@ -153,7 +153,7 @@ def head_script(
 
 
 def script(values: Mapping[str, str | tuple[str, ...]], *shell_files: str) -> str:
-    """A bash script that sets the values, every one quoted, and goes on with the shell files of this package."""
+    """Return a bash script that sets the quoted values and continues with the shell files of this package."""
     lines = [f"{name}={_quoted(value)}" for name, value in values.items()]
     text = "\n".join(("#!/bin/bash", *lines, "", *(_shell(name) for name in shell_files)))
     if len(text.encode()) > MAX_BYTES:
@@ -162,15 +162,6 @@ def script(values: Mapping[str, str | tuple[str, ...]], *shell_files: str) -> st
             "the commands, let one fetch a script, or keep checkpoints in a bucket (s3://…), which has room for more"
         )
     return text
-
-
-def boot_times(text: str) -> tuple[float, float]:
-    """(lease, lifetime) in seconds that a worker's UserData arms; what a simulated machine reads out of it.
-
-    The lease is the longest: that of a machine which boots until nothing puts it off any more.
-    """
-    found = {name: float(value) for name, value in re.findall(r"^(LEASE_S|BOOT_S|LIFETIME_S)=(\d+)$", text, re.M)}
-    return max(found["LEASE_S"], found.get("BOOT_S", 0.0)), found["LIFETIME_S"]
 
 
 def _shared_values(region: str, installed: Installation, setup: tuple[str, ...]) -> dict[str, str | tuple[str, ...]]:
@@ -198,6 +189,6 @@ def _quoted(value: str | tuple[str, ...]) -> str:
 
 @cache
 def _shell(name: str) -> str:
-    """A shell file of this package, without the comments that only readers need: EC2 takes so little."""
+    """Return a shell file of this package without its comments, as EC2's limit is small."""
     text = files("rubberband.cloud.aws").joinpath(name).read_text(encoding="utf-8")
     return re.sub(r"^ *# (?!shellcheck ).*\n", "", text, flags=re.MULTILINE)

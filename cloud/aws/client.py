@@ -1,14 +1,14 @@
-"""AWS as boto3 reaches it: one region, the credentials of the environment (or of this machine's role), few retries.
+"""AWS through boto3: one region, the credentials of the environment (or of this machine's role), few retries.
 
-EC2 counts launches, ends and looks apart, and so do their clients here, each with its own connections: whatever
-launches come to, an end is asked for at once. (botocore's adaptive mode slows down every call of a client that was
-throttled: 30 s and more for an end behind 16 launches.)
+EC2 throttles launches, terminations and describe calls separately. Each kind has its own client here, so a throttled
+launch never delays a termination. (botocore's adaptive mode slows down every call of a throttled client: a termination
+behind 16 launches took 30 s and more.)
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -25,19 +25,19 @@ from rubberband.units import nearest, shown
 
 _ATTEMPTS = 5
 _ATTEMPTS_TO_END = 3
-"""Of a launch there is one: who launches asks again, with the same token. botocore would repeat refusals as well (that
-a zone has no capacity is a 500), and each costs one of two launches a second."""
+"""A launch is tried once: the launcher itself retries, with the same token. botocore would also retry refusals (a zone
+without capacity answers 500), and each retry costs one of two launches a second."""
 _CONNECT_S, _READ_S = 5.0, 20.0
 _CONNECTIONS = 32
-"""At once: as many launches as run in parallel share a client."""
+"""Per client: parallel launches share one."""
 
 
 class BotoSession:
-    """A `rubberband.cloud.aws.calls.Session` of boto3. Safe to use from several threads, as its clients are."""
+    """Implements `rubberband.cloud.aws.calls.AwsSession` with boto3. Thread-safe, as its clients are."""
 
     def __init__(self, region: str) -> None:
-        """Raises InputError if the environment's settings of AWS do not hold together."""
-        self._region = region
+        """Raises InputError if the environment's AWS settings contradict each other."""
+        self.region = region
         self._mutex = threading.Lock()
         self._clients: dict[str, Any] = {}
         try:
@@ -45,13 +45,8 @@ class BotoSession:
         except BotoCoreError as error:
             raise InputError(explain(error)) from error
 
-    @property
-    def region(self) -> str:
-        """Such as `us-east-1`."""
-        return self._region
-
     def client(self, service: str) -> Any:
-        """The client of a service, always the same one. Raises InputError if there cannot be one in this region."""
+        """Return the client of a service, always the same one. Raises InputError if this region cannot have one."""
         with self._mutex:
             if service not in self._clients:
                 try:
@@ -68,10 +63,11 @@ class BotoSession:
             max_pool_connections=_CONNECTIONS,
             user_agent_extra=f"rubberband/{rubberband.__version__}",
         )
-        return self._boto.client(service, region_name=_home(service), config=config)
+        home = "us-east-1" if service == "pricing" else None  # the price list is not in every region
+        return self._boto.client(service, region_name=home, config=config)
 
     def _ec2(self) -> Any:
-        """The client that looks; its launches and ends go through clients of their own."""
+        """Return the client of describe calls; launches and terminations go through clients of their own."""
         ec2 = self._made("ec2", _ATTEMPTS)
         launch, dry_run = self._made("ec2", 1).run_instances, ec2.run_instances
         ec2.run_instances = lambda **words: (dry_run if words.get("DryRun") else launch)(**words)
@@ -79,33 +75,25 @@ class BotoSession:
         return ec2
 
 
-def _home(service: str) -> str | None:
-    """The region of a service that is not in every one; None: the session's."""
-    return "us-east-1" if service == "pricing" else None
-
-
 def open_session(region: str) -> BotoSession:
-    """AWS in `region`; the environment's AWS_ENDPOINT_URL, AWS_PROFILE and so on hold. It makes no call yet.
+    """Open AWS in `region`, with the environment's AWS_ENDPOINT_URL, AWS_PROFILE and so on. It makes no call yet.
 
-    Raises InputError if the settings do not hold together (a profile that is not there, no such region's name).
+    Raises InputError if a setting is wrong (a missing profile, an unknown region).
     """
     return BotoSession(region)
 
 
-# Answers of AWS that come in pages, as one stream; it stops where its time is up, however many pages are left.
-
-
 MOST_PAGES = 1000
-"""A listing that is longer goes in circles."""
+"""A longer listing repeats itself."""
 
 
 def pages(
     operation: Callable[..., Any], key: str, *, in_time: Callable[[], bool] = lambda: True, **words: Any
 ) -> Iterator[Any]:
-    """What an operation lists under `key`, page after page.
+    """Yield all that an operation lists under `key`, page after page.
 
-    Raises ReadTimeoutError (which botocore raises for a single page that is late) once `in_time` is false, and what
-    the operation raises.
+    Raises the operation's errors, and ReadTimeoutError (as botocore does for a late page) once `in_time` is false.
+    botocore's own paginators know no limit for all pages together.
     """
     token = None
     for _ in range(MOST_PAGES):
@@ -119,20 +107,29 @@ def pages(
     raise ReadTimeoutError(endpoint_url=f"the rest of {key}")
 
 
-def described(session: AwsSession, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The instances that pass the filters. Raises ProviderError if EC2 does not answer."""
+def instances(session: AwsSession, wanted: list[dict[str, Any]], *states: str) -> list[Any]:
+    """Return the instances that pass the filters, in any of `states`. Raises botocore's errors."""
+    if states:
+        wanted = [*wanted, {"Name": "instance-state-name", "Values": list(states)}]
+    reservations = pages(session.client("ec2").describe_instances, "Reservations", Filters=wanted)
+    return [machine for reservation in reservations for machine in reservation["Instances"]]
+
+
+def age(machine: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the key by which instances sort, the oldest first."""
+    return machine["LaunchTime"], machine["InstanceId"]
+
+
+def described(session: AwsSession, wanted: list[dict[str, Any]], *states: str) -> list[dict[str, Any]]:
+    """Return the same as `instances`. Raises ProviderError if EC2 does not answer."""
     try:
-        reservations = pages(session.client("ec2").describe_instances, "Reservations", Filters=wanted)
-        return [machine for reservation in reservations for machine in reservation["Instances"]]
+        return instances(session, wanted, *states)
     except FAILURES as error:
         raise ProviderError(f"EC2 does not list the instances: {explain(error)}") from error
 
 
-# The regions of EC2, as far as the installed boto3 knows them; nothing is asked of AWS.
-
-
 def check_region(region: str) -> None:
-    """Raise InputError, naming near ones, unless boto3 knows the region."""
+    """Raise InputError, naming near ones, unless the installed boto3 knows the region."""
     known = _known()
     if region not in known:
         raise InputError(

@@ -1,21 +1,22 @@
-"""What AWS's errors mean: whether a request took effect, and one line for people with the remedy.
-
-It classifies errors of botocore and makes no calls.
-"""
+"""Errors of AWS: whether the request took effect, and a line for users with the remedy. It makes no calls."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
+from rubberband.errors import InputError
+
 Verdict = Literal["unknown", "throttled", "capacity", "quota", "absent", "mismatch", "refused"]
-"""What an error says of the request. `unknown`: it may have taken effect, or yet take effect; `throttled`: it was not
-looked at this time, ask again later; `capacity`: not in this zone, of this type, on this market; `quota`: the account
-has no more; `absent`: what it names is not there, or not yet visible; `mismatch`: its token has been used, and the
-instance can be found by it; `refused`: not as it stands."""
+"""Meaning of an error for its request. `unknown`: it may have taken effect, or may do so later; `throttled`: EC2 did
+not consider it, retry later; `capacity`: none in this zone, of this type, on this market; `quota`: the account has no
+more; `absent`: the named thing does not exist, or is not visible yet; `mismatch`: its token was used before, and the
+instance can be found by it; `refused`: the request itself is wrong."""
 
 _UNKNOWN = frozenset(
     {
@@ -44,6 +45,13 @@ _QUOTA = frozenset(
         "VolumeLimitExceeded", "MaxIOPSLimitExceeded",
     }
 )  # fmt: skip
+_MEANINGS: dict[str, Verdict] = {
+    **dict.fromkeys(_THROTTLED, "throttled"),
+    **dict.fromkeys(_CAPACITY, "capacity"),
+    **dict.fromkeys(_QUOTA, "quota"),
+    **dict.fromkeys(_UNKNOWN, "unknown"),
+    **dict.fromkeys(("IdempotentParameterMismatch", "IdempotentInstanceTerminated"), "mismatch"),
+}
 _RIGHTS = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "Client.UnauthorizedOperation"})
 _KEYS = frozenset(
     {
@@ -55,27 +63,46 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 _LOGINS = (boto.SSOError, boto.TokenRetrievalError)
 
 OF_AWS = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
-"""What tells of AWS or of the way to it. ResponseParserError is no BotoCoreError: an answer that was cut short, or that
-of a proxy."""
+"""Errors of AWS and of the connection to it. ResponseParserError, which is no BotoCoreError, stands for an answer that
+was cut short or that came from a proxy."""
 FAILURES = (*OF_AWS, OSError)
-"""What a client raises."""
+"""All that a client raises."""
 
 MORE_ROOM = "add subnets of other zones (resources.aws.subnets) or other types"
-"""The remedy where a zone has no capacity."""
+"""Remedy where a zone has no capacity."""
 _ACTION = re.compile(r"not authorized to perform:? ([A-Za-z0-9-]+:[A-Za-z]+)")
 _WHO = re.compile(r"User: (\S+) is not authorized")
 _SECRET_TAIL = re.compile(r"\s*Encoded authorization failure message:.*", re.DOTALL)
 
 
 def code_of(error: BaseException) -> str:
-    """AWS's code of an error, such as `VcpuLimitExceeded`; empty if it is not an answer of AWS."""
+    """Return AWS's code of an error, such as `VcpuLimitExceeded`; empty if AWS did not answer."""
     if isinstance(error, boto.ClientError):
         return str(error.response.get("Error", {}).get("Code", ""))
     return ""
 
 
+@contextmanager
+def ignoring(*codes: str) -> Iterator[None]:
+    """Ignore errors of AWS whose code begins with one of `codes`."""
+    try:
+        yield
+    except boto.ClientError as error:
+        if not code_of(error).startswith(codes):
+            raise
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Turn errors of AWS into InputError, with the remedy."""
+    try:
+        yield
+    except OF_AWS as error:
+        raise InputError(explain(error)) from None
+
+
 def verdict(error: BaseException) -> Verdict:
-    """What a failed request came to."""
+    """Return the meaning of an error for its request."""
     if isinstance(error, boto.ClientError):
         return _verdict_of_answer(error)
     lost = boto.HTTPClientError | boto.ResponseStreamingError | boto.ConnectionError | ResponseParserError | OSError
@@ -87,29 +114,18 @@ def verdict(error: BaseException) -> Verdict:
 def _verdict_of_answer(error: boto.ClientError) -> Verdict:
     code = code_of(error)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400) or 400)
-    known: tuple[tuple[frozenset[str], Verdict], ...] = (
-        (_THROTTLED, "throttled"),
-        (_CAPACITY, "capacity"),
-        (_QUOTA, "quota"),
-        (_UNKNOWN, "unknown"),
-    )
-    for codes, meaning in known:
-        if code in codes:
-            return meaning
-    if code in ("IdempotentParameterMismatch", "IdempotentInstanceTerminated"):
-        return "mismatch"
     if code.startswith("InvalidInstanceID."):
         return "absent"
-    return "unknown" if status >= 500 else "refused"
+    return _MEANINGS.get(code, "unknown" if status >= 500 else "refused")
 
 
 def lacks_rights(error: BaseException) -> bool:
-    """Whether the role (or user) may not do what it asked for."""
+    """Return whether the role (or user) lacks the permission."""
     return code_of(error) in _RIGHTS
 
 
 def missing_action(error: BaseException) -> str | None:
-    """The action that the role lacks, such as `ec2:RunInstances`; None if that is not what the error says."""
+    """Return the action that the role lacks, such as `ec2:RunInstances`; None for another error."""
     if not lacks_rights(error):
         return None
     found = _ACTION.search(str(error))
@@ -120,7 +136,7 @@ def missing_action(error: BaseException) -> str | None:
 
 
 def explain(error: BaseException) -> str:
-    """One line: what AWS said, and the remedy."""
+    """Return one line: AWS's message, and the remedy."""
     if isinstance(error, boto.ClientError):
         return _explain_answer(error)
     if isinstance(error, boto.NoCredentialsError | boto.CredentialRetrievalError | boto.PartialCredentialsError):

@@ -1,7 +1,7 @@
-"""The instances of one run, as EC2 shows them, held against what was asked for; and how they are ended.
+"""Instances of one run: EC2's view compared with the requests, and their termination.
 
-It never launches. EC2 is eventually consistent: what is not shown is only believed to be absent after two looks and
-after the visibility window; what is shown and was not asked for (or has been given up) is ended at once.
+It never launches. EC2 is eventually consistent: an instance that is not shown counts as absent only after two looks
+and the visibility window. A shown instance that was not requested (or was given up) is terminated at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 from rubberband.cloud.aws import calls, states
-from rubberband.cloud.aws import states as console
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import described
 from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights, verdict
@@ -28,19 +27,19 @@ from rubberband.errors import ProviderError
 _log = logging.getLogger(__name__)
 
 VISIBILITY_S = 300.0
-"""After so long EC2 shows what exists."""
+"""EC2 shows an instance after this time at the latest."""
 _FORGETS_S = 1800.0
-"""It shows what has ended for "usually less than one hour" (DescribeInstances): later, absence proves nothing."""
+"""It shows an ended instance for "usually less than one hour" (DescribeInstances): later, absence proves nothing."""
 LOOK_S = 5.0
 PATIENCE_S = 60.0
-"""For so long an order to end an instance is repeated before the caller hears that EC2 does not obey."""
+"""A termination is repeated for this long before the caller gets an error."""
 _LONGEST_PAUSE_S = 20.0
 SHUTDOWN_S = 90.0
-"""From the end of a lease until the machine is off, at most."""
+"""Longest time from the end of a lease until the machine is off."""
 
 
 class Ec2Fleet:
-    """What there is of one run. Safe to use from several threads."""
+    """Instances of one run. Thread-safe."""
 
     def __init__(
         self,
@@ -59,9 +58,9 @@ class Ec2Fleet:
         self.clock = clock
         self.sleep = sleep
         self.launching: set[str] = set()
-        """Names that a launch is at work on: it, not a look, settles them."""
+        """Names in a launch, which settles them instead of a look."""
         self.strays: dict[str, Mapping[str, Any]] = {}
-        """Id -> what was ended since nothing referred to it."""
+        """Id -> terminated instance without a request."""
         self.session = session
         self._random = random.Random(f"{run.experiment}/{run.run}")
         self._looking = threading.RLock()
@@ -71,25 +70,25 @@ class Ec2Fleet:
         self._missed: dict[str, tuple[int, float]] = {}
         self._told_to_end: set[str] = set()
         self._deaf = (-math.inf, -math.inf)
-        """When EC2 did not obey an order to end an instance, at first and at last; since then it obeyed none."""
+        """First and last time at which EC2 failed to terminate an instance, without a success since."""
         self._met: set[str] = set()
         self._former_until = self.intents.kept_until()
         self._latest_until = 0.0
 
     @property
     def ec2(self) -> Any:
-        """The client."""
+        """boto3's client."""
         return self.session.client("ec2")
 
     def pauses(self) -> Iterator[float]:
-        """How long to wait before each repetition of a request, in seconds."""
+        """Yield the seconds to wait before each repetition of a request."""
         ceiling_s = 1.0
         while True:
             yield self._random.uniform(0.5, 1.0) * ceiling_s
             ceiling_s = min(2.0 * ceiling_s, _LONGEST_PAUSE_S)
 
     def keep_until(self, until: float) -> None:
-        """Remember how far any lease reaches: nothing of this run lives much longer."""
+        """Remember the end of the latest lease: no instance of this run lives much longer."""
         if until > self._latest_until:
             self._latest_until = until
             self.intents.keep_until(until)
@@ -97,7 +96,7 @@ class Ec2Fleet:
     def look(self) -> None:
         """Bring the intents up to date, at most every `look_s`.
 
-        Raises ProviderError if EC2 does not answer: then all is as it was known last.
+        Raises ProviderError if EC2 does not answer: then nothing has changed.
         """
         with self._looking:
             at = self.clock()
@@ -116,7 +115,7 @@ class Ec2Fleet:
         return described(self.session, calls.by_tags(experiment=self.run.experiment, run=self.run.run, role="worker"))
 
     def _take_in(self, machine: Mapping[str, Any], at: float) -> str | None:
-        """Learn from an instance that EC2 shows; the name whose instance it is, or None for a stray."""
+        """Update the intent of an instance that EC2 shows. Return its name, or None for a stray."""
         name = calls.name_of(machine)
         intent = self.intents.get(name)
         attempt = None if intent is None else intent.attempt_of(machine)
@@ -134,7 +133,7 @@ class Ec2Fleet:
         return name
 
     def accept(self, name: str, machine: Mapping[str, Any]) -> None:
-        """The last attempt of `name` is answered: this instance."""
+        """Record that the last attempt of `name` launched this instance."""
         self._met.add(name)
         self.intents.change_last(name, outcome="accepted", instance_id=machine["InstanceId"])
 
@@ -171,9 +170,9 @@ class Ec2Fleet:
         )
 
     def _billed_from(self, intent: Intent, machine: Mapping[str, Any], at: float) -> float:
-        """The earliest that it can have begun to run: a bill is never underestimated.
+        """Return the earliest time at which it can have begun to run, so that no bill is underestimated.
 
-        EC2 bills from `running`, and tells only when the launch was. A look may show a state that is out of date.
+        EC2 bills from `running`, and shows only the time of the launch. A look may show an outdated state.
         """
         launched_at = states.launched_at(machine) or intent.requested_at
         pending_at = self._pending_at.get(intent.instance, launched_at) - LOOK_S
@@ -182,16 +181,16 @@ class Ec2Fleet:
     def _ended(self, name: str, machine: Mapping[str, Any], at: float) -> None:
         if not states.never_ran(machine):
             self._runs(name, machine, at)
-        told_at = states.transition_at(machine)
-        ended_at = min(at, self.latest_end(name) if told_at is None else told_at + 1.0)
-        intent = self.intents.get(name)
-        ours = None if intent is None or not states.ended_by_a_call(machine) else intent.ending
-        lease_over = ended_at >= self._latest_until - self.look_s
-        reason = console.why_ended(self.session, machine, lease_over=lease_over) if ours is None else ours
+        began_at = states.transition_at(machine)
+        ended_at = min(at, self.latest_end(name) if began_at is None else began_at + 1.0)
+        reason = self.intents.known(name).ending if states.ended_by_a_call(machine) else None
+        if reason is None:
+            lease_over = ended_at >= self._latest_until - self.look_s
+            reason = states.why_ended(self.session, machine, lease_over=lease_over)
         self._finish(name, ended_at, reason, preempted=states.taken_back(machine))
 
     def latest_end(self, name: str) -> float:
-        """When an instance has surely ended itself, whatever became of the driver: with its lease."""
+        """Return when an instance has certainly ended itself, with its lease and without its driver."""
         intent = self.intents.get(name)
         if intent is None or intent.last is None:
             return math.inf
@@ -207,7 +206,7 @@ class Ec2Fleet:
         return self.intents.change(name, finished)
 
     def _miss(self, seen: Intent, at: float) -> None:
-        """EC2 does not show what was asked for."""
+        """Handle a requested instance that EC2 does not show."""
         name, intent = seen.instance, self.intents.get(seen.instance)
         if intent is None or not intent.lives or name in self.launching:
             return
@@ -217,25 +216,25 @@ class Ec2Fleet:
             return
         count, first_at = self._missed.get(name, (0, at))
         self._missed[name] = (count + 1, first_at)
-        believed = count >= 1 or at > self.latest_end(name)  # else EC2 may only not show it for a moment
+        believed = count >= 1 or at > self.latest_end(name)  # else EC2 may omit it for a moment
         if not believed or at - last.asked_at < VISIBILITY_S:
             return
         if last.outcome != "accepted" and not self._take_for_forgotten(name, at):
             self._finish(name, at, "the request was interrupted, and launched no instance")
-        elif shown := self._by_id(last.instance_id):  # EC2 takes the tags of what has ended away after a while
+        elif shown := self._by_id(last.instance_id):  # EC2 removes the tags of ended instances after a while
             self._follow(name, shown[0], at)
         else:
             self._vanished(name, first_at)
 
     def _vanished(self, name: str, at: float) -> None:
-        """It was accepted, or even seen, and EC2 forgot it: it ended, at the latest when its lease did."""
+        """Finish an instance that EC2 has forgotten: it ended with its lease at the latest."""
         self._runs(name, {}, at)
         self._finish(name, min(at, self.latest_end(name)), "EC2 no longer lists it")
 
     def _take_for_forgotten(self, name: str, at: float) -> bool:
-        """Whether an unanswered request is so old that its instance may have run, ended and been forgotten.
+        """Return whether an unanswered request is so old that EC2 may have forgotten its instance.
 
-        It is then taken to have run for its whole lease: a bill is never underestimated.
+        If so, the instance counts as having run for its whole lease, so that no bill is underestimated.
         """
         intent = self.intents.get(name)
         if intent is None or at - intent.requested_at < _FORGETS_S:
@@ -245,69 +244,67 @@ class Ec2Fleet:
         return True
 
     def end_stray(self, machine: Mapping[str, Any]) -> None:
-        """An instance of this run that nothing refers to: a request that was given up took effect after all."""
+        """Terminate an instance of this run without a request: one that was given up took effect after all."""
         identity = machine["InstanceId"]
         if machine["State"]["Name"] not in states.ALIVE:
             return
-        if identity not in self._told_to_end:  # else EC2 shows a state that is out of date
+        if identity not in self._told_to_end:  # else EC2 shows an outdated state
             _log.warning("terminating %s, which was abandoned but still runs", identity)
             self.strays[identity] = machine
-        with suppress(*FAILURES):  # it is ended at the next look
+        with suppress(*FAILURES):  # the next look repeats it
             self.ec2.terminate_instances(InstanceIds=[identity])
             self._told_to_end.add(identity)
 
     def end_soon(self, name: str, reason: str) -> None:
-        """Order the end of an instance once, without waiting; a look that still finds it is to order it again."""
-        intent = self.intents.change(name, lambda i: replace(i, ending=reason if i.ending is None else i.ending))
+        """Request the termination of an instance once, without waiting; a look that still finds it repeats it."""
+        intent = self._note_ending(name, reason)
         if intent.lives and intent.last is not None and intent.last.outcome == "accepted":
             with suppress(*FAILURES):
                 self._terminate_once(name, intent.last)
 
-    def end(self, name: str, reason: str = "") -> Intent:
-        """End the instance, and return once EC2 has accepted that; idempotent. Settles first what was not answered.
+    def _note_ending(self, name: str, reason: str) -> Intent:
+        return self.intents.change(name, lambda i: replace(i, ending=reason if i.ending is None else i.ending))
 
-        Raises ProviderError if EC2 cannot be made to: it may still run then, until its lease ends.
+    def end(self, name: str, reason: str = "") -> Intent:
+        """Terminate the instance, and return once EC2 has accepted that; idempotent. First settle an open request.
+
+        Raises ProviderError if EC2 does not accept: the instance may then run until its lease ends.
         """
-        intent = self.intents.change(name, lambda i: replace(i, ending=reason if i.ending is None else i.ending))
+        intent = self._note_ending(name, reason)
         if not intent.lives:
             return intent
         last = intent.last
-        if last is None or last.outcome == "refused":
-            return self._finish(name, self.clock(), reason)
-        if last.outcome == "unknown" and self.settle(name) is None:
+        if last is None or last.outcome == "refused" or (last.outcome == "unknown" and self.settle(name) is None):
             return self._finish(name, self.clock(), reason)
         return self._end_accepted(name)
 
     def _end_accepted(self, name: str) -> Intent:
         pauses = self.pauses()
-        while True:
-            intent = self.intents.get(name)
-            assert intent is not None
-            assert intent.last is not None
-            if not intent.lives:
-                return intent
+        while (intent := self.intents.known(name)).lives:
+            last = self.intents.last(name)
             try:
-                return self._terminate_once(name, intent.last)
+                return self._terminate_once(name, last)
             except FAILURES as error:
-                meaning = self._meaning(error, name, intent.last)
-                if meaning == "absent" and self.clock() - intent.last.asked_at >= VISIBILITY_S:
+                meaning = self._meaning(error, name, last)
+                if meaning == "absent" and self.clock() - last.asked_at >= VISIBILITY_S:
                     self._vanished(name, self.clock())
                     continue
                 patient = meaning == "absent" or self._deaf_for_s() < PATIENCE_S
                 if meaning not in ("absent", "unknown", "throttled") or not patient:
                     raise ProviderError(
-                        f"instance {name} ({intent.last.instance_id}) is not released yet: {explain(error)}"
+                        f"instance {name} ({last.instance_id}) is not released yet: {explain(error)}"
                     ) from error
             self.sleep(next(pauses))
+        return intent
 
     def _deaf_for_s(self) -> float:
-        """For how long EC2 obeys none: what one instance has waited for in vain, others do not wait for."""
+        """Return how long EC2 has terminated nothing. All instances share this wait."""
         (since, last), at = self._deaf, self.clock()
         self._deaf = (at if at - last > VISIBILITY_S else since, at)
         return at - self._deaf[0]
 
     def _meaning(self, error: BaseException, name: str, attempt: LaunchAttempt) -> Verdict:
-        """What a refusal to end it means: the right to hangs on its tags, which come late and go after its end."""
+        """Return the meaning of a refused termination. The permission needs tags, which come late and later vanish."""
         if not lacks_rights(error):
             return verdict(error)
         shown, at = self._by_id(attempt.instance_id), self.clock()
@@ -317,35 +314,35 @@ class Ec2Fleet:
         return "refused" if shown and at - attempt.asked_at >= VISIBILITY_S else "absent"
 
     def _terminate_once(self, name: str, attempt: LaunchAttempt) -> Intent:
-        intent = self.intents.get(name)
+        ending = self.intents.known(name).ending or ""
         answer = self.ec2.terminate_instances(InstanceIds=[attempt.instance_id])
         self._told_to_end.add(attempt.instance_id)
         self._deaf, at = (-math.inf, -math.inf), self.clock()
         before = answer["TerminatingInstances"][0]["PreviousState"]["Name"]
-        if before in ("shutting-down", "terminated"):  # by itself, or by an order whose answer was lost
+        if before in ("shutting-down", "terminated"):  # by itself, or by a request whose answer was lost
             shown = []
             with suppress(ProviderError):
                 shown = [m for m in self._by_id(attempt.instance_id) if m["State"]["Name"] not in states.ALIVE]
             for machine in shown:
                 self._ended(name, machine, at)
-            if not shown:  # whether it ever ran is not known: a bill is never underestimated
+            if not shown:  # it may have run: a bill is never underestimated
                 self._runs(name, {}, at)
         elif before != "pending":
             self._runs(name, {}, at)
-        return self._finish(name, at, (intent.ending if intent is not None else None) or "")
+        return self._finish(name, at, ending)
 
     def _by_id(self, identity: str) -> list[dict[str, Any]]:
         return described(self.session, [{"Name": "instance-id", "Values": [identity]}])
 
     def last_words(self, name: str) -> str:
-        """What the console of an instance shows last, in a line; empty where it shows nothing."""
+        """Return the last step and output on an instance's console, in a line; empty where it shows nothing."""
         intent = self.intents.get(name)
         if intent is None or intent.last is None or not intent.last.instance_id:
             return ""
-        return console.at_work_on(console.output(self.session, intent.last.instance_id))
+        return states.current_step(states.output(self.session, intent.last.instance_id))
 
     def settle(self, name: str) -> dict[str, Any] | None:
-        """Find out, without asking for it, whether an instance came of an unanswered request; None if none is shown.
+        """Return the instance of an unanswered request, without repeating it; None if EC2 shows none.
 
         Looks by its token until the visibility window is over. Raises ProviderError if EC2 does not answer.
         """
@@ -357,35 +354,30 @@ class Ec2Fleet:
         return machine
 
     def _find(self, name: str) -> dict[str, Any] | None:
-        """The instance that came of the last attempt, looked for until the visibility window is over."""
-        looks = 0
-        while True:
-            looks += 1
-            found = self.find_now(name)
-            if found is not None:
-                return found
-            if looks >= 2 and self.clock() - self.intents.last(name).asked_at >= VISIBILITY_S:
-                return None
+        found = self.find_now(name)
+        while found is None:
             self.sleep(self.look_s)
+            found = self.find_now(name)
+            if self.clock() - self.intents.last(name).asked_at >= VISIBILITY_S:
+                break
+        return found
 
     def find_now(self, name: str) -> dict[str, Any] | None:
-        """The instance of this name that came of its last attempt, if EC2 shows it."""
-        intent = self.intents.get(name)
-        assert intent is not None
-        assert intent.last is not None
-        shown = described(self.session, [{"Name": "client-token", "Values": [intent.last.token]}])
-        return next((machine for machine in shown if intent.comes_of(intent.last, machine)), None)
+        """Return the instance that the last attempt of this name launched, if EC2 shows it."""
+        intent, last = self.intents.known(name), self.intents.last(name)
+        shown = described(self.session, [{"Name": "client-token", "Values": [last.token]}])
+        return next((machine for machine in shown if intent.comes_of(last, machine)), None)
 
-    def end_all(self, end: Callable[[str], object] | None = None) -> list[Intent]:
-        """End everything, strays included, each by `end` (by default this fleet's), and return what this ended.
+    def end_all(self, end: Callable[[str], object]) -> None:
+        """Terminate everything, strays included, each instance by `end`.
 
-        Raises ProviderError, after all that could be ended was, if something may still run.
+        Raises ProviderError in the end if an instance may still run.
         """
-        before = sorted(self.intents.living(), key=lambda i: i.last is not None and i.last.outcome == "unknown")
         troubles = []
-        for intent in before:  # those first that surely cost money
+        # First those that certainly cost money.
+        for intent in sorted(self.intents.living(), key=lambda i: i.last is not None and i.last.outcome == "unknown"):
             try:
-                (end or self.end)(intent.instance)
+                end(intent.instance)
             except ProviderError as error:
                 troubles.append(str(error))
         if any(intent.attempts for intent in self.intents.all()):
@@ -395,10 +387,9 @@ class Ec2Fleet:
                 f"{'; '.join(troubles)}. Instances that still run end when their lease expires; `rubberband sweep` "
                 "ends them now"
             )
-        return [ended for intent in before if (ended := self.intents.get(intent.instance)) and not ended.lives]
 
     def _end_strays(self, troubles: list[str]) -> None:
-        """Look until nothing is left, nor can appear of requests that were never answered."""
+        """Look until nothing is left, nor can appear from requests without an answer."""
         pauses, quiet_at = self.pauses(), self.clock()
         while True:
             trouble = ""

@@ -1,6 +1,6 @@
-"""Whether an instance has the GPUs that it is paid for, and whether its torch can use them; it joins only then.
+"""Check that an instance has its GPUs and that its torch can use them. It joins the cluster only then.
 
-It runs on the instance: `python3 -m rubberband.cloud.aws.gpu_check GPUS`. Where the NVIDIA driver is late, a build of
+It runs on the instance: `python3 -m rubberband.cloud.aws.gpu_check GPUS`. If the NVIDIA driver is late, a build of
 torch without CUDA is installed silently, and trials would train on the CPU at the price of GPUs.
 """
 
@@ -10,10 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 WAIT_S = 120.0
-"""The driver may be this late."""
+"""Longest delay of the driver."""
 _LOOK_S = 5.0
 _HUNG_S = 120.0
 _TORCH = """
@@ -31,15 +30,8 @@ if torch.cuda.device_count() < GPUS:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What a command answered."""
-
-    ok: bool
-    text: str
-
-
-Run = Callable[[list[str]], Said]
+Run = Callable[[list[str]], tuple[bool, str]]
+"""Runs a command: whether it succeeded, and its output."""
 
 
 def amiss(
@@ -49,9 +41,9 @@ def amiss(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """What is wrong, what is expected and the remedy, in one line; empty if `gpus` GPUs can be used.
+    """Return the problem with its remedy, in one line; empty if `gpus` GPUs can be used.
 
-    GPUs that are missing, or do not work, may come within `WAIT_S`.
+    Missing or failing GPUs may still appear within `WAIT_S`.
     """
     run = run or _run
     deadline = clock() + WAIT_S
@@ -63,27 +55,26 @@ def amiss(
 
 
 def _trouble(gpus: int, run: Run) -> str:
-    listed = run(["nvidia-smi", "-L"])
-    found = sum(line.startswith("GPU ") for line in listed.text.splitlines())
+    ok, listed = run(["nvidia-smi", "-L"])
+    found = sum(line.startswith("GPU ") for line in listed.splitlines())
     if found < gpus:
-        why = "" if listed.ok else f" ({_last_line(listed.text)})"
+        why = "" if ok else f" ({_last_line(listed)})"
         return (
             f"{found} of {gpus} GPUs found within {WAIT_S:.0f} s{why}; give an image with a driver for them "
             "(resources.aws.image), or another type"
         )
-    used = run([sys.executable, "-c", _TORCH.replace("GPUS", str(gpus))])
-    if used.ok:
+    ok, text = run([sys.executable, "-c", _TORCH.replace("GPUS", str(gpus))])
+    if ok:
         return ""
-    remedy = "run again, or give an index with a CUDA build (resources.aws.index_url)"
-    return f"{_last_line(used.text)[:110]}; {remedy}"
+    return f"{_last_line(text)[:110]}; run again, or give an index with a CUDA build (resources.aws.index_url)"
 
 
-def _run(command: list[str]) -> Said:
+def _run(command: list[str]) -> tuple[bool, str]:
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_HUNG_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Said(ok=False, text=f"{command[0]}: {getattr(error, 'strerror', None) or 'no answer'}")
-    return Said(ok=ran.returncode == 0, text=ran.stdout or ran.stderr)
+        return False, f"{command[0]}: {getattr(error, 'strerror', None) or 'no answer'}"
+    return ran.returncode == 0, ran.stdout or ran.stderr
 
 
 def _last_line(text: str) -> str:
@@ -91,7 +82,7 @@ def _last_line(text: str) -> str:
 
 
 def main(gpus: int) -> int:
-    """The exit status: 1, and one line on the console, if GPUs cannot be used."""
+    """Return the exit status: 1, after one line on the console, if GPUs cannot be used."""
     trouble = amiss(gpus)
     if trouble:
         print(trouble, flush=True)

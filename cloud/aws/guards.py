@@ -1,9 +1,9 @@
-"""A guard of AWS's own for each instance: a schedule that ends it some time after its lease, should all else fail.
+"""Guards: a schedule of AWS for each instance that terminates it some time after its lease, should all else fail.
 
-An instance ends itself with its lease, which its boot script arms. A guest that never runs that script is ended by the
-driver; the schedule (EventBridge Scheduler) does it where the driver died as well. It is made once the instance's id is
+An instance ends itself with its lease, which its boot script arms. The driver terminates a guest that never runs that
+script; if the driver has died too, the schedule (EventBridge Scheduler) does. It is created once the instance's id is
 known, moved while the lease is renewed, and deleted when the instance has ended. One that is left behind runs once,
-finds nothing to end and deletes itself: nothing has to be swept. It may end only what carries the owner's tag.
+finds no instance and deletes itself, so nothing has to be swept. It may terminate only instances with the owner's tag.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.errors import FAILURES, code_of, explain, verdict
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, verdict
 
 _log = logging.getLogger(__name__)
 
 SLACK_S = 900.0
-"""From the end of a lease to its guard, where it has just been made or moved."""
+"""From the end of a lease to its guard, when that has just been created or moved."""
 LEAST_SLACK_S = 300.0
-"""Where less is left, it is moved: one call in ten minutes for each instance."""
+"""A guard with less slack is moved: one call in ten minutes for each instance."""
 _RETRY_S = 60.0
-"""Until what the scheduler did not answer is asked again."""
+"""Pause after a request that the scheduler did not answer."""
 _TRIES_S = 3600
-"""The scheduler tries to end an instance for this long."""
+"""The scheduler tries to terminate an instance for this long."""
 
 
 class Schedules:
-    """The schedules of one run's instances. If AWS refuses them, one warning says so, and the run goes on."""
+    """Schedules of one run's instances. If AWS refuses them, one warning reports it, and the run continues."""
 
     def __init__(
         self,
@@ -41,22 +41,22 @@ class Schedules:
         clock: Callable[[], float],
         begin: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`role` is the name of the role that the scheduler takes on. `begin` starts a function in a thread: a
-        scheduler that cannot be reached must keep nothing waiting."""
+        """`role` is the role that the scheduler assumes. `begin` starts a function in a thread, as an unreachable
+        scheduler must delay nothing."""
         self._session, self._role, self._clock, self._begin = session, role, clock, begin
         self._at: dict[str, float] = {}
-        """Id of an instance -> when its guard ends it, for those that have one."""
+        """Instance id -> when its guard terminates it, for those that have one."""
         self._working = threading.Lock()
         self._not_before = 0.0
         self._refused = False
 
     def tend(self, ends: Mapping[str, float]) -> None:
-        """Guard these instances (id -> when each has ended itself, at the latest) and no others. Does not wait."""
+        """Guard these instances (id -> latest end by itself) and no others. Does not wait."""
         if not self._refused and self._due(ends) and self._clock() >= self._not_before:
             self._begin(lambda: self._tend(dict(ends)))
 
     def close(self) -> None:
-        """Delete what is left, if AWS answers; else it deletes itself."""
+        """Delete the remaining guards, if AWS answers; else they delete themselves."""
         if not self._refused:
             self._tend({})
 
@@ -87,7 +87,7 @@ class Schedules:
 
 
 def guard(session: AwsSession, role: str, instance_id: str, at: float, *, moves: bool = False) -> None:
-    """Have AWS end an instance at `at` (Unix time; up to a minute later). `moves`: it has a guard already.
+    """Have AWS terminate an instance at `at` (Unix time; up to a minute later). `moves`: it has a guard already.
 
     Raises botocore's errors.
     """
@@ -105,11 +105,8 @@ def guard(session: AwsSession, role: str, instance_id: str, at: float, *, moves:
 
 def delete(session: AwsSession, instance_id: str) -> None:
     """Delete an instance's guard, if it has one. Raises botocore's errors."""
-    try:
+    with ignoring("ResourceNotFoundException"):
         session.client("scheduler").delete_schedule(Name=_name(instance_id))
-    except FAILURES as error:
-        if code_of(error) != "ResourceNotFoundException":
-            raise
 
 
 def _name(instance_id: str) -> str:

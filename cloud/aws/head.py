@@ -1,9 +1,8 @@
 """The head that `rubberband up` starts: an instance in the VPC from which `run` works as on any machine, until `down`.
 
-There is one for each owner and region. It has no lease: nothing of a run depends on who watches it, and instances that
-it rented end with their own leases. It stops itself (its disk, with the journals, stays) when nothing has run on it for
-`resources.aws.head_idle`. Whoever runs `up` needs the rights of the driver and `iam:PassRole` on the head's
-role.
+There is one for each owner and region. It has no lease, since the instances that it rents have their own. It stops
+itself when nothing has run on it for `resources.aws.head_idle`; its disk, with the journals, stays. `up` needs the
+driver's permissions, and `iam:PassRole` on the head's role.
 """
 
 from __future__ import annotations
@@ -18,22 +17,21 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws.boot import head_script
-from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, AwsSession, Role, bursts, by_tags, changed_disks
-from rubberband.cloud.aws.client import pages
-from rubberband.cloud.aws.errors import FAILURES, code_of, verdict
+from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, AwsSession, Role, by_tags, changed_disks, machine_request
+from rubberband.cloud.aws.client import age, instances
+from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, in_one_line, verdict
 from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
-from rubberband.cloud.aws.metadata import OwnInstance, own_place
-from rubberband.cloud.aws.network import choose_subnets
+from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place
 from rubberband.cloud.aws.preflight import refused_launch
-from rubberband.cloud.aws.resolving import in_one_line, security_group, what_to_install
+from rubberband.cloud.aws.resolving import security_group, what_to_install
 from rubberband.cloud.aws.s3 import is_bucket, put
-from rubberband.cloud.steady import elapsed_s
+from rubberband.cloud.steady import Waiting, elapsed_s
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 
 _LOOK_S = 3.0
 _RUNNING_S = 600.0
-"""A machine that is not running after this time never will be."""
+"""An instance that does not run after this time never will."""
 _MOST_HEADS = 100
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 _LIVING = ("pending", "running")
@@ -48,15 +46,7 @@ class HeadInstance:
     instance_type: str
     zone: str
     started: bool
-    """Whether it was started just now, rather than found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
-    """How time passes while EC2 works."""
-
-    clock: Callable[[], float]
-    sleep: Callable[[float], None]
+    """Whether this call started it."""
 
 
 def ensure_head(
@@ -68,20 +58,18 @@ def ensure_head(
     clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HeadInstance:
-    """The head of the owner in the session's region, running; it is started unless there is one. Idempotent.
+    """Return the owner's running head in the session's region; start one unless it exists. Idempotent.
 
-    `folders` are s3:// addresses of packed folders that a new head fetches. Of two that were started at the same time
-    only the older one stays. Raises InputError for what does not fit, ProviderError if EC2 does not start it.
+    `folders` are s3:// addresses of packed folders that a new head fetches. If two are started at the same time, only
+    the older one stays. Raises InputError for a wrong setting, ProviderError if EC2 does not start it.
     """
-    waiting = _Waiting(clock=clock, sleep=sleep)
+    waiting, started = Waiting(clock=clock, sleep=sleep), ""
     place = place or own_place()
     with in_one_line():
         found = _oldest(session, resources.aws.owner)
         if found is None:
             started = _launch(session, resources, folders, place, sleep)
             found = _the_only_one(session, resources.aws.owner, started, waiting)
-        else:
-            started = ""
         running = _until_running(session, str(found["InstanceId"]), waiting)
     return HeadInstance(
         instance_id=str(running["InstanceId"]),
@@ -92,25 +80,19 @@ def ensure_head(
 
 
 def upload_folder(session: AwsSession, checkpoints: str | None, name: str, archive: bytes) -> str | None:
-    """Put an experiment's packed folder beside its checkpoints; its s3:// address, or None if they are in no bucket.
+    """Put an experiment's packed folder beside its checkpoints. Return its s3:// address, or None without a bucket.
 
     Raises InputError, with the remedy, if it cannot be written.
     """
-    if checkpoints is None or not is_bucket(checkpoints):
+    if not is_bucket(checkpoints):
         return None
     with in_one_line():
         return put(session, checkpoints, f"folders/{name}.zip", archive)
 
 
 def heads(session: AwsSession, owner: str) -> list[Any]:
-    """The owner's heads that live, as EC2 shows them, the oldest first. Raises botocore's errors."""
-    living = [*by_tags(owner=owner, role="head"), {"Name": "instance-state-name", "Values": [*_LIVING, *_STOPPED]}]
-    shown = pages(session.client("ec2").describe_instances, "Reservations", Filters=living)
-    return sorted((one for each in shown for one in each["Instances"]), key=_age)
-
-
-def _age(instance: Any) -> tuple[Any, str]:
-    return instance["LaunchTime"], instance["InstanceId"]
+    """Return the owner's heads that are not terminated, the oldest first. Raises botocore's errors."""
+    return sorted(instances(session, by_tags(owner=owner, role="head"), *_LIVING, *_STOPPED), key=age)
 
 
 def _oldest(session: AwsSession, owner: str) -> Any | None:
@@ -133,40 +115,29 @@ def _launch(
     place: OwnInstance | None,
     sleep: Callable[[float], None],
 ) -> str:
-    """The id of a head that was just launched. Raises InputError, ProviderError."""
+    """Launch a head and return its id. Raises InputError, ProviderError."""
     words = resources.aws
     name = words.head_instance_type
     facts = type_facts(session, name, "resources.aws.head_instance_type")
     installed = what_to_install(session, words, resources.checkpoints)
     installs = bool(installed.requirements)
-    # What is told of images is told of workers'; only one that has everything is the head's as well.
+    # `resources.aws.image` is meant for workers; only an image that has everything serves the head as well.
     image_word = None if installs else words.image
     image = find_image(session, image_word, facts, installs=installs)
     vpc, subnets = choose_subnets(session, words.subnets, name, place)
-    request: dict[str, Any] = {
-        "ImageId": image.image_id,
-        "InstanceType": name,
-        "MinCount": 1,
-        "MaxCount": 1,
-        "SecurityGroupIds": [security_group(session, words, vpc, sleep)],
-        "IamInstanceProfile": {"Name": words.head_profile},
-        "InstanceInitiatedShutdownBehavior": "stop",
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
-        "UserData": head_script(session.region, installed, words.setup, tuple(folders), idle_s=words.head_idle_s),
-        "TagSpecifications": [{"ResourceType": kind, "Tags": _tags(words.owner)} for kind in ("instance", "volume")],
-    }
-    if bursts(name):
-        request["CreditSpecification"] = {"CpuCredits": "standard"}
-    if words.key_name is not None:
-        request["KeyName"] = words.key_name
     volume_gb = root_volume_gb(None, image, plain=image_word is None and installs)
-    request["BlockDeviceMappings"] = changed_disks(image.root_device, volume_gb, image.lasting_disks)
+    request = machine_request(
+        image=image.image_id,
+        instance_type=name,
+        security_group=security_group(session, words, vpc, sleep),
+        profile=words.head_profile,
+        key_name=words.key_name,
+        user_data=head_script(session.region, installed, words.setup, tuple(folders), idle_s=words.head_idle_s),
+        disks=changed_disks(image.root_device, volume_gb, image.lasting_disks),
+        tags={OWNER_TAG: words.owner, ROLE_TAG: "head", "Name": f"rubberband head of {words.owner}"},
+    )
+    request["InstanceInitiatedShutdownBehavior"] = "stop"
     return launch_in_some_zone(session, request, subnets, words.head_profile, sleep)
-
-
-def _tags(owner: str) -> list[dict[str, str]]:
-    tags = {OWNER_TAG: owner, ROLE_TAG: "head", "Name": f"rubberband head of {owner}"}
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 def launch_in_some_zone(
@@ -179,12 +150,12 @@ def launch_in_some_zone(
     *,
     before: Callable[[str], object] = lambda zone: None,
 ) -> str:
-    """Launch one instance, in the first zone that has it, once for the same request in a zone: its id.
+    """Launch one instance in the first zone that has it, and return its id. The same request launches once in a zone.
 
-    `before` is called with a zone before that is asked.
-    Raises InputError for what does not fit, ProviderError where no zone has one.
+    `before` is called with each zone before its request. Raises InputError for a wrong setting, ProviderError if no
+    zone has an instance.
     """
-    key = {"head": "head_profile"}.get(role, "worker_profile")
+    key = "head_profile" if role == "head" else "worker_profile"
     refusals = []
     for zone, subnet in subnets.items():
         before(zone)
@@ -201,7 +172,7 @@ def launch_in_some_zone(
 
 
 def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None]) -> str:
-    """Launch once for the same request, however often it is asked for; anew where what it launched has ended."""
+    """Launch once for the same request, however often it is repeated; launch again once that instance has ended."""
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     for attempt in range(_MOST_HEADS):
         token = hashlib.sha256(f"head\0{session.region}\0{digest}\0{attempt}".encode()).hexdigest()
@@ -217,7 +188,7 @@ def _with_a_token(session: AwsSession, request: dict[str, Any], sleep: Callable[
 
 
 def _answer(session: AwsSession, request: dict[str, Any], sleep: Callable[[float], None]) -> Any:
-    """What EC2 makes of a launch, which is asked for again, with its token, until the answer is definite."""
+    """Repeat a launch with its token until EC2's answer is definite, and return that."""
     for pause_s in _PAUSES_S:
         try:
             return session.client("ec2").run_instances(**request)
@@ -229,29 +200,26 @@ def _answer(session: AwsSession, request: dict[str, Any], sleep: Callable[[float
 
 
 def _ended_before(session: AwsSession, launched: Any) -> bool:
-    """The answer for a token that was used may show the instance as it was when it was launched."""
+    """Return whether the instance has ended: the answer for a used token may show it as it was at its launch."""
     if launched["State"]["Name"] not in _LIVING:
         return True
     shown = _described(session, launched["InstanceId"])
     return shown is not None and shown["State"]["Name"] not in (*_LIVING, *_STOPPED)
 
 
-def _the_only_one(session: AwsSession, owner: str, started: str, waiting: _Waiting) -> Any:
-    """The head that stays: another may have been started at the same time. Ours is ended unless it is the oldest."""
-    before = waiting.clock() + _RUNNING_S
-    while waiting.clock() < before:
+def _the_only_one(session: AwsSession, owner: str, started: str, waiting: Waiting) -> Any:
+    """Return the oldest head, as another may have been started at the same time; terminate ours if it is not that."""
+    for _ in waiting.looks(_RUNNING_S, every_s=_LOOK_S):
         found = heads(session, owner)
         if any(one["InstanceId"] == started for one in found):
             if found[0]["InstanceId"] != started:
                 session.client("ec2").terminate_instances(InstanceIds=[started])
             return found[0]
-        waiting.sleep(_LOOK_S)
     raise ProviderError(f"the head {started} was launched, but EC2 does not list it; check the console, and try again")
 
 
-def _until_running(session: AwsSession, instance_id: str, waiting: _Waiting) -> Any:
-    before = waiting.clock() + _RUNNING_S
-    while waiting.clock() < before:
+def _until_running(session: AwsSession, instance_id: str, waiting: Waiting) -> Any:
+    for _ in waiting.looks(_RUNNING_S, every_s=_LOOK_S):
         shown = _described(session, instance_id)
         state = shown["State"]["Name"] if shown is not None else "pending"
         if state == "running":
@@ -259,16 +227,12 @@ def _until_running(session: AwsSession, instance_id: str, waiting: _Waiting) -> 
         if state not in _LIVING:
             why = (shown or {}).get("StateReason", {}).get("Message", state)
             raise ProviderError(f"the head {instance_id} ended before it ran ({why}); try again")
-        waiting.sleep(_LOOK_S)
     raise ProviderError(f"the head {instance_id} is not running after {_RUNNING_S:g} s; end it with `rubberband down`")
 
 
 def _described(session: AwsSession, instance_id: str) -> Any | None:
-    """None while EC2 does not show it (yet)."""
-    try:
+    """Return the instance as EC2 shows it; None while it does not (yet)."""
+    with ignoring("InvalidInstanceID."):
         answer = session.client("ec2").describe_instances(InstanceIds=[instance_id])
-    except ClientError as error:
-        if verdict(error) != "absent":
-            raise
-        return None
-    return next((one for each in answer["Reservations"] for one in each["Instances"]), None)
+        return next((one for each in answer["Reservations"] for one in each["Instances"]), None)
+    return None

@@ -1,17 +1,14 @@
-"""What a type of instance is, and the image that it boots: the one asked for, the latest that fits, or our own."""
+"""Instance types and the images that they boot: the image of the file, the latest that fits, or the owner's own."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-from botocore.exceptions import ClientError
 
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.boot import Installation
@@ -27,14 +24,14 @@ from rubberband.cloud.aws.calls import (
     tags_in,
     tags_of,
 )
-from rubberband.cloud.aws.client import pages
-from rubberband.cloud.aws.errors import FAILURES, code_of, verdict
+from rubberband.cloud.aws.client import age, instances, pages
+from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.s3 import is_bucket, place_in, put
-from rubberband.cloud.aws.states import last_words, output
+from rubberband.cloud.aws.states import ALIVE, last_words, output
 from rubberband.cloud.catalogue import Table
 from rubberband.cloud.side_costs import HOURS_PER_MONTH, side_prices
-from rubberband.cloud.steady import elapsed_s
+from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Aws
 from rubberband.units import nearest, shown
@@ -43,14 +40,14 @@ _GPU_IMAGE = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu
 _CPU_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/{}/hvm/ebs-gp2/ami-id"
 _CANONICAL = {"x86_64": "amd64", "arm64": "arm64"}
 _FOREIGN_GPUS = frozenset({"V100", "M60", "K80", "Radeon Pro V520"})
-"""NVIDIA's open kernel modules, which the Deep Learning AMI has, begin with the generation after the first three."""
+"""GPUs without a driver in the Deep Learning AMI: its open kernel modules begin a generation after the first three."""
 _INSTALLED_GB = 60
 """Root volume for the packages, on a plain image: torch with CUDA alone takes about ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeFacts:
-    """What EC2 tells of an instance type."""
+    """An instance type as EC2 describes it."""
 
     instance_type: str
     architectures: tuple[str, ...]
@@ -59,7 +56,7 @@ class TypeFacts:
     gpu_model: str
     """Such as `T4`; empty without GPUs."""
     clusters: bool
-    """Whether its instances can be in a cluster placement group."""
+    """Whether cluster placement groups support it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +69,11 @@ class Image:
     root_gb: int | None
     """Size of its root volume; None if it does not say."""
     lasting_disks: tuple[str, ...] = ()
-    """Device names of its volumes that outlive an instance unless told not to."""
+    """Device names of its volumes that outlive an instance by default."""
 
 
 def type_facts(session: AwsSession, instance_type: str, key: str = "resources.instance_type") -> TypeFacts:
-    """The facts of a type. Raises InputError, naming near ones, if the region has no such type; botocore's errors."""
+    """Return the facts of a type. Raises InputError, naming near ones, for an unknown type; botocore's errors."""
     ec2 = session.client("ec2")
     named = [{"Name": "instance-type", "Values": [instance_type]}]
     for one in pages(ec2.describe_instance_types, "InstanceTypes", Filters=named):
@@ -96,10 +93,10 @@ def type_facts(session: AwsSession, instance_type: str, key: str = "resources.in
 
 
 def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, installs: bool) -> Image:
-    """The image that `resources.aws.image` says, or the default one for the type; `installs`: packages, at boot.
+    """Return the image of `resources.aws.image`, or the type's default; `installs`: it installs packages at boot.
 
-    Raises InputError if there is none, if it does not run on the type, or if the default one does not know the type's
-    GPUs; botocore's errors.
+    Raises InputError if there is none, if it does not run on the type, or if the default one has no driver for the
+    type's GPUs; botocore's errors.
     """
     if word is None:
         if installs and facts.gpu_model in _FOREIGN_GPUS:
@@ -121,14 +118,14 @@ def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, insta
 
 
 def base_of(word: str | None, facts: TypeFacts) -> str:
-    """What an image is built on: the AMI or the parameter that `resources.aws.image` names, or the default one's."""
+    """Return the base of a built image: `resources.aws.image`, or the parameter of the default one."""
     return word or _default_parameter(facts)
 
 
 def root_volume_gb(asked_gb: int | None, image: Image, *, plain: bool) -> int | None:
-    """The size of the root volume to ask for; None: the image's own. `plain`: the default image without GPUs.
+    """Return the size of the root volume to request; None: the image's own. `plain`: the default image without GPUs.
 
-    Raises InputError if the one that is asked for is smaller than the image's.
+    Raises InputError if `asked_gb` is smaller than the image.
     """
     if asked_gb is None:
         return _INSTALLED_GB if plain and (image.root_gb or 0) < _INSTALLED_GB else None
@@ -146,25 +143,19 @@ def _default_parameter(facts: TypeFacts) -> str:
 
 
 def _parameter(session: AwsSession, name: str) -> str:
-    try:
+    with ignoring("ParameterNotFound", "ValidationException"):
         return str(session.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
-    except Exception as error:
-        if code_of(error) not in ("ParameterNotFound", "ValidationException"):
-            raise
-        raise InputError(
-            f"resources.aws.image: there is no SSM parameter {name} in {session.region}; give an AMI (ami-…) or a "
-            "parameter that names one (ssm:/…)"
-        ) from None
+    raise InputError(
+        f"resources.aws.image: there is no SSM parameter {name} in {session.region}; give an AMI (ami-…) or a "
+        "parameter that names one (ssm:/…)"
+    )
 
 
 def described_image(session: AwsSession, image_id: str) -> Image:
-    """An AMI by its id. Raises InputError if there is none that this account may use; botocore's errors."""
-    try:
+    """Return an AMI by its id. Raises InputError if this account may use none of that id; botocore's errors."""
+    images = []
+    with ignoring("InvalidAMIID"):
         images = session.client("ec2").describe_images(ImageIds=[image_id])["Images"]
-    except Exception as error:
-        if not code_of(error).startswith("InvalidAMIID"):
-            raise
-        images = []
     if images and images[0].get("State") == "pending":
         raise InputError(f"resources.aws.image: {image_id} is still being made; wait until EC2 shows it as available")
     if not images or images[0].get("State", "available") != "available":
@@ -191,24 +182,24 @@ def _root_gb(root_device: str | None, disks: Iterable[Any]) -> int | None:
     return int(sizes[0]) if sizes and sizes[0] else None
 
 
-# Images of one's own: the driver's exact environment, installed once, so that instances need not install it again.
+# Images of the owner: the driver's exact environment, installed once, so that instances need not install it again.
 #
-# An image is found by a key: a digest of all that its environment follows from. EC2 has no client token for images,
-# but a name is taken once, so the name has the key. A build that was cut off goes on from what EC2 shows, and from
-# the zone in which it last asked for a builder; that ends itself, by its lease or when CreateImage has rebooted it.
+# An image is found by its key, a digest of all inputs of its environment. EC2 has no client token for images, but a
+# name is unique, so the name contains the key. An interrupted build resumes from what EC2 shows, and from the zone in
+# which it last requested a builder. The builder ends itself, by its lease or when CreateImage has rebooted it.
 
 
 IMAGE_TAG = "rubberband:image"
 LEASE_S, BOOT_S = 600.0, 2400.0
-"""Of a builder: it ends itself so long after its boot script has died, and in any case."""
+"""A builder ends itself this long after its boot script died, and in any case after the second."""
 _FORMAT = "1"
-"""Of what the boot scripts leave on an image; another one is another key."""
+"""Version of what the boot scripts leave on an image; part of the key."""
 _OUR_WHEEL = re.compile(r"\./wheels/rubberband_tune-\S*\.whl")
 _LOOK_S = 10.0
 _MADE_S = 3600.0
-"""An image that is not available after so long never will be."""
+"""An image that is not available after this time never will be."""
 _LOOKS = 30
-"""EC2 is eventually consistent: so often it is looked for what has been made."""
+"""EC2 is eventually consistent: number of looks for a new image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,28 +212,19 @@ class OwnImage:
     state: str
     """`pending`, `available`, `failed`, …; `deleted`: only a snapshot is left."""
     created: str
-    """As EC2 has it, such as 2026-11-22T19:00:00.000Z."""
+    """As EC2 writes it, such as 2026-11-22T19:00:00.000Z."""
     description: str
     volume_gb: int
-    """Size of its volumes; its snapshots are billed for what is written, which is less."""
+    """Size of its volumes; snapshots are billed for the written part only, which is less."""
     snapshots: tuple[str, ...]
 
     def usd_per_month(self, region: str) -> float:
-        """What its snapshots cost at most."""
+        """Return the most that its snapshots cost."""
         return self.volume_gb * side_prices(region).snapshot_usd_per_gb_month
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passing:
-    """How time passes while EC2 works, and who hears of it."""
-
-    clock: Callable[[], float] = elapsed_s
-    sleep: Callable[[float], None] = time.sleep
-    announce: Callable[[str], None] = print
-
-
 def image_key(words: Aws, installed: Installation, facts: TypeFacts) -> str:
-    """A digest of all that an environment follows from; the driver's own code is not part of it, what that needs is."""
+    """Return a digest of all inputs of an environment: the driver's requirements, but not the driver's own code."""
     parts = [
         _FORMAT,
         base_of(words.image, facts),
@@ -259,14 +241,14 @@ def image_key(words: Aws, installed: Installation, facts: TypeFacts) -> str:
 
 
 def own_images(session: AwsSession, owner: str, key: str | None = None) -> list[OwnImage]:
-    """The owner's images, or those with a key, the latest first. Raises botocore's errors."""
+    """Return the owner's images, or those with a key, the latest first. Raises botocore's errors."""
     tags = by_tags(owner=owner) if key is None else by_tags(owner=owner, image=key)
     shown = pages(session.client("ec2").describe_images, "Images", Owners=["self"], Filters=tags)
     return sorted(map(_own, shown), key=lambda image: (image.created, image.image_id), reverse=True)
 
 
 def listed_images(session: AwsSession, owner: str) -> list[OwnImage]:
-    """All that is billed every month: the owner's images, and what deletions that were cut off left of others.
+    """Return all that is billed monthly: the owner's images, and snapshots that an interrupted deletion left.
 
     Raises botocore's errors.
     """
@@ -305,7 +287,7 @@ def _own(shown: Any) -> OwnImage:
 
 
 def built_image(session: AwsSession, words: Aws, installed: Installation, facts: TypeFacts) -> Image | None:
-    """The image that has this environment, if there is one. Raises InputError; botocore's errors."""
+    """Return the image that has this environment, if there is one. Raises InputError; botocore's errors."""
     if not installed.requirements:
         return None
     for one in own_images(session, words.owner, image_key(words, installed, facts)):
@@ -315,30 +297,24 @@ def built_image(session: AwsSession, words: Aws, installed: Installation, facts:
 
 
 def delete_image(session: AwsSession, owner: str, key: str) -> tuple[str, ...]:
-    """Delete the images with a key, and their snapshots, also those that an earlier attempt left; the ids of both.
+    """Delete the images with a key, and their snapshots, also those that an earlier attempt left. Return the ids.
 
     Raises botocore's errors.
     """
     ec2, deleted = session.client("ec2"), list[str]()
     for image in own_images(session, owner, key):
-        _unless_gone("InvalidAMIID", ec2.deregister_image, ImageId=image.image_id)
+        with ignoring("InvalidAMIID"):
+            ec2.deregister_image(ImageId=image.image_id)
         deleted.append(image.image_id)
     for snapshot in [one["SnapshotId"] for one in _snapshots(session, by_tags(owner=owner, image=key))]:
-        _unless_gone("InvalidSnapshot.NotFound", ec2.delete_snapshot, SnapshotId=snapshot)
+        with ignoring("InvalidSnapshot.NotFound"):
+            ec2.delete_snapshot(SnapshotId=snapshot)
         deleted.append(snapshot)
     return tuple(deleted)
 
 
-def _unless_gone(gone: str, operation: Callable[..., object], **words: str) -> None:
-    try:
-        operation(**words)
-    except ClientError as error:
-        if not code_of(error).startswith(gone):
-            raise
-
-
 class Build:
-    """One build, to its end or on from where an earlier one was cut off."""
+    """One build, from its start or from where an earlier one was interrupted."""
 
     def __init__(
         self,
@@ -347,28 +323,29 @@ class Build:
         instance_type: str,
         key: str,
         checkpoints: str | None,
-        now: Passing,
+        now: Waiting,
+        announce: Callable[[str], None] = print,
     ) -> None:
-        """`machines`: how a builder is launched, with the image that it starts from.
+        """`machines`: how a builder is launched, and from which image.
 
-        Raises InputError where there is no bucket through which the builder can say that it is done.
+        Raises InputError without a bucket, through which the builder reports that it is done.
         """
-        if checkpoints is None or not is_bucket(checkpoints):
+        if not is_bucket(checkpoints):
             raise InputError(
                 "resources.checkpoints: a builder reports through the bucket that its environment is installed; give "
                 "s3://bucket/prefix"
             )
         self._session, self._machines, self._type = session, machines, instance_type
-        self._key, self._checkpoints, self._now = key, checkpoints, now
+        self._key, self._checkpoints, self._now, self._announce = key, checkpoints, now, announce
         self._marker, self._zone = f"images/{key}", f"images/{key}.zone"
 
     def run(self) -> OwnImage:
-        """The image, available. Raises InputError, ProviderError; botocore's errors."""
+        """Return the image once it is available. Raises InputError, ProviderError; botocore's errors."""
         if (image := self._image()) is None:
             image = self._made()
         found = self._until_available(image)
         self._end_builders()
-        self._forget_marker()
+        put(self._session, self._checkpoints, self._marker, b"")
         return found
 
     def _image(self) -> OwnImage | None:
@@ -377,7 +354,7 @@ class Build:
 
     def _made(self) -> OwnImage:
         builder = next((one["InstanceId"] for one in self._builders()), None) or self._launch()
-        self._now.announce(f"builder {builder} ({self._type}) installs the environment")
+        self._announce(f"builder {builder} ({self._type}) installs the environment")
         try:
             self._until_installed(builder)
         except BaseException:
@@ -385,22 +362,14 @@ class Build:
             raise
         return self._image() or self._create(builder)
 
-    def _builders(self) -> Iterator[Any]:
-        states = {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]}
-        wanted = [*by_tags(owner=self._machines.owner, role="builder", image=self._key), states]
-        shown = pages(self._session.client("ec2").describe_instances, "Reservations", Filters=wanted)
-        found = [one for each in shown for one in each["Instances"]]
-        return iter(sorted(found, key=lambda one: (one["LaunchTime"], one["InstanceId"])))
-
-    def _tags(self) -> dict[str, str]:
-        tags = tags_of(f"image-{self._key}", self._key, ("builder",), self._machines.owner, "builder")
-        return {**tags, IMAGE_TAG: self._key}
+    def _builders(self) -> list[Any]:
+        wanted = by_tags(owner=self._machines.owner, role="builder", image=self._key)
+        return sorted(instances(self._session, wanted, *ALIVE), key=age)
 
     def _launch(self) -> str:
         from rubberband.cloud.aws.head import launch_in_some_zone
 
-        bucket, _ = place_in(self._checkpoints, self._marker)
-        marker = f"s3://{bucket}/{place_in(self._checkpoints, self._marker)[1]}"
+        bucket, marker = place_in(self._checkpoints, self._marker)
         start = NodeStart(
             instances=("builder",),
             head_address="none",
@@ -408,7 +377,7 @@ class Build:
             lease_s=LEASE_S,
             boot_s=BOOT_S,
             lifetime_s=BOOT_S,
-            image_marker=marker,
+            image_marker=f"s3://{bucket}/{marker}",
         )
         choice = Purchase(
             instance_type=self._type,
@@ -417,25 +386,31 @@ class Build:
             price_usd_per_hour=0.0,
             on_demand_usd_per_hour=0.0,
         )
+        tags = tags_of(f"image-{self._key}", self._key, ("builder",), self._machines.owner, "builder")
         user_data = self._machines.user_data(start)
-        request = launch_request(self._machines, choice, token="", tags=self._tags(), user_data=user_data)
+        request = launch_request(
+            self._machines, choice, token="", tags={**tags, IMAGE_TAG: self._key}, user_data=user_data
+        )
         for name in ("ClientToken", "SubnetId"):
             del request[name]
-        # A token buys once in its zone: after a cut-off, the zone that was asked last is asked first.
+        # A token buys once in its zone: after an interruption, the zone of the last request comes first.
         asked = self._read(self._zone)
-        subnets = dict(sorted(self._machines.subnets.items(), key=lambda each: each[0] != asked))
-        profile = self._machines.instance_profile
         return launch_in_some_zone(
-            self._session, request, subnets, profile, self._now.sleep, "builder", before=self._note_zone
+            self._session,
+            request,
+            dict(sorted(self._machines.subnets.items(), key=lambda each: each[0] != asked)),
+            self._machines.instance_profile,
+            self._now.sleep,
+            "builder",
+            before=self._note_zone,
         )
 
     def _note_zone(self, zone: str) -> None:
         put(self._session, self._checkpoints, self._zone, zone.encode())
 
     def _until_installed(self, builder: str) -> None:
-        before, seen = self._now.clock() + LEASE_S + BOOT_S, False
-        shown_by = self._now.clock() + VISIBILITY_S
-        while self._now.clock() < before:
+        seen, shown_by = False, self._now.clock() + VISIBILITY_S
+        for _ in self._now.looks(LEASE_S + BOOT_S, every_s=_LOOK_S):
             with _next_look_instead():
                 if self._read(self._marker) == builder or self._image() is not None:
                     return
@@ -443,7 +418,6 @@ class Build:
                 if not lives and (seen or self._now.clock() > shown_by):
                     raise ProviderError(f"the builder {builder} ended before the image was made: {self._why(builder)}")
                 seen = seen or lives
-            self._now.sleep(_LOOK_S)
         raise ProviderError(f"the builder {builder} did not finish within {LEASE_S + BOOT_S:.0f} s; build again")
 
     def _why(self, builder: str) -> str:
@@ -452,18 +426,15 @@ class Build:
         )
 
     def _read(self, name: str) -> str:
-        """What was written in the bucket under this name; empty where nothing was."""
+        """Return the text in the bucket under this name; empty without one."""
         bucket, key = place_in(self._checkpoints, name)
-        try:
+        with ignoring("404", "NoSuchKey", "NotFound", "403", "AccessDenied"):
             found: bytes = self._session.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
-        except ClientError as error:
-            if code_of(error) not in ("404", "NoSuchKey", "NotFound", "403", "AccessDenied"):
-                raise
-            return ""
-        return found.decode(errors="replace").strip()
+            return found.decode(errors="replace").strip()
+        return ""
 
     def _create(self, builder: str) -> OwnImage:
-        """Have EC2 make the image, unless it has; a lost answer is asked for again: the name is then taken."""
+        """Create the image. A request without an answer is repeated: the name is then taken."""
         owner = self._machines.owner
         tags = {OWNER_TAG: owner, IMAGE_TAG: self._key, ROLE_TAG: "image", "Name": f"rubberband image {self._key}"}
         listed = [{"Key": key, "Value": value} for key, value in tags.items()]
@@ -481,14 +452,13 @@ class Build:
                     raise
             with _next_look_instead():
                 if (image := self._image()) is not None:
-                    self._now.announce(f"image {image.image_id} is being made; the builder reboots, and ends itself")
+                    self._announce(f"image {image.image_id} is being made; the builder reboots, and ends itself")
                     return image
             self._now.sleep(_LOOK_S)
         raise ProviderError(f"EC2 does not show the image rubberband-{owner}-{self._key}; build again")
 
     def _until_available(self, image: OwnImage) -> OwnImage:
-        before = self._now.clock() + _MADE_S
-        while self._now.clock() < before:
+        for _ in self._now.looks(_MADE_S, every_s=_LOOK_S):
             with _next_look_instead():
                 found = own_images(self._session, self._machines.owner, self._key)
                 shown = next((one for one in found if one.image_id == image.image_id), None)
@@ -497,20 +467,16 @@ class Build:
                 if shown is not None and shown.state != "pending":
                     delete_image(self._session, self._machines.owner, self._key)
                     raise ProviderError(f"EC2 could not make the image {image.image_id} ({shown.state}); build again")
-            self._now.sleep(_LOOK_S)
         raise ProviderError(f"the image {image.image_id} is not available after {_MADE_S:.0f} s; build again later")
 
     def _end_builders(self) -> None:
         if ids := [one["InstanceId"] for one in self._builders()]:
             self._session.client("ec2").terminate_instances(InstanceIds=ids)
 
-    def _forget_marker(self) -> None:
-        put(self._session, self._checkpoints, self._marker, b"")
-
 
 @contextmanager
 def _next_look_instead() -> Iterator[None]:
-    """A look that EC2 does not answer is no reason to give up: there is a next one."""
+    """Ignore a look that EC2 did not answer, as another one follows."""
     try:
         yield
     except FAILURES as error:
@@ -519,7 +485,7 @@ def _next_look_instead() -> Iterator[None]:
 
 
 def builder_type(table: Table, region: str, instance_type: str) -> str:
-    """The cheapest type with the same GPUs: which build of torch is installed follows from the GPU and its driver."""
+    """Return the cheapest type with the same GPUs, as GPU and driver decide which build of torch is installed."""
     row = table.get(instance_type)
     if row is None or not row.gpu_model:
         return instance_type
@@ -528,6 +494,6 @@ def builder_type(table: Table, region: str, instance_type: str) -> str:
 
 
 def most_usd(price_usd_per_hour: float, region: str, volume_gb: int) -> float:
-    """What a build costs at most: a builder that only its own bound ends, with its volume and its address."""
+    """Return the most that a build costs: a builder for its whole lifetime, with its volume and its address."""
     beside = volume_gb * side_prices(region).volume_usd_per_gb_month / HOURS_PER_MONTH + 0.005
     return (price_usd_per_hour + beside) * (BOOT_S + LEASE_S) / 3600.0

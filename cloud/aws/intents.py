@@ -1,6 +1,6 @@
-"""What was asked of EC2, written down before it is asked, and what became of it: one small file for each instance.
+"""Requests to EC2, each written before it is made, and their outcomes: one small file for each instance.
 
-They lie in `ec2/RUN/instances` of a provider's directory; `ec2/RUN/run.json` tells whose they are.
+They lie in `ec2/RUN/instances` of a provider's directory; `ec2/RUN/run.json` names their run.
 
 The files are the truth of what this driver did; EC2 is the truth of what exists. Terminated instances vanish from EC2
 after an hour, so their ends are kept here. An end is final: nothing that EC2 shows later revives an instance.
@@ -31,49 +31,50 @@ Outcome = Literal["unknown", "accepted", "refused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchAttempt:
-    """An instance's part in one request, which has a client token: a type, a zone, a market."""
+    """One instance's part in one request, which has a client token: a type, a zone, a market."""
 
     token: str
     choice: Purchase
     request: Mapping[str, Any]
-    """The exact parameters: the same token must come with the same."""
+    """Exact parameters, which a token allows only once."""
     names: tuple[str, ...]
-    """Of all instances that the request asks for, in the order of EC2's launch index."""
+    """Names of all requested instances, in the order of EC2's launch index."""
     lease_s: float
-    """What its UserData arms: it ends itself so long after booting."""
+    """Lease that its UserData arms: it ends itself this long after booting."""
     asked_at: float
-    """When it was asked last."""
+    """Time of the last request."""
     outcome: Outcome = "unknown"
     doubtful: bool = False
-    """Whether it was once asked without an answer: an instance may then appear even after a refusal."""
+    """Whether a request once had no answer: an instance may then appear even after a refusal."""
     instance_id: str = ""
     reason: str = ""
-    """Why it was refused."""
+    """Reason of the refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """An instance that was wanted under a name, from before the first request to its end."""
+    """An instance wanted under a name, from before the first request to its end."""
 
     instance: str
     experiment: str
     market: Market
     requested_at: float
     head_address: str = ""
-    """Of the head that it joins: with another it is of no use."""
+    """Address of the head that it joins; it cannot join another."""
     attempts: tuple[LaunchAttempt, ...] = ()
     refused: str = ""
     """Set if every attempt was refused: nothing was rented under this name, nor will be."""
     ending: str | None = None
-    """Set while (and after) it is ended by us: the reason, empty for a release."""
+    """Set once this driver terminates it: the reason, empty for a release."""
     running_at: float | None = None
+    """Earliest time at which it can have begun to run."""
     seen_running_at: float | None = None
-    """It ran by then at the latest; `running_at` is the earliest that it can have begun to."""
+    """Latest such time."""
     ended_at: float | None = None
     reason: str = ""
     preempted: bool = False
     hour_prices_usd: tuple[float, ...] = ()
-    """Of a spot instance: USD per hour of each hour that it has begun, as far as is known."""
+    """Spot only: USD per hour of each hour that has begun, as far as is known."""
 
     @property
     def last(self) -> LaunchAttempt | None:
@@ -82,29 +83,29 @@ class Intent:
 
     @property
     def lives(self) -> bool:
-        """Whether something of it may still cost money, as far as is known."""
+        """Whether it may still cost money, as far as is known."""
         return self.ended_at is None and not self.refused
 
     @property
     def doubtful_at(self) -> float | None:
-        """When a refused attempt was asked last of which an instance may yet appear; None without one."""
+        """Last time of a refused attempt of which an instance may still appear; None without one."""
         asked = [a.asked_at for a in self.attempts if a.doubtful and a.outcome == "refused"]
         return max(asked, default=None)
 
     def attempt_of(self, machine: Mapping[str, Any]) -> LaunchAttempt | None:
-        """The attempt that a described instance comes from; None for a stranger."""
+        """Return the attempt from which a described instance comes; None if it comes from none."""
         for attempt in self.attempts:
             if machine["InstanceId"] == attempt.instance_id or self.comes_of(attempt, machine):
                 return attempt
         return None
 
     def comes_of(self, attempt: LaunchAttempt, machine: Mapping[str, Any]) -> bool:
-        """Whether a described instance is what an attempt asked for under this name."""
+        """Return whether an attempt under this name launched a described instance."""
         index = attempt.names.index(self.instance)
         return machine.get("ClientToken") == attempt.token and machine.get("AmiLaunchIndex", 0) == index
 
     def status(self) -> InstanceDescription:
-        """As the provider shows it."""
+        """Return the description that the provider shows."""
         state: InstanceState = "pending" if self.running_at is None else "running"
         last = self.last
         return InstanceDescription(
@@ -125,8 +126,8 @@ class Intent:
 
 
 def billed_prices_usd(intent: Intent) -> tuple[float, ...]:
-    """What is billed for each hour, as far as is known: the first is free where EC2 interrupts the instance in it (EC2
-    User Guide, "Billing for interrupted Spot Instances": "No charge")."""
+    """Return the known hourly bills. The first hour is free if EC2 interrupts the instance in it (EC2 User Guide,
+    "Billing for interrupted Spot Instances": "No charge")."""
     if intent.preempted and intent.running_at is not None and intent.ended_at is not None:
         return (0.0,) if intent.ended_at - intent.running_at < HOUR_S else intent.hour_prices_usd
     return intent.hour_prices_usd
@@ -134,21 +135,17 @@ def billed_prices_usd(intent: Intent) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Whose instances a folder's are, and where."""
+    """Run, region and owner of the instances in a folder."""
 
     experiment: str
     run: str
-    """Sets it apart from other runs of the same name."""
+    """Distinguishes runs of the same name."""
     region: str
     owner: str
 
-    def folder_in(self, directory: Path) -> Path:
-        """Where it keeps its files below a provider's directory."""
-        return directory / "ec2" / self.run
-
 
 def runs_in(directory: Path) -> list[Run]:
-    """The runs that a provider's directory knows of. Raises ProviderError if a file cannot be read."""
+    """Return the runs in a provider's directory. Raises ProviderError if a file cannot be read."""
     return [_read(path, lambda plain: Run(**plain)) for path in sorted(directory.glob("ec2/*/run.json"))]
 
 
@@ -156,15 +153,15 @@ class Intents:
     """The intents of one run, in memory and in its folder below `directory`. Safe to use from several threads."""
 
     def __init__(self, directory: Path, run: Run) -> None:
-        """Read what is there. Raises ProviderError if a file cannot be read, or the folder cannot be written."""
-        self.folder = run.folder_in(directory)
+        """Read the files. Raises ProviderError if one cannot be read, or the folder cannot be written."""
+        self.folder = directory / "ec2" / run.run
         self._files = self.folder / "instances"
         self._mutex = threading.RLock()
         self._known: dict[str, Intent] = {}
         try:
             self._files.mkdir(parents=True, exist_ok=True)
             if not (self.folder / "run.json").exists():
-                for folder in (directory, directory / "ec2", self.folder):  # a new name is lost with what is below it
+                for folder in (directory, directory / "ec2", self.folder):  # else a power cut may lose a new folder
                     sync_directory(folder)
                 _write(self.folder / "run.json", asdict(run))
         except OSError as error:
@@ -172,12 +169,12 @@ class Intents:
         for path in sorted(self._files.glob("*.json")):
             intent = _read(path, _from_json)
             self._known[intent.instance] = intent
-        self._drop_what_was_never_asked()
+        self._drop_requests_never_made()
 
-    def _drop_what_was_never_asked(self) -> None:
-        """Take back, in memory, requests that an earlier driver had not written for all of their instances.
+    def _drop_requests_never_made(self) -> None:
+        """Refuse, in memory, requests that an earlier driver had not written for all of their instances.
 
-        Such a request was never made. Its files stay: who reads them may not be who may write them.
+        Such a request was never made. Its files stay, as a reader may lack the permission to write.
         """
         written = Counter(attempt.token for intent in self._known.values() for attempt in intent.attempts)
         for name, intent in self._known.items():
@@ -187,33 +184,37 @@ class Intents:
                 self._known[name] = replace(intent, attempts=(*intent.attempts[:-1], last))
 
     def get(self, instance: str) -> Intent | None:
-        """The intent of a name."""
+        """Return the intent of a name, if there is one."""
         with self._mutex:
             return self._known.get(instance)
 
+    def known(self, instance: str) -> Intent:
+        """Return the intent of a name that was written."""
+        with self._mutex:
+            return self._known[instance]
+
     def last(self, instance: str) -> LaunchAttempt:
-        """The attempt of a name that counts, where one was written."""
-        intent = self.get(instance)
-        assert intent is not None
-        assert intent.last is not None
-        return intent.last
+        """Return the attempt that counts, of a name for which one was written."""
+        last = self.known(instance).last
+        assert last is not None, "an attempt is written before its request"
+        return last
 
     def all(self) -> list[Intent]:
-        """Every intent, in the order of their requests."""
+        """Return every intent, in the order of their requests."""
         with self._mutex:
             return sorted(self._known.values(), key=lambda intent: (intent.requested_at, intent.instance))
 
     def living(self) -> list[Intent]:
-        """Those that may cost money."""
+        """Return the intents that may cost money."""
         return [intent for intent in self.all() if intent.lives]
 
     def in_doubt(self, at: float, visible_after_s: float) -> bool:
-        """Whether an instance may yet appear of a request that was refused after it had gone unanswered."""
+        """Return whether an instance may still appear of a refused request that once had no answer."""
         asked = [intent.doubtful_at for intent in self.all() if intent.doubtful_at is not None]
         return any(at - asked_at < visible_after_s for asked_at in asked)
 
     def write(self, intent: Intent) -> Intent:
-        """Write an intent for good, before it is acted on. Raises ProviderError if that fails: do not act then."""
+        """Write an intent durably, before it is acted on. Raises ProviderError if that fails: do not act then."""
         with self._mutex:
             try:
                 self._save(intent)
@@ -223,14 +224,14 @@ class Intents:
             return intent
 
     def wanted(self, instance: str) -> bool:
-        """Whether an instance may be asked for (again): it has not ended, nor is it being ended."""
+        """Return whether an instance may be requested (again): it has not ended and is not being terminated."""
         intent = self.get(instance)
         return intent is not None and intent.lives and intent.ending is None
 
     def add_attempt(self, attempt: LaunchAttempt) -> bool:
-        """Write the next attempt of all of its `names` for good; False, and nothing is written, if one has ended.
+        """Write the next attempt of all of its `names` durably; return False and write nothing if one has ended.
 
-        Raises ProviderError if it cannot be written: do not ask then.
+        Raises ProviderError if it cannot be written: make no request then.
         """
         with self._mutex:
             if not all(map(self.wanted, attempt.names)):
@@ -245,53 +246,52 @@ class Intents:
             return True
 
     def unanswered(self, attempt: LaunchAttempt) -> list[Intent]:
-        """Those that a request was made for whose part in it is not answered yet."""
+        """Return the intents whose part in a request has no answer yet."""
         shares = [intent for name in attempt.names if (intent := self.get(name)) is not None]
         return [one for one in shares if one.last and (one.last.token, one.last.outcome) == (attempt.token, "unknown")]
 
     def change_unanswered(self, attempt: LaunchAttempt, **changes: Any) -> None:
-        """Replace fields of a request where it is not answered yet."""
+        """Replace fields of a request where it has no answer yet."""
         with self._mutex:
             for intent in self.unanswered(attempt):
                 self.change_last(intent.instance, **changes)
 
     def change(self, instance: str, change: Callable[[Intent], Intent]) -> Intent:
-        """Replace an intent by what `change` makes of it; one that has ended stays as it is."""
+        """Replace an intent by `change` of it; one that has ended stays as it is."""
         with self._mutex:
             intent = self._known[instance]
-            changed = intent if intent.ended_at is not None else change(intent)
-            if changed != intent:
-                with contextlib.suppress(OSError):  # a full disk: memory has it, and EC2 can be asked again
-                    self._save(changed)
-                self._known[instance] = changed
-            return changed
+            return intent if intent.ended_at is not None else self._replace(intent, change(intent))
 
-    def change_last(self, instance: str, **changes: Any) -> LaunchAttempt:
+    def _replace(self, intent: Intent, changed: Intent) -> Intent:
+        if changed != intent:
+            with contextlib.suppress(OSError):  # a full disk: memory has it, and EC2 can be asked again
+                self._save(changed)
+            self._known[intent.instance] = changed
+        return changed
+
+    def change_last(self, instance: str, **changes: Any) -> None:
         """Replace fields of an intent's last attempt."""
 
         def changed(intent: Intent) -> Intent:
-            assert intent.last is not None, "an attempt was written before it was asked"
+            assert intent.last is not None, "an attempt is written before its request"
             return replace(intent, attempts=(*intent.attempts[:-1], replace(intent.last, **changes)))
 
-        last = self.change(instance, changed).last
-        assert last is not None
-        return last
+        self.change(instance, changed)
 
     def price(self, instance: str, hour_prices_usd: tuple[float, ...]) -> None:
-        """Note what the hours of an instance cost, also of one that has ended."""
+        """Note the hourly prices of an instance, which may have ended."""
         with self._mutex:
-            self._known[instance] = priced = replace(self._known[instance], hour_prices_usd=hour_prices_usd)
-            with contextlib.suppress(OSError):  # a full disk: memory has it, and EC2 can be asked again
-                self._save(priced)
+            intent = self._known[instance]
+            self._replace(intent, replace(intent, hour_prices_usd=hour_prices_usd))
 
     def keep_until(self, until: float) -> None:
-        """Remember, for a driver that takes over, how far any lease reaches."""
+        """Remember, for a driver that takes over, the end of the latest lease."""
         with contextlib.suppress(OSError):  # a full disk
             self._until_path.touch()
             os.utime(self._until_path, (until, until))
 
     def kept_until(self) -> float:
-        """What was remembered last, by an earlier driver; 0 if nothing was."""
+        """Return the end of the latest lease that an earlier driver remembered; 0 without one."""
         try:
             return float(self._until_path.stat().st_mtime)
         except OSError:
@@ -316,7 +316,7 @@ def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
 
 
 def _write(path: Path, plain: dict[str, Any]) -> None:
-    """Write a file whole and for good: a reader, also after a power cut, sees the old one or the new one."""
+    # Durably: a reader sees the old file or the new one, also after a power cut.
     write_atomically(path, json.dumps(plain).encode(), durable=True, mode=0o600)
 
 
@@ -334,6 +334,5 @@ def _from_json(plain: dict[str, Any]) -> Intent:
 
 
 def _attempt(instance: str, plain: dict[str, Any]) -> LaunchAttempt:
-    """Former versions asked for each instance alone, and wrote no names."""
-    names = tuple(plain.get("names", (instance,)))
+    names = tuple(plain.get("names", (instance,)))  # former versions requested each instance alone, without names
     return LaunchAttempt(**{**plain, "choice": Purchase(**plain["choice"]), "names": names})

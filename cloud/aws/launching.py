@@ -1,8 +1,8 @@
-"""Buy instances: zone after zone, type after type, one request for all that are wanted at the same moment.
+"""Launches: zone after zone, type after type, with one request for all instances wanted at the same moment.
 
-A request has one token and asks for as many as a zone has; what it does not get is asked of the next zone. Every
-request is written down before it is made. One without an answer is made again with the same token, never replaced by
-another: EC2 answers it with the instances that came of it, if any did.
+A request has one token and asks for as many instances as a zone has; the next zone is asked for the rest. Every request
+is written down before it is made. One without an answer is repeated with the same token, never replaced by another:
+EC2 answers it with the instances that it launched, if any.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,10 +27,8 @@ from rubberband.cloud.aws.intents import Intent, LaunchAttempt
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.errors import InputError, NoCapacityError, ProviderError
+from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
-
-# Types, zones and placement groups, in the order in which a launch tries them. It buys nothing.
-
 
 _log = logging.getLogger(__name__)
 
@@ -38,38 +36,30 @@ _REMEMBERED_S = 60.0
 """A zone that has refused is tried after the others for this long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ware:
-    """An instance type that will do, with its prices as planned; None: not for sale on the spot market."""
-
-    instance_type: str
-    on_demand_usd_per_hour: float
-    spot_usd_per_hour: float | None = None
-
-
 class Choices:
-    """What `wares` are to be had on `machines`."""
+    """Types, zones and placement groups, in the order in which a launch tries them."""
 
-    def __init__(self, fleet: Ec2Fleet, machines: Machines, wares: Sequence[Ware], *, together: bool = False) -> None:
-        """The first of `wares` is preferred. `together`: all are to be in one zone, since trials may span them."""
+    def __init__(self, fleet: Ec2Fleet, machines: Machines, offers: Sequence[Offer], *, together: bool = False) -> None:
+        """The first of `offers` is preferred. `together`: all instances must be in one zone, as trials may span
+        them."""
         self.together = together
         self._fleet = fleet
         self._machines = machines
-        self._wares = tuple(wares)
+        self._offers = tuple(offers)
         self._clusters: dict[tuple[str, str], str | None] = {}
-        """(type, zone) -> the placement group there; None: there is none."""
+        """(type, zone) -> its placement group; None: there is none."""
         self._refused_at: dict[tuple[str, str, Market], float] = {}
         """(type, zone, market) -> when it had no more."""
 
     def note_refusal(self, choice: Purchase) -> None:
-        """It has no more just now: others that are bought soon ask elsewhere first."""
+        """Note that this choice is sold out: launches try others first for a while."""
         self._refused_at[choice.instance_type, choice.zone, choice.market] = self._fleet.clock()
 
     def turns(self, market: Market, count: int) -> Iterator[tuple[Purchase, int]]:
-        """The choices to try, one after the other, and the least number of instances for each.
+        """Yield the choices in the order to try them, each with its least number of instances.
 
-        Instances that must be in one zone: where all of them are to be had, else half of them, else any; then only
-        where the first ones are. A zone's cluster may be full, though the zone is not.
+        If all must be in one zone: first zones that have all of them, then half of them, then any; after the first
+        launch only its zone. A zone's cluster may be full although the zone is not.
         """
         if not self.together:
             for choice in self._of(market):
@@ -84,15 +74,13 @@ class Choices:
                         yield replace(choice, placement_group=group), share if home is None else 1
 
     def home(self) -> str | None:
-        """The zone in which the run's instances live, or may live."""
-        living = [
-            intent.last for intent in self._fleet.intents.living() if intent.last and intent.last.outcome != "refused"
-        ]
-        zones = Counter(last.choice.zone for last in living)
+        """Return the zone in which the run's instances are, or may be."""
+        living = [intent.last for intent in self._fleet.intents.living()]
+        zones = Counter(last.choice.zone for last in living if last and last.outcome != "refused")
         return max(zones, key=lambda zone: zones[zone], default=None)
 
     def _cluster(self, choice: Purchase) -> str | None:
-        """The placement group of a choice, if its type can be in one."""
+        """Return the placement group of a choice, if its type supports one."""
         place = choice.instance_type, choice.zone
         if place not in self._clusters:
             session, found = self._fleet.session, None
@@ -105,15 +93,10 @@ class Choices:
         return self._clusters[place]
 
     def _of(self, market: Market) -> Iterator[Purchase]:
-        """In the order in which they are asked: what has refused just now comes last."""
+        """Yield the choices on a market; those that refused a moment ago come last."""
         last: list[Purchase] = []
-        for ware in self._wares:
-            choices: Iterable[Purchase] = ()
-            if market == "on_demand":
-                choices = self._on_demand(ware)
-            elif ware.spot_usd_per_hour is not None:
-                choices = self._on_spot(ware, ware.spot_usd_per_hour)
-            for choice in choices:
+        for offer in self._offers:
+            for choice in self._of_type(offer, market):
                 refused_at = self._refused_at.get((choice.instance_type, choice.zone, choice.market), -math.inf)
                 if self._fleet.clock() - refused_at < _REMEMBERED_S:
                     last.append(choice)
@@ -121,64 +104,62 @@ class Choices:
                     yield choice
         yield from last
 
-    def _on_demand(self, ware: Ware) -> Iterable[Purchase]:
-        price = ware.on_demand_usd_per_hour
-        return [_choice(ware, zone, "on_demand", price) for zone in self._machines.subnets]
-
-    def _on_spot(self, ware: Ware, planned_usd_per_hour: float) -> Iterable[Purchase]:
-        """The cheapest zone first; where a price is not known, the planned one."""
-        name = ware.instance_type
-        try:
-            now = spot_prices(self._fleet.session, [name], self._fleet.clock()).get(name, {})
-        except FAILURES:
-            now = {}
-        found = [_choice(ware, z, "spot", now.get(z, planned_usd_per_hour)) for z in self._machines.subnets]
+    def _of_type(self, offer: Offer, market: Market) -> list[Purchase]:
+        """Return a choice for each zone. On spot the cheapest comes first, and the planned price stands for a missing
+        one."""
+        name, planned_usd, prices_usd = offer.instance_type, offer.price_usd_per_hour, dict[str, float]()
+        if market == "spot":
+            if offer.spot is None:
+                return []
+            planned_usd = offer.spot.price_usd_per_hour
+            with suppress(*FAILURES):
+                prices_usd = spot_prices(self._fleet.session, [name], self._fleet.clock()).get(name, {})
+        found = [
+            Purchase(
+                instance_type=name,
+                zone=zone,
+                market=market,
+                price_usd_per_hour=prices_usd.get(zone, planned_usd),
+                on_demand_usd_per_hour=offer.price_usd_per_hour,
+            )
+            for zone in self._machines.subnets
+        ]
         return sorted(found, key=lambda choice: choice.price_usd_per_hour)
 
 
-def _choice(ware: Ware, zone: str, market: Market, price_usd_per_hour: float) -> Purchase:
-    return Purchase(
-        instance_type=ware.instance_type,
-        zone=zone,
-        market=market,
-        price_usd_per_hour=price_usd_per_hour,
-        on_demand_usd_per_hour=ware.on_demand_usd_per_hour,
-    )
-
-
-# Launches that are asked for at the same moment are bought together: one of their threads does it for all.
+# Launches at the same moment are bought together: one of their threads does it for all.
 
 
 _LOOK_S = 0.05
-"""How often a thread looks whether its orders are answered, while another one buys for it."""
+"""Interval at which a thread checks for answers while another one buys for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchOrder:
-    """One launch, as the provider was asked for it."""
+    """One launch that the provider was called for."""
 
     instance: str
     market: Market
     head_address: str
     reach_s: Callable[[], float]
-    """For how long from now an instance may be paid."""
+    """Returns how long from now the budget covers an instance."""
     given_up: Callable[[], str]
-    """Why it is no longer asked for, as soon as that is so; else empty."""
+    """Returns why it is no longer wanted; empty while it is."""
     answer: Future[None] = field(default_factory=Future)
-    """Done once the instance is bought, or is refused: then with a ProviderError."""
+    """Done once the instance is bought or, with a ProviderError, refused."""
 
     def bought(self) -> None:
-        """Say so."""
+        """Answer that the instance is bought."""
         if not self.answer.done():
             self.answer.set_result(None)
 
     def refuse(self, reason: str, *, sold_out: bool = False) -> None:
-        """Say why it is not bought."""
+        """Answer with the reason why it is not bought."""
         if not self.answer.done():
             self.answer.set_exception(NoCapacityError(reason) if sold_out else ProviderError(reason))
 
     def follow(self, first: LaunchOrder) -> None:
-        """Answer as `first` was, which asked for the same name."""
+        """Answer as `first`, an order of the same name, was answered."""
         error = first.answer.exception()
         if error is None:
             self.answer.set_result(None)
@@ -187,17 +168,17 @@ class LaunchOrder:
 
 
 class Gathering:
-    """The orders that wait for each other, by market and head. Safe to use from several threads."""
+    """Orders that wait for each other, by market and head. Thread-safe."""
 
     def __init__(self, buy: Callable[[Sequence[LaunchOrder]], None], wait: Callable[[], None]) -> None:
-        """`buy` answers all of its orders, which have one market and one head; `wait` lets others come before it."""
+        """`buy` answers all of its orders, which share market and head; `wait` lets others join before it."""
         self._buy, self._wait = buy, wait
         self._mutex = threading.Lock()
         self._waiting: defaultdict[tuple[Market, str], list[LaunchOrder]] = defaultdict(list)
         self._turns: defaultdict[tuple[Market, str], threading.Lock] = defaultdict(threading.Lock)
 
     def join(self, orders: Sequence[LaunchOrder]) -> None:
-        """Return once all of `orders` are answered, by this thread or by another. They have one market and one head."""
+        """Return once all of `orders`, which share market and head, are answered by this or another thread."""
         if not orders:
             return
         key = (orders[0].market, orders[0].head_address)
@@ -222,7 +203,7 @@ class Gathering:
         try:
             self._buy([order for order in orders if once[order.instance] is order])
         except BaseException as error:
-            for order in orders:  # their threads wait for it
+            for order in orders:  # their threads wait for an answer
                 if not order.answer.done():
                     order.answer.set_exception(error)
             raise
@@ -232,11 +213,11 @@ class Gathering:
 
 
 class _GivenUpError(ProviderError):
-    """None of the orders of a request is wanted any more."""
+    """No order of a request is wanted any more."""
 
 
 class Launcher:
-    """Launches what `wares` say on `machines`, in this order. Safe to use from several threads."""
+    """Launches instances in the order of `choices`. Thread-safe."""
 
     def __init__(
         self,
@@ -251,7 +232,7 @@ class Launcher:
     ) -> None:
         """`gpus` are the slots of an instance; one that could not live for `least_lease_s` is refused.
 
-        While it boots, an instance puts its lease off by itself: `lease_s` ahead, as far as its order reaches.
+        While it boots, an instance renews its lease itself: `lease_s` ahead, as far as its order reaches.
         """
         self._fleet = fleet
         self._intents = fleet.intents
@@ -264,13 +245,13 @@ class Launcher:
         self._one_zone = threading.RLock()
         """Held while instances are bought that must be in one zone."""
         self._not_before = 0.0
-        """EC2 throttles: no request is made until then."""
+        """No request before this time, as EC2 throttles."""
         self._mutex = threading.Lock()
         self._asking: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
-        """Token -> held by who asks with it."""
+        """Token -> held during its requests."""
 
     def begin(self, order: LaunchOrder) -> None:
-        """Write down that it is wanted. An order of which everything is known already is answered."""
+        """Write down that the instance is wanted. If its outcome is known already, answer the order."""
         intent = self._intents.get(order.instance)
         if intent is None:
             intent = self._intents.write(
@@ -288,7 +269,7 @@ class Launcher:
             order.bought()
 
     def settle(self, order: LaunchOrder) -> None:
-        """Have an unanswered request answered, by repeating it, so that what came of it can be ended at once.
+        """Repeat an unanswered request until it has an answer, so that its instance can be terminated at once.
 
         Raises ProviderError if the order is given up before.
         """
@@ -296,12 +277,12 @@ class Launcher:
         if intent is None or not intent.lives or intent.last is None or intent.last.outcome != "unknown":
             return
         with self._token(intent.last.token):
-            if self._intents.unanswered(intent.last):  # what cut it off may have been late: it may have taken effect
+            if self._intents.unanswered(intent.last):  # an interrupted request may have taken effect
                 self._intents.change_unanswered(intent.last, doubtful=True, asked_at=self._fleet.clock())
                 self._ask(intent.last, [order])
 
     def buy(self, orders: Sequence[LaunchOrder]) -> None:
-        """Answer every order: bought, or refused for good. They have one market and one head."""
+        """Answer every order: bought, or refused for good. They share market and head."""
         with self._one_zone if self._choices.together else nullcontext():
             self._buy(orders)
 
@@ -329,14 +310,14 @@ class Launcher:
             order.refuse(self._refuse(order.instance, self._refusals(order)), sold_out=sold_out)
 
     def _is_over(self, order: LaunchOrder) -> bool:
-        """Whether it is answered; it is if its instance has been bought."""
+        """Return whether the order is answered, and answer it if its instance has been bought."""
         intent = self._intents.get(order.instance)
         if intent is not None and intent.last is not None and intent.last.outcome == "accepted":
             order.bought()
         return order.answer.done()
 
     def _left(self, orders: Sequence[LaunchOrder]) -> list[LaunchOrder]:
-        """Those that are still to be bought; who gave one up hears so at once."""
+        """Return the orders still to be bought; refuse those that were given up."""
         for order in orders:
             reason = order.given_up()
             if not reason and not self._intents.wanted(order.instance):
@@ -348,9 +329,9 @@ class Launcher:
     def _buy_here(
         self, choice: Purchase, orders: Sequence[LaunchOrder], at_least: int
     ) -> tuple[list[LaunchOrder], Verdict | None]:
-        """Buy what there is of a choice: the orders that are left, and why it has no more.
+        """Buy all that a choice has. Return the orders that are left, and why it has no more.
 
-        EC2 launches as many as a zone has. Of a quota it may say only that so many are too many.
+        EC2 launches as many as a zone has. If a quota is exceeded it may launch none: a smaller request may succeed.
         """
         left, most = self._left(orders), len(orders)
         while left:
@@ -377,11 +358,9 @@ class Launcher:
         return reason
 
     def _refusals(self, order: LaunchOrder) -> str:
-        """Why nothing was to be had, zone by zone."""
-        intent = self._intents.get(order.instance)
-        assert intent is not None
+        """Return why nothing was available, zone by zone."""
         zones: dict[tuple[str, str], dict[str, None]] = {}
-        for attempt in intent.attempts:
+        for attempt in self._intents.known(order.instance).attempts:
             zones.setdefault((attempt.reason, attempt.choice.instance_type), {})[attempt.choice.zone] = None
         places: dict[str, list[str]] = {}
         for (reason, name), where in zones.items():
@@ -393,9 +372,9 @@ class Launcher:
         return told or "no zone is left to try"
 
     def _write(self, choice: Purchase, orders: Sequence[LaunchOrder], at_least: int) -> LaunchAttempt | None:
-        """Write the next request down, for as many of `orders` as one may be for; None if that has changed.
+        """Write down the next request, for as many of `orders` as fit into one; return None if one was given up.
 
-        An order whose instance would end before it is of use is refused. Raises ProviderError if it cannot be written.
+        An order whose instance would end before it is useful is refused. Raises ProviderError if it cannot be written.
         """
         least_s = start_limits.reach_s(self._least_lease_s, start_limits.firmware_s(choice.instance_type))
         for order in orders:
@@ -422,7 +401,7 @@ class Launcher:
         return attempt if self._intents.add_attempt(attempt) else None
 
     def _attempt(self, choice: Purchase, node: NodeStart, at_least: int) -> LaunchAttempt:
-        """A request for the names of `node`, or for fewer if its UserData would be longer than EC2 takes."""
+        """Return a request for the names of `node`, or for fewer if its UserData would exceed EC2's limit."""
         machines, run, names = self._machines, self._fleet.run, node.instances
         try:
             user_data = machines.user_data(node)
@@ -452,16 +431,16 @@ class Launcher:
         )
 
     def _ask(self, attempt: LaunchAttempt, orders: Sequence[LaunchOrder]) -> Verdict | None:
-        """Ask until the answer is definite, and answer the `orders` that were bought; None if all of the request was.
+        """Repeat a request until EC2's answer is definite, and answer the `orders` that were bought.
 
-        `throttled`: it was taken back before it had taken effect, since some of it is not wanted any more. Raises
-        ProviderError once all `orders` are given up.
+        Return None if all of the request was bought. `throttled`: it was withdrawn before it took effect, as some of
+        it is not wanted any more. Raises ProviderError once all `orders` are given up.
         """
         with self._token(attempt.token):
             pauses, firmware_s = self._fleet.pauses(), start_limits.firmware_s(attempt.choice.instance_type)
             while shares := self._intents.unanswered(attempt):
                 last = self._intents.last(shares[0].instance)
-                # It would outlive the budget if it were launched only now.
+                # An instance launched only now would outlive the budget.
                 if last.lease_s + firmware_s > min(order.reach_s() for order in orders):
                     found = [self._fleet.settle(share.instance) for share in shares]
                     return self._answered(attempt, [one for one in found if one is not None], orders)
@@ -482,16 +461,16 @@ class Launcher:
                 if self._taken_back(attempt, orders, doubtful):
                     return "throttled"
                 self._intents.change_unanswered(attempt, doubtful=doubtful, asked_at=self._fleet.clock())
-            return self._answered(attempt, [], orders)  # a look, or another thread, found all of it
+            return self._answered(attempt, [], orders)  # a describe call, or another thread, found all of it
 
     def _pause_until(self, instant: float) -> None:
         if (seconds := instant - self._fleet.clock()) > 0.0:
             self._fleet.sleep(seconds)
 
     def _taken_back(self, attempt: LaunchAttempt, orders: Sequence[LaunchOrder], doubtful: bool) -> bool:
-        """Whether the request is given up for another, as EC2 has surely not launched what it asked for.
+        """Withdraw the request if an order was given up and EC2 has certainly launched nothing; return whether it was.
 
-        Raises ProviderError if none of the orders is wanted any more.
+        Raises ProviderError if no order is wanted any more.
         """
         reasons = [reason for order in orders if (reason := order.given_up())]
         taken_back = bool(reasons) and not doubtful
@@ -504,12 +483,12 @@ class Launcher:
     def _refused(
         self, attempt: LaunchAttempt, orders: Sequence[LaunchOrder], error: BaseException, meaning: Verdict
     ) -> Verdict | None:
-        """A definite answer, unless an earlier one of the same token was lost."""
+        """Record a refusal: it is definite, unless an earlier answer for the same token was lost."""
         shares = self._intents.unanswered(attempt)
         found = []
         if any(share.last is not None and share.last.doubtful for share in shares):
             found = [one for share in shares if (one := self._fleet.find_now(share.instance)) is not None]
-        if found or meaning == "mismatch":  # it took effect: what it did not launch is known after a while
+        if found or meaning == "mismatch":  # it took effect: EC2 shows all of its instances after a while
             found = [one for share in shares if (one := self._fleet.settle(share.instance)) is not None]
         self._intents.change_unanswered(attempt, outcome="refused", reason=explain(error))
         return self._answered(attempt, found, orders) and meaning
@@ -517,7 +496,7 @@ class Launcher:
     def _answered(
         self, attempt: LaunchAttempt, machines: Sequence[Mapping[str, Any]], orders: Sequence[LaunchOrder]
     ) -> Verdict | None:
-        """Accept what came of a request, one by one; what is missing was not to be had. None if nothing is."""
+        """Accept the instances of a request one by one; the missing ones were sold out. Return None if none is."""
         waiting = {order.instance: order for order in orders}
         for machine in machines:
             name = attempt.names[machine.get("AmiLaunchIndex", 0)]
@@ -532,7 +511,7 @@ class Launcher:
         return None if all(over) else "capacity"
 
     def _accept(self, name: str, attempt: LaunchAttempt, machine: Mapping[str, Any], order: LaunchOrder | None) -> None:
-        """It was launched: is it what was asked for, and is it still wanted? If not it is ended at once."""
+        """Accept a launched instance; terminate it at once if it is not the requested one, or not wanted any more."""
         intent = self._intents.get(name)
         if intent is None or not intent.lives or intent.last is None or intent.last.token != attempt.token:
             self._fleet.end_stray(machine)
@@ -554,12 +533,11 @@ class Launcher:
             )
 
     def _token(self, token: str) -> threading.RLock:
-        """One at a time asks with a token."""
         with self._mutex:
             return self._asking[token]
 
 
 def _boot_s(choice: Purchase, orders: Sequence[LaunchOrder]) -> float:
-    """How long after booting instances that are launched together live at most, unless the driver reaches them."""
+    """Return how long instances launched together live after booting at most, unless the driver reaches them."""
     reach_s = min(order.reach_s() for order in orders)
     return start_limits.armed_s(reach_s, start_limits.firmware_s(choice.instance_type))

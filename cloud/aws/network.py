@@ -1,24 +1,78 @@
-"""Where instances are put: subnets in the zones that have the type, their security group, clusters within a zone."""
+"""Network of instances: the driver's own place, subnets in the zones that have the type, security group, clusters."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from rubberband.cloud import node
 from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, by_tags
 from rubberband.cloud.aws.client import pages
-from rubberband.cloud.aws.errors import code_of
-from rubberband.cloud.aws.metadata import OwnInstance
+from rubberband.cloud.aws.errors import code_of, ignoring
+from rubberband.cloud.local.ray_node import free_port
 from rubberband.errors import InputError, ProviderError
+from rubberband.units import shown
 
 _LOOKS = 10
 _PAUSE_S = 1.0
 """A group that was just made may not be visible yet."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnInstance:
+    """The instance of EC2 on which this process runs."""
+
+    instance_id: str
+    address: str
+    """Its private IPv4 address."""
+    region: str
+    zone: str
+    vpc: str
+    subnet: str
+    security_groups: tuple[str, ...] = ()
+
+
+def own_place(read: Callable[[str], str | None] | None = None) -> OwnInstance | None:
+    """Return where this machine is; None outside EC2, or where the metadata service does not answer.
+
+    `read` returns the text at a path below `/latest/meta-data/`, or None.
+    """
+    ask = read or node.metadata
+    zone = ask("placement/availability-zone")
+    mac = ask("mac") if zone else None
+    if not zone or not mac:
+        return None
+    interface = f"network/interfaces/macs/{mac.strip('/')}"
+    vpc, address = ask(f"{interface}/vpc-id"), ask("local-ipv4")
+    if not vpc or not address:
+        return None
+    return OwnInstance(
+        instance_id=ask("instance-id") or "",
+        address=address,
+        region=ask("placement/region") or zone[:-1],
+        zone=zone,
+        vpc=vpc,
+        subnet=ask(f"{interface}/subnet-id") or "",
+        security_groups=tuple((ask(f"{interface}/security-group-ids") or "").split()),
+    )
+
+
+def own_address(address: str) -> str:
+    """Return `resources.aws.driver_address`. Raises InputError unless this machine, where the head listens, has it."""
+    try:
+        free_port(address)
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"resources.aws.driver_address: {shown(address)} is no address of this machine ({error}); give one that "
+            "`ip address` lists, or run on a head (`rubberband up FILE`)"
+        ) from None
+    return address
+
+
 def zones_of(session: AwsSession, instance_type: str) -> tuple[str, ...]:
-    """The zones that have the type, in order. Raises botocore's errors."""
+    """Return the zones that have the type, in order. Raises botocore's errors."""
     found = pages(
         session.client("ec2").describe_instance_type_offerings,
         "InstanceTypeOfferings",
@@ -31,10 +85,10 @@ def zones_of(session: AwsSession, instance_type: str) -> tuple[str, ...]:
 def choose_subnets(
     session: AwsSession, asked: Sequence[str], instance_type: str, place: OwnInstance | None
 ) -> tuple[str, dict[str, str]]:
-    """The VPC, and zone -> subnet in the order in which they are tried: those asked for, or one for each zone.
+    """Return the VPC, and zone -> subnet in the order in which they are tried: those `asked`, or one for each zone.
 
-    By default they are those of the driver's VPC (its own zone first), or of the default VPC. Raises InputError for
-    subnets that do not exist or lie in several VPCs, and if none lies in a zone that has the type; botocore's errors.
+    The default is the driver's VPC (its own zone first), or else the default VPC. Raises InputError for subnets that
+    do not exist or lie in several VPCs, and if none lies in a zone that has the type; botocore's errors.
     """
     if place is not None and place.region != session.region:
         place = None
@@ -85,7 +139,7 @@ def _of_vpc(session: AwsSession, place: OwnInstance | None) -> list[Any]:
     public = next((bool(one.get("MapPublicIpOnLaunch")) for one in found if one["SubnetId"] == own), None)
 
     def rank(subnet: Any) -> tuple[Any, ...]:
-        # Instances need a way out as the driver's machine has one: best its own subnet, then one that is like it.
+        # Instances need the driver's access to the Internet: its own subnet is best, then a similar one.
         unlike = public is not None and bool(subnet.get("MapPublicIpOnLaunch")) != public
         other_zone = place is not None and subnet["AvailabilityZone"] != place.zone
         room = -int(subnet.get("AvailableIpAddressCount", 0))
@@ -113,18 +167,15 @@ def _default_vpc(ec2: Any, region: str) -> str:
 
 
 def group_name(owner: str) -> str:
-    """The name of the security group of an owner."""
+    """Return the name of an owner's security group."""
     return "rubberband" if owner == "rubberband" else f"rubberband-{owner}"
 
 
 def check_group(session: AwsSession, group: str, vpc: str) -> str:
-    """The group that is asked for. Raises InputError unless it is one of the VPC; botocore's errors."""
-    try:
+    """Return `group`. Raises InputError unless it is a security group of the VPC; botocore's errors."""
+    found = []
+    with ignoring("InvalidGroup"):
         found = session.client("ec2").describe_security_groups(GroupIds=[group])["SecurityGroups"]
-    except Exception as error:
-        if not code_of(error).startswith("InvalidGroup"):
-            raise
-        found = []
     if not found or found[0].get("VpcId") != vpc:
         where = f"is in {found[0].get('VpcId')}, and the subnets are in {vpc}" if found else "does not exist"
         raise InputError(f"resources.aws.security_group: {group} {where}; correct it, or leave it out")
@@ -132,7 +183,7 @@ def check_group(session: AwsSession, group: str, vpc: str) -> str:
 
 
 def ensure_group(session: AwsSession, owner: str, vpc: str, *, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Our security group in the VPC, with ingress from itself only; it is made where it is missing. Idempotent.
+    """Return our security group in the VPC, with ingress from itself only; create it where it is missing. Idempotent.
 
     Raises InputError if another group has its name, ProviderError if it does not become visible; botocore's errors.
     """
@@ -145,17 +196,17 @@ def ensure_group(session: AwsSession, owner: str, vpc: str, *, sleep: Callable[[
 
 
 def delete_groups(session: AwsSession, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Delete our security groups, in every VPC: those deleted, and those that are in use. Raises botocore's errors."""
+    """Delete our security groups in every VPC. Return those deleted and those in use. Raises botocore's errors."""
     ec2 = session.client("ec2")
     deleted, in_use = [], []
     for group in pages(ec2.describe_security_groups, "SecurityGroups", Filters=_group_filters(owner)):
         try:
             ec2.delete_security_group(GroupId=group["GroupId"])
         except Exception as error:
-            if code_of(error) not in ("DependencyViolation", "InvalidGroup.NotFound", "InvalidGroup.InUse"):
-                raise
-            if code_of(error) != "InvalidGroup.NotFound":
+            if code_of(error) in ("DependencyViolation", "InvalidGroup.InUse"):
                 in_use.append(str(group["GroupId"]))
+            elif code_of(error) != "InvalidGroup.NotFound":
+                raise
         else:
             deleted.append(str(group["GroupId"]))
     return tuple(deleted), tuple(in_use)
@@ -173,22 +224,15 @@ def _find_group(ec2: Any, owner: str, vpc: str) -> Mapping[str, Any] | None:
 def _make_group(ec2: Any, owner: str, vpc: str, sleep: Callable[[float], None]) -> str:
     name = group_name(owner)
     tags = [{"Key": OWNER_TAG, "Value": owner}, {"Key": "Name", "Value": name}]
-    try:
+    with ignoring("InvalidGroup.Duplicate"):
         made = ec2.create_security_group(
             GroupName=name,
             Description="RubberBand: instances and their head, among themselves",
             VpcId=vpc,
             TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
         )
-    except Exception as error:
-        if code_of(error) != "InvalidGroup.Duplicate":
-            raise
-        return _made_by_another(ec2, owner, vpc, sleep)
-    return str(made["GroupId"])
-
-
-def _made_by_another(ec2: Any, owner: str, vpc: str, sleep: Callable[[float], None]) -> str:
-    for _ in range(_LOOKS):
+        return str(made["GroupId"])
+    for _ in range(_LOOKS):  # another process has just created it
         found = _find_group(ec2, owner, vpc)
         if found is not None:
             return str(found["GroupId"])
@@ -200,68 +244,49 @@ def _made_by_another(ec2: Any, owner: str, vpc: str, sleep: Callable[[float], No
 
 
 def _lets_itself_in(group: Mapping[str, Any]) -> bool:
-    return any(
-        _is_of_every_port(rule) and _names(rule.get("UserIdGroupPairs", ()), group["GroupId"])
-        for rule in group.get("IpPermissions", ())
-    )
-
-
-def _is_of_every_port(rule: Mapping[str, Any]) -> bool:
-    every = rule.get("FromPort", 0) <= 1 and rule.get("ToPort", 65535) == 65535
-    return rule.get("IpProtocol") == "-1" or (rule.get("IpProtocol") == "tcp" and every)
-
-
-def _names(pairs: Iterable[Mapping[str, Any]], group: str) -> bool:
-    return any(pair.get("GroupId") == group for pair in pairs)
+    for rule in group.get("IpPermissions", ()):
+        every_port = rule.get("FromPort", 0) <= 1 and rule.get("ToPort", 65535) == 65535
+        every_port = rule.get("IpProtocol") == "-1" or (rule.get("IpProtocol") == "tcp" and every_port)
+        if every_port and any(pair.get("GroupId") == group["GroupId"] for pair in rule.get("UserIdGroupPairs", ())):
+            return True
+    return False
 
 
 def _let_itself_in(ec2: Any, group: str, sleep: Callable[[float], None]) -> None:
     rule = {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "UserIdGroupPairs": [{"GroupId": group}]}
     for _ in range(_LOOKS):
-        try:
-            ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
-        except Exception as error:
-            if code_of(error) == "InvalidPermission.Duplicate":
-                return
-            if code_of(error) not in ("InvalidGroup.NotFound", "InvalidGroupId.NotFound"):
-                raise
-            sleep(_PAUSE_S)
-        else:
+        with ignoring("InvalidGroup.NotFound", "InvalidGroupId.NotFound"):
+            with ignoring("InvalidPermission.Duplicate"):
+                ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
             return
+        sleep(_PAUSE_S)
     raise ProviderError(f"security group {group} was created, but EC2 does not list it; try again")
 
 
 def ensure_cluster(session: AwsSession, owner: str, zone: str, instance_type: str, *, only_try: bool = False) -> str:
-    """The name of our cluster placement group for a type in a zone, which is made where it is missing. Idempotent.
+    """Return the name of our cluster placement group for a type in a zone; create it where it is missing. Idempotent.
 
     It costs nothing. Runs of the owner share it. `only_try`: a dry run. Raises botocore's errors.
     """
     name = f"{group_name(owner)}-{instance_type}-{zone}"
     tags = [{"Key": OWNER_TAG, "Value": owner}]
     words = {"DryRun": True} if only_try else {}
-    try:
+    with ignoring("InvalidPlacementGroup.Duplicate", "DryRunOperation"):
         session.client("ec2").create_placement_group(
             GroupName=name,
             Strategy="cluster",
             TagSpecifications=[{"ResourceType": "placement-group", "Tags": tags}],
             **words,
         )
-    except Exception as error:
-        if code_of(error) not in ("InvalidPlacementGroup.Duplicate", "DryRunOperation"):
-            raise
     return name
 
 
 def delete_clusters(session: AwsSession, owner: str) -> tuple[str, ...]:
-    """Delete our placement groups, and return those that were deleted. One in use stays. Raises botocore's errors."""
+    """Delete our placement groups and return those deleted. One in use stays. Raises botocore's errors."""
     ec2 = session.client("ec2")
     deleted = []
     for group in ec2.describe_placement_groups(Filters=by_tags(owner=owner))["PlacementGroups"]:
-        try:
+        with ignoring("InvalidPlacementGroup.InUse", "InvalidPlacementGroup.Unknown"):
             ec2.delete_placement_group(GroupName=group["GroupName"])
-        except Exception as error:
-            if code_of(error) not in ("InvalidPlacementGroup.InUse", "InvalidPlacementGroup.Unknown"):
-                raise
-        else:
             deleted.append(str(group["GroupName"]))
     return tuple(deleted)

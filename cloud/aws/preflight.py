@@ -1,7 +1,6 @@
-"""Everything that can be known to go wrong on EC2 is looked for before anything is rented, and refused in one line.
+"""Checks before a run on EC2: each problem that can be known before renting is refused in one line.
 
-Nothing is bought: what a role may do is asked by dry runs and by calls that are harmless. It does not say that there is
-capacity: nobody can.
+Nothing is bought: permissions are checked by dry runs and by harmless calls. Capacity cannot be checked.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ from rubberband.cloud.aws.calls import (
     open_aws,
     tags_of,
 )
-from rubberband.cloud.aws.client import check_region, pages
-from rubberband.cloud.aws.errors import FAILURES, code_of, explain, lacks_rights
+from rubberband.cloud.aws.client import check_region, instances
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, in_one_line, lacks_rights
 from rubberband.cloud.aws.guards import delete, guard
 from rubberband.cloud.aws.images import type_facts
-from rubberband.cloud.aws.metadata import OwnInstance, own_address, own_place
-from rubberband.cloud.aws.network import choose_subnets, ensure_cluster
+from rubberband.cloud.aws.network import OwnInstance, choose_subnets, ensure_cluster, own_address, own_place
 from rubberband.cloud.aws.provider import check_lease
 from rubberband.cloud.aws.quota import quotas
-from rubberband.cloud.aws.resolving import in_one_line, resolve
+from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.aws.s3 import is_bucket, place_in, trouble
 from rubberband.cloud.aws.side_costs import ways_out
 from rubberband.errors import InputError, ProviderError
@@ -46,19 +44,19 @@ from rubberband.units import shown
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 
-# Whether this machine's clock agrees with AWS's: leases end, and bills are reckoned, by the one and by the other.
-
-
 MOST_S = 15.0
-"""Half of what is kept clear of max_cost for giving instances back."""
+"""Largest difference from AWS's clock: half of the margin to max_cost that is kept for releasing instances."""
 
 
 def check_clock(answer: Mapping[str, Any], now: float) -> None:
-    """Compare the date of an answer of AWS with `now` (Unix time). Raises InputError if they are far apart."""
-    told = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    """Compare the date of an answer of AWS, which bills by its clock, with `now` (Unix time).
+
+    Raises InputError if they are far apart.
+    """
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
-        off_s = now - parsedate_to_datetime(told).timestamp()
-    except (TypeError, ValueError):  # whatever answered does not tell the time
+        off_s = now - parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError):  # an endpoint that is not AWS's may send no date
         return
     if abs(off_s) > MOST_S:
         raise InputError(
@@ -68,18 +66,15 @@ def check_clock(answer: Mapping[str, Any], now: float) -> None:
         )
 
 
-# Whether the checkpoint store of an experiment on EC2 is seen by every instance, outlives them, and can be written.
-
-
 _NETWORK = re.compile(r"nfs4?|cifs|smb\w*|lustre|ceph|glusterfs|beegfs|gpfs|wekafs|9p|fuse(\..*)?")
-"""File systems that other machines see too: EFS is nfs4, FSx lustre or nfs, Mountpoint for S3 fuse."""
+"""Network file systems: EFS is nfs4, FSx lustre or nfs, Mountpoint for S3 fuse."""
 
 
 def check_store(session: AwsSession, resources: Resources, *, mounts: Sequence[str] | None = None) -> Iterator[str]:
-    """Notes on `resources.checkpoints`. `mounts`: lines as in /proc/mounts, by default this machine's.
+    """Yield notes on `resources.checkpoints`. `mounts`: lines as in /proc/mounts, by default this machine's.
 
-    Raises InputError, with the remedy, if instances do not see it, if it does not outlive them, or if it cannot be
-    written; botocore's errors.
+    Raises InputError, with the remedy, if instances do not see the store, if it does not outlive them, or if it cannot
+    be written; botocore's errors.
     """
     url = resources.checkpoints
     if url is None:
@@ -110,7 +105,7 @@ def check_store(session: AwsSession, resources: Resources, *, mounts: Sequence[s
 
 
 def file_system(path: Path, mounts: Sequence[str]) -> str:
-    """The kind of file system that `path` is on, such as `nfs4`; empty if no mount holds it."""
+    """Return the type of the file system of `path`, such as `nfs4`; empty if no mount holds it."""
     best, found = -1, ""
     for line in mounts:
         words = line.split()
@@ -142,12 +137,12 @@ def _check_bucket(s3: Any, url: str) -> None:
 _PROBE = "preflight"
 _YEAR_S = 366 * 86_400.0
 _LONGEST_S = 1e9
-"""Of a lease, in the dry run: the script is as long as any."""
+"""Lease in the dry run, so that the script is as long as any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Checks:
-    """What all checks of one experiment share."""
+    """Arguments that all checks of one experiment share."""
 
     session: AwsSession
     resources: Resources
@@ -155,7 +150,7 @@ class _Checks:
 
     @property
     def markets(self) -> tuple[Market, ...]:
-        """Where a plan may buy; profiles are measured on demand."""
+        # Profiles are always measured on demand.
         return ("on_demand", "spot") if self.resources.market == "spot" else ("on_demand",)
 
 
@@ -166,11 +161,11 @@ def preflight(
     session: AwsSession | None = None,
     place: OwnInstance | None = None,
 ) -> list[str]:
-    """Notes for the user, one line each, if the experiment can be rented for.
+    """Return notes for the user, one line each, if the experiment can run on EC2.
 
-    `place` is where this machine is in EC2, if not as its metadata service tells. Raises InputError (one line: what,
-    which value, the remedy) for the first thing that is amiss: credentials, this machine's clock, region, types,
-    images, network, roles and rights, quota, the checkpoint store, or where the driver runs.
+    `place` is where this machine is in EC2, by default as its metadata service says. Raises InputError (one line: the
+    problem, its value, the remedy) for the first problem: credentials, this machine's clock, region, types, images,
+    network, roles and permissions, quota, the checkpoint store, or the place of the driver.
     """
     check_region(resources.region)
     check_lease(resources)
@@ -181,14 +176,14 @@ def preflight(
 
 
 def sign_in(session: AwsSession) -> None:
-    """Raise InputError unless AWS takes the credentials, and its clock and this machine's agree."""
+    """Raise InputError unless AWS accepts the credentials, and its clock and this machine's agree."""
     with in_one_line():
         check_clock(session.client("sts").get_caller_identity(), time.time())
 
 
 @contextmanager
 def _with_names_of_the_policy(words: Aws) -> Iterator[None]:
-    """Where a right is missing, tell which names of this experiment are not those in the policy as it is shipped."""
+    """Where a permission is missing, add this experiment's names that differ from those in the shipped policy."""
     try:
         yield
     except InputError as error:
@@ -261,31 +256,23 @@ def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:
     )
     for market in checks.markets:
         _dry_run(checks.session, machines, offer, market)
-    if _may_span(checks.resources, offer):
+    most_gpus = checks.resources.gpus_per_trial.max
+    if checks.resources.max_instances > 1 and (most_gpus is None or most_gpus > offer.gpus):
+        # A trial may span instances, which are then launched into a cluster placement group.
         zone = next(iter(machines.subnets))
         ensure_cluster(checks.session, words.owner, zone, offer.instance_type, only_try=True)
     if checks.resources.market == "spot":
         checks.session.client("ec2").describe_spot_price_history(
             InstanceTypes=[offer.instance_type], ProductDescriptions=["Linux/UNIX"], MaxResults=1
         )
-    yield from _look_at_ways_out(checks.session, machines)
+    if note := ways_out(checks.session, list(machines.subnets.values())).note():
+        yield note
     place = checks.place
     if place is not None and place.security_groups and machines.security_group not in place.security_groups:
         yield (
             f"this machine is not in the instances' security group {machines.security_group}; its own groups "
             f"({', '.join(place.security_groups)}) must let them in, on every TCP port"
         )
-
-
-def _may_span(resources: Resources, offer: Offer) -> bool:
-    """Whether a trial may span instances, which are then launched into a cluster placement group."""
-    most = resources.gpus_per_trial.max
-    return resources.max_instances > 1 and (most is None or most > offer.gpus)
-
-
-def _look_at_ways_out(session: AwsSession, machines: Machines) -> Iterator[str]:
-    if told := ways_out(session, list(machines.subnets.values())).note():
-        yield told
 
 
 def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Market) -> None:
@@ -310,7 +297,7 @@ def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Mark
         tags=tags_of(_PROBE, _PROBE, (_PROBE,), machines.owner),
         user_data=machines.user_data(start),
     )
-    del request["ClientToken"]  # another dry run may differ, and a token stands for one request
+    del request["ClientToken"]  # a token stands for one request, and another dry run may differ
     try:
         session.client("ec2").run_instances(**request, DryRun=True)
     except ClientError as error:
@@ -320,7 +307,7 @@ def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Mark
 
 
 def refused_launch(error: ClientError, profile: str, key_name: str | None, key: str = "worker_profile") -> str:
-    """Why EC2 would not launch such a machine, with the remedy, in one line. `key`: where the profile is written."""
+    """Return one line: why EC2 refuses to launch, with the remedy. `key`: the field that names the profile."""
     said = str(error)
     if "iamInstanceProfile" in said or "IAM Instance Profile" in said:
         return (
@@ -341,8 +328,7 @@ def refused_launch(error: ClientError, profile: str, key_name: str | None, key: 
 
 
 def _look_at_guard(checks: _Checks) -> Iterator[str]:
-    """Whether AWS would end what outlives its lease, by a schedule that is made, moved and deleted: it has no dry
-    run."""
+    # Schedules have no dry run: one is made, moved and deleted.
     role, some_day = checks.resources.aws.guard_role, time.time() + _YEAR_S
     if role is None:
         return
@@ -359,16 +345,14 @@ def _look_at_guard(checks: _Checks) -> Iterator[str]:
 
 
 def _look_at_end(checks: _Checks) -> Iterator[str]:
-    """Whether this role may end instances, by a dry run on one of the owner's (it is tied to their tag)."""
+    # The permission to terminate is tied to the owner's tag: a dry run needs one of the owner's instances.
     owner = checks.resources.aws.owner
-    ec2 = checks.session.client("ec2")
-    living = [*by_tags(owner=owner), {"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    found: list[Any] = list(pages(ec2.describe_instances, "Reservations", Filters=living))
+    found = instances(checks.session, by_tags(owner=owner), "pending", "running")
     if not found:
         yield f"permission to end instances (ec2:TerminateInstances) is first checked with an instance of owner {owner}"
         return
     try:
-        ec2.terminate_instances(InstanceIds=[found[0]["Instances"][0]["InstanceId"]], DryRun=True)
+        checks.session.client("ec2").terminate_instances(InstanceIds=[found[0]["InstanceId"]], DryRun=True)
     except ClientError as error:
         if lacks_rights(error):
             raise

@@ -1,6 +1,6 @@
-"""What AWS asks for its instance types: facts and spot prices from EC2, on-demand prices from the price list.
+"""Prices of instance types: facts and spot prices from EC2, on-demand prices from the price list; spot bills by hour.
 
-Linux, shared tenancy, US dollars. Parts that the role may not read, or that do not come in time, are left out and told.
+Linux, shared tenancy, US dollars. Parts that the role may not read, or that come late, are left out with a note.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ GPU_TYPES = ("g*", "p*")
 """Patterns of the names of types with GPUs (and some others)."""
 _WHOLE = re.compile(r"(\d+(?:\.\d+)?) Gigabit")
 PATIENCE_S = 45.0
-"""How long all the asking may take; what is missing then is left out."""
+"""Time limit for all requests; parts that are missing then are left out."""
 AT_ONCE = 8
 """Requests to the price list at the same time; it has one page for each type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricesTold:
-    """What AWS told."""
+    """Answers of AWS."""
 
     quotes: Mapping[str, Quote]
-    """Of every type that was asked for (of all types with GPUs, if none was); a part that failed has no instant."""
+    """Quotes of all requested types (of all with GPUs, if none was); a part that failed has no time."""
     problems: tuple[str, ...] = ()
-    """Why parts are missing, a line each, with the remedy."""
+    """Reasons for missing parts, a line each, with the remedy."""
 
 
 def fetch(
@@ -51,7 +51,7 @@ def fetch(
     *,
     clock: Callable[[], float] = time.time,
 ) -> PricesTold:
-    """Facts and prices of `types`, or of all types with GPUs. Raises nothing of AWS's: see `PricesTold.problems`.
+    """Return facts and prices of `types`, or of all types with GPUs. Errors of AWS become `PricesTold.problems`.
 
     Without the part `facts`, the types must be given.
     """
@@ -84,7 +84,7 @@ def fetch(
 def facts_of(
     session: AwsSession, types: Sequence[str] | None, in_time: Callable[[], bool] = lambda: True
 ) -> dict[str, Facts]:
-    """Type -> what it has, of the types that the region offers, or of all with GPUs. Raises botocore's errors."""
+    """Return type -> facts, of those `types` that the region has, or of all with GPUs. Raises botocore's errors."""
     names = list(GPU_TYPES if types is None else types)
     described = pages(
         session.client("ec2").describe_instance_types,
@@ -99,7 +99,7 @@ def facts_of(
 def spot_prices(
     session: AwsSession, types: Sequence[str], now: float, in_time: Callable[[], bool] = lambda: True
 ) -> dict[str, dict[str, float]]:
-    """Type -> zone -> the price on spot at `now` (Unix time), in USD per hour. Raises botocore's errors."""
+    """Return type -> zone -> the spot price at `now` (Unix time), in USD per hour. Raises botocore's errors."""
     latest: dict[tuple[str, str], tuple[datetime, float]] = {}
     history = pages(
         session.client("ec2").describe_spot_price_history,
@@ -122,7 +122,7 @@ def spot_prices(
 def on_demand_price(
     session: AwsSession, instance_type: str, in_time: Callable[[], bool] = lambda: True
 ) -> float | None:
-    """USD per hour in the session's region; None if it is not sold by the hour. Raises botocore's errors."""
+    """Return USD per hour in the session's region; None if it is not sold by the hour. Raises botocore's errors."""
     wanted = {
         "instanceType": instance_type,
         "regionCode": session.region,
@@ -143,7 +143,7 @@ def on_demand_price(
 
 
 def _on_demand_prices(session: AwsSession, types: Sequence[str], in_time: Callable[[], bool]) -> dict[str, float]:
-    # The first one alone: where it is refused the others would be as well.
+    # The first one alone: if it is refused, the others would be too.
     first, *rest = types
     found = {first: on_demand_price(session, first, in_time)}
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -155,7 +155,7 @@ def _on_demand_prices(session: AwsSession, types: Sequence[str], in_time: Callab
 
 
 def _hourly(product: Any) -> Iterable[float]:
-    """The prices on demand of a product: none for capacity blocks, which are sold ahead."""
+    """Yield the on-demand prices of a product: none for capacity blocks, which are sold in advance."""
     if product["product"].get("attributes", {}).get("marketoption", "OnDemand") != "OnDemand":
         return
     for term in product.get("terms", {}).get("OnDemand", {}).values():
@@ -180,7 +180,7 @@ def _facts(described: Any) -> Facts:
 
 
 def _sustained_gbps(network: Any) -> float | None:
-    """Of `50 Gigabit` that; of `Up to 10 Gigabit` the baseline of its card."""
+    # `50 Gigabit` is sustained; for `Up to 10 Gigabit` the baseline of its cards is.
     whole = _WHOLE.fullmatch(network.get("NetworkPerformance", ""))
     if whole is not None:
         return float(whole.group(1))
@@ -189,7 +189,7 @@ def _sustained_gbps(network: Any) -> float | None:
 
 
 class _Asking:
-    """Asks for one part after the other and keeps what went wrong; nothing more where that would go wrong as well."""
+    """Requests one part after the other and keeps the errors; stops after an error that would repeat."""
 
     def __init__(self, in_time: Callable[[], bool]) -> None:
         self.in_time = in_time
@@ -207,27 +207,26 @@ class _Asking:
             return None
 
 
-# What the hours of spot instances cost: each hour since an instance began to run, at the price when it begins.
+# Hourly prices of spot instances: each hour since an instance began to run costs the price at its beginning.
 #
 # "You pay the Spot price that's in effect at the beginning of each instance-hour for your running instance. If Spot
 # price changes after you launch the instance, the new price is charged against the instance usage for the subsequent
-# hour" (Amazon EC2 FAQs, Spot Instances). So a price is asked for once an hour has begun, and stays. EC2 does not
-# tell to the second when an instance began to run: of all prices that may have been in effect then, the highest
-# counts.
+# hour" (Amazon EC2 FAQs, Spot Instances). So a price is requested once an hour has begun, and stays. EC2 does not show
+# the exact second at which an instance began to run: the highest price that may have been in effect counts.
 
 
 PAUSE_S = 60.0
-"""Until prices are asked for again that could not be had."""
+"""Pause before missing prices are requested again."""
 ROUNDING_S = 1.0
-"""EC2 tells instants to the second, rounded down."""
+"""EC2's times are in whole seconds, rounded down."""
 
 Changes = Sequence[tuple[float, float]]
-"""(from when on, USD per hour), in order."""
+"""(start time, USD per hour), in order."""
 _log = logging.getLogger(__name__)
 
 
 class SpotHours:
-    """Finds out what the hours cost that the spot instances of a run have begun. Safe to use from several threads."""
+    """Looks up the prices of all hours that the spot instances of a run have begun. Thread-safe."""
 
     def __init__(self, session: AwsSession, intents: Intents) -> None:
         self._session = session
@@ -236,7 +235,7 @@ class SpotHours:
         self._ask_at = -math.inf
 
     def look(self, now: float) -> None:
-        """Ask for what is not known yet, all at once; at most once a minute for what EC2 does not tell."""
+        """Request all unknown prices at once; repeat those that EC2 lacks at most once a minute."""
         with self._mutex:
             unknown = [one for one in self._intents.all() if len(billed_prices_usd(one)) < _hours(one, now)]
             if not unknown or now < self._ask_at:
@@ -252,7 +251,7 @@ class SpotHours:
 
 
 def _hours(intent: Intent, now: float) -> int:
-    """How many hours of a spot instance have begun: of a living one, those that have surely."""
+    """Return the number of hours of a spot instance that have begun, for a living one with certainty."""
     if intent.market != "spot" or intent.running_at is None or intent.last is None:
         return 0
     if intent.ended_at is not None:
@@ -261,16 +260,16 @@ def _hours(intent: Intent, now: float) -> int:
 
 
 def _doubt_s(intent: Intent) -> float:
-    """For how long it is not known whether it ran."""
+    """Return the uncertainty of its start."""
     if intent.running_at is None or intent.seen_running_at is None:
         return 0.0
     return max(0.0, intent.seen_running_at - intent.running_at)
 
 
 def priced(session: AwsSession, intents: Sequence[Intent], now: float) -> dict[str, tuple[float, ...]]:
-    """Name -> the prices of all hours that have begun, of those instances of which more are known now.
+    """Return name -> prices of all begun hours, for the instances with new prices.
 
-    One request for all of them, whatever their types and zones. Raises botocore's errors.
+    One request serves all types and zones. Raises botocore's errors.
     """
     since = min(_begins_at(intent, len(intent.hour_prices_usd)) for intent in intents) - ROUNDING_S
     choices = [intent.last.choice for intent in intents if intent.last is not None]
@@ -286,12 +285,8 @@ def priced(session: AwsSession, intents: Sequence[Intent], now: float) -> dict[s
     ):
         place = one["InstanceType"], one["AvailabilityZone"]
         changes.setdefault(place, []).append((one["Timestamp"].timestamp(), float(one["SpotPrice"])))
-    found = {intent.instance: _with_more(intent, changes, now) for intent in intents}
-    return {
-        intent.instance: found[intent.instance]
-        for intent in intents
-        if found[intent.instance] != intent.hour_prices_usd
-    }
+    found = ((intent, _with_more(intent, changes, now)) for intent in intents)
+    return {intent.instance: prices for intent, prices in found if prices != intent.hour_prices_usd}
 
 
 def _with_more(intent: Intent, changes: Mapping[tuple[str, str], Changes], now: float) -> tuple[float, ...]:
@@ -308,12 +303,11 @@ def _with_more(intent: Intent, changes: Mapping[tuple[str, str], Changes], now: 
 
 
 def _begins_at(intent: Intent, hour: int) -> float:
-    """When an hour begins, at the earliest."""
     return (intent.running_at or 0.0) + hour * HOUR_S
 
 
 def highest(changes: Changes, since: float, until: float) -> float | None:
-    """The highest price that was in effect between two instants; None where none is known from the beginning on."""
+    """Return the highest price in effect between two times; None if it is unknown at the first."""
     before = [price for at, price in changes if at <= since]
     during = [price for at, price in changes if since < at <= until]
     return max([before[-1], *during]) if before else None

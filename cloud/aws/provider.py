@@ -1,7 +1,7 @@
-"""EC2 as a provider: instances that join the driver's Ray head, whose lives and prices are known and end for certain.
+"""EC2 as a provider: instances that join the driver's Ray head, with known prices and a certain end.
 
-What was asked for is written below `directory` before it is asked (see `intents`); what exists is what EC2 shows (see
-`fleet`). One driver at a time holds a directory: the head sees to that. `open_provider` puts it together.
+Each request is written below `directory` before it is made (see `intents`); EC2 shows what exists (see `fleet`). The
+head makes sure that one driver at a time holds a directory. `open_provider` puts it together.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.calls import AwsSession, Machines
 from rubberband.cloud.aws.client import open_session
+from rubberband.cloud.aws.errors import in_one_line
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Ec2Fleet
 from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.intents import Intent, Intents, Run
-from rubberband.cloud.aws.launching import Choices, Gathering, Launcher, LaunchOrder, Ware
-from rubberband.cloud.aws.metadata import OwnInstance, own_address, own_place
-from rubberband.cloud.aws.resolving import in_one_line, resolve
+from rubberband.cloud.aws.launching import Choices, Gathering, Launcher, LaunchOrder
+from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
+from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.catalogue import Table
+from rubberband.cloud.local.guarding import RayHead
 from rubberband.cloud.provider import Head, InstanceDescription
-from rubberband.cloud.ray_head import RayHead
 from rubberband.cloud.start_limits import reach_s
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
@@ -37,35 +37,17 @@ from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 
 LIFETIME_S = 7 * 24 * 3600.0
-"""The hard stop: an instance ends itself so long after booting although its lease is renewed."""
+"""Hard stop: an instance ends itself this long after booting even if its lease is renewed."""
 LEAST_LEASE_S = 60.0
-"""An instance whose first lease is shorter is of no use, and is billed for that long anyway."""
+"""An instance with a shorter first lease is useless, and is billed for this long anyway."""
 _GATHER_S = 0.3
-"""A launch waits so long for others that are to be bought with it."""
-
-
-class ClusterHead(Protocol):
-    """The head that instances join; see `rubberband.cloud.ray_head.RayHead`."""
-
-    def living(self) -> Head | None:
-        """The head, if it lives."""
-        ...
-
-    def ensure(self) -> Head:
-        """The living head, started if need be."""
-        ...
-
-    def renew_lease(self, until: float) -> None:
-        """Let it live until then."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
+"""A launch waits this long for others that are bought with it."""
 
 
 class AwsProvider:
     """Implements `rubberband.cloud.provider.ClusterProvider` on EC2, for one run of one experiment."""
+
+    remote = True
 
     def __init__(
         self,
@@ -73,10 +55,10 @@ class AwsProvider:
         directory: Path,
         session: AwsSession,
         machines: Machines,
-        head: ClusterHead,
+        head: RayHead,
         *,
         run: str,
-        wares: Sequence[Ware],
+        offers: Sequence[Offer],
         gpus: int,
         lease_s: float = 600.0,
         device: Literal["cpu", "cuda"] = "cuda",
@@ -88,21 +70,23 @@ class AwsProvider:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`wares` are the types that will do, the planned one first, each with `gpus` slots. `run` sets this run apart
-        from others of the same name. `together`: trials may span instances, so all are to be in one zone. `guards` end
-        what outlives driver and lease. Until `renew_lease` is called, leases reach `lease_s` from now.
+        """`offers` are the suitable types, the planned one first, each with `gpus` slots. `run` distinguishes runs of
+        one name. `together`: trials may span instances, so all must be in one zone. `guards` terminate instances that
+        outlive driver and lease. Until `renew_lease` is called, leases reach `lease_s` from now.
 
-        Raises ProviderError if what an earlier driver wrote cannot be read.
+        Raises ProviderError if the files of an earlier driver cannot be read.
         """
         self._head = head
-        self._device = device
+        self.device: Literal["cpu", "cuda"] = device
+        self.clock = clock
+        self.look_s = look_s
         this = Run(experiment=experiment, run=run, region=session.region, owner=machines.owner)
         self._intents = Intents(directory, this)
         self._fleet = Ec2Fleet(session, this, self._intents, clock=clock, sleep=sleep, look_s=look_s)
         self._launcher = Launcher(
             self._fleet,
             machines,
-            Choices(self._fleet, machines, wares, together=together),
+            Choices(self._fleet, machines, offers, together=together),
             gpus=gpus,
             lifetime_s=lifetime_s,
             least_lease_s=least_lease_s,
@@ -118,50 +102,30 @@ class AwsProvider:
         self._until = clock() + lease_s
         self._fleet.keep_until(self._until)
 
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """What trials run on."""
-        return self._device
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """Unix time."""
-        return self._fleet.clock
-
-    @property
-    def remote(self) -> bool:
-        """Instances are other machines."""
-        return True
-
-    @property
-    def look_s(self) -> float:
-        """EC2 throttles who asks much oftener."""
-        return self._fleet.look_s
-
     def slowness(self, instance: str) -> float:
-        """Machines of their own are as fast as their type."""
+        """Return 1: an instance is not shared."""
         return 1.0
 
     def last_words(self, instance: str) -> str:
-        """What its boot script was at when its console was last seen, and the last that was said there."""
+        """Return the last step of its boot script that the console shows, and the last output."""
         return self._fleet.last_words(instance)
 
     def head(self) -> Head | None:
-        """The living head, or None."""
+        """Return the living head, or None."""
         return self._head.living()
 
     def ensure_head(self) -> Head:
-        """The living head, which is started on this machine if there is none. Raises ProviderError."""
+        """Return the living head; start one on this machine if there is none. Raises ProviderError."""
         return self._head.ensure()
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
-        """Buy an instance under the name `instance`; asking twice buys once.
+        """Buy an instance under the name `instance`; a repeated call buys once.
 
-        What is asked for at the same moment is bought together. Zones are tried in order (on the spot market the
-        cheapest first), then other types if there are any. What is not answered is asked again until it is, for as
-        long as it takes, unless the instance is released meanwhile.
+        Launches at the same moment are bought together. Zones are tried in order (on the spot market the cheapest
+        first), then other types if there are any. A request without an answer is repeated until it has one, unless
+        the instance is released meanwhile.
 
-        Raises ProviderError if nothing is to be had, with the reason of every zone, or if the budget does not reach.
+        Raises ProviderError if nothing is available, with the reason of every zone, or if the budget is too short.
         """
         for error in self.launch_all([instance], market, first_lease_s=first_lease_s).values():
             raise error
@@ -169,40 +133,38 @@ class AwsProvider:
     def launch_all(
         self, instances: Sequence[str], market: Market = "on_demand", *, first_lease_s: float | None = None
     ) -> dict[str, ProviderError]:
-        """What `launch` does for each of `instances` at the same moment: name -> why it was not bought."""
-        self._require_open()
+        """Launch all of `instances` at the same moment. Return name -> why it was not bought."""
+        if self._closed:
+            raise ProviderError(f"the provider of experiment {self._fleet.run.experiment} is closed; open a new one")
         address = self._head.ensure().address
         most_s = math.inf if first_lease_s is None else first_lease_s
-        orders = [self._order(name, market, address, partial(self._given_up, name), most_s) for name in instances]
+        orders = [self._order(name, market, address, self._unless_released(name), most_s) for name in instances]
         self._fleet.launching.update(instances)
         try:
             for order in orders:
-                with self._at_work_on(order.instance):
-                    self._begin(order)
+                with self._lock_of(order.instance):
+                    try:
+                        self._launcher.begin(order)
+                    except ProviderError as error:
+                        order.refuse(str(error))
             self._gathering.join([order for order in orders if not order.answer.done()])
         finally:
             self._fleet.launching.difference_update(instances)
             self._guard()
         return dict(self._failures(orders))
 
-    def _begin(self, order: LaunchOrder) -> None:
-        try:
-            self._launcher.begin(order)
-        except ProviderError as error:
-            order.refuse(str(error))
-
     def _failures(self, orders: Sequence[LaunchOrder]) -> Iterator[tuple[str, ProviderError]]:
         for order in orders:
             error = order.answer.exception()
             if isinstance(error, ProviderError):
-                if self._intents.wanted(order.instance):  # whoever hears of a failure asks for it no more
+                if self._intents.wanted(order.instance):  # a caller that sees the failure does not repeat the request
                     self._fleet.end_soon(order.instance, str(error))
                 yield order.instance, error
             elif error is not None:
                 raise error
 
     def describe(self) -> Sequence[InstanceDescription]:
-        """Every instance of this run that lives or has ended, in the order of their launch, as of `look_s` ago.
+        """Return every instance of this run, living or ended, in the order of launch, as of `look_s` ago.
 
         Raises ProviderError if EC2 does not answer.
         """
@@ -213,7 +175,7 @@ class AwsProvider:
         return [intent.status() for intent in self._intents.all() if not intent.refused]
 
     def _guard(self) -> None:
-        """AWS ends what should have ended itself. Does not wait."""
+        """Have AWS terminate instances that outlive their leases. Does not wait."""
         if self._guards is not None:
             bought = [(one.last.instance_id, one.instance) for one in self._intents.living() if one.last is not None]
             self._guards.tend({identity: self._fleet.latest_end(name) for identity, name in bought if identity})
@@ -227,12 +189,12 @@ class AwsProvider:
                     self._fleet.end_soon(intent.instance, "the Ray head ended")
 
     def release(self, instance: str) -> InstanceDescription:
-        """End the instance and return its final status; idempotent. EC2 has accepted that, and bills it no longer.
+        """Terminate the instance and return its final status; idempotent. EC2 has accepted that, and billing has ended.
 
-        Raises ProviderError if there never was such an instance, or if EC2 cannot be made to end it yet.
+        Raises ProviderError if the instance was never launched, or if EC2 does not accept yet.
         """
         self._unwanted.add(instance)
-        with self._at_work_on(instance):
+        with self._lock_of(instance):
             intent = self._intents.get(instance)
             if intent is None or intent.refused:
                 self._unwanted.discard(instance)
@@ -249,15 +211,13 @@ class AwsProvider:
         self._launcher.settle(self._order(intent.instance, intent.market, "", impatient))
         self._fleet.end(intent.instance)
         self._fleet.hours.look(self._fleet.clock())
-        ended = self._intents.get(intent.instance)
-        assert ended is not None, "what was ended was asked for"
-        return ended
+        return self._intents.known(intent.instance)
 
     def renew_lease(self, until: float) -> None:
         """Let head and instances live until `until` (Unix time), and no longer.
 
-        Instances hear of it from the driver's worker on them; here it is the bound of those that are launched, which
-        may be further ahead than the lease of the head and of those that have joined.
+        The driver's worker on an instance renews its lease. Here it bounds new launches, and may be further ahead than
+        the lease of the head and of instances that have joined.
         """
         self._until = until
         leased_until = min(until, self._fleet.clock() + self._lease_s)
@@ -265,9 +225,9 @@ class AwsProvider:
         self._head.renew_lease(leased_until)
 
     def close(self) -> None:
-        """End every instance of this run, what was never answered included, and the head. Idempotent.
+        """Terminate every instance of this run, those of unanswered requests included, and the head. Idempotent.
 
-        Raises ProviderError, after all that could be ended was, if something may still run.
+        Raises ProviderError in the end if an instance may still run.
         """
         with self._mutex:
             closed, self._closed = self._closed, True
@@ -280,18 +240,14 @@ class AwsProvider:
             self._head.close()
 
     def _give_back(self, instance: str) -> None:
-        with self._at_work_on(instance):
+        with self._lock_of(instance):
             intent = self._intents.get(instance)
             if intent is not None and intent.lives:
                 self._end(intent)
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ProviderError(f"the provider of experiment {self._fleet.run.experiment} is closed; open a new one")
-
-    def _given_up(self, instance: str) -> str:
-        gone = self._closed or instance in self._unwanted
-        return f"instance {instance} was released while it was requested" if gone else ""
+    def _unless_released(self, instance: str) -> Callable[[], str]:
+        reason = f"instance {instance} was released while it was requested"
+        return lambda: reason if self._closed or instance in self._unwanted else ""
 
     def _order(
         self,
@@ -309,18 +265,14 @@ class AwsProvider:
             given_up=given_up,
         )
 
-    def _at_work_on(self, instance: str) -> threading.RLock:
-        """One at a time works on a name."""
+    def _lock_of(self, instance: str) -> threading.RLock:
         with self._mutex:
             return self._names[instance]
 
 
-# Open EC2 for an experiment: session, machines, the head on this machine, and the provider over them.
-
-
 DEVICE_VARIABLE = "RUBBERBAND_DEVICE"
-"""Environment variable of the driver: `cpu` or `cuda`, what trials use whatever the type has. For rehearsals, in which
-an instance is a machine without GPUs."""
+"""Environment variable of the driver: `cpu` or `cuda`, the trials' device on any type. For rehearsals, in which an
+instance is a machine without GPUs."""
 _DEVICES: Mapping[str, Literal["cpu", "cuda"]] = {"cpu": "cpu", "cuda": "cuda"}
 
 
@@ -338,15 +290,15 @@ def open_provider(
     not_before: float = 0.0,
     together: bool = False,
 ) -> AwsProvider:
-    """The provider of one run of the experiment `name`, which keeps its records in `directory`.
+    """Open EC2 for one run of the experiment `name`, which keeps its records in `directory`.
 
-    Where `offer`'s type is not to be had, other types of the experiment stand in that have the same GPUs and cost no
-    more than `dearest_usd_per_hour` (None: than the offer); `table` has their prices.
+    If `offer`'s type is sold out, other types of the experiment are used that have the same GPUs and cost no more than
+    `dearest_usd_per_hour` (None: than the offer); `table` has their prices.
 
-    `together`: trials may span instances, so all of them are to be in one zone.
+    `together`: trials may span instances, so all of them must be in one zone.
 
-    Raises InputError for what does not fit in the account or on this machine, with the remedy; ProviderError if another
-    driver holds the directory.
+    Raises InputError for a problem in the account or on this machine, with the remedy; ProviderError if another driver
+    holds the directory.
     """
     check_lease(resources)
     session = session or open_session(resources.region)
@@ -362,6 +314,7 @@ def open_provider(
         device=device,
     )
     limit_usd = max(offer.price_usd_per_hour, dearest_usd_per_hour or 0.0)
+    others = stand_ins(resources, offer, table=table, environment=environment)
     head = RayHead(name, directory, host=host, lease_s=resources.lease_length_s, not_before=not_before)
     return AwsProvider(
         name,
@@ -370,7 +323,7 @@ def open_provider(
         machines,
         head,
         run=run,
-        wares=[_ware(offer), *_stand_ins(resources, offer, limit_usd, table, environment)],
+        offers=[offer, *(other for other in others if other.price_usd_per_hour <= limit_usd)],
         gpus=offer.gpus,
         lease_s=resources.lease_length_s,
         device=device,
@@ -389,7 +342,7 @@ def _guards(session: AwsSession, resources: Resources, clock: Callable[[], float
 
 
 def check_lease(resources: Resources) -> None:
-    """Raise InputError for a lease that ends before it could be renewed for the first time."""
+    """Raise InputError for a lease that ends before its first renewal."""
     lease_s, least_s = resources.lease_length_s, reach_s(LEAST_LEASE_S)
     if lease_s < least_s:
         raise InputError(
@@ -399,7 +352,7 @@ def check_lease(resources: Resources) -> None:
 
 
 def _host(resources: Resources, place: OwnInstance | None) -> str:
-    """This machine's address as instances reach it."""
+    """Return this machine's address as instances reach it."""
     if resources.aws.driver_address is not None:
         return own_address(resources.aws.driver_address)
     if place is None:
@@ -413,7 +366,7 @@ def _host(resources: Resources, place: OwnInstance | None) -> str:
 def stand_ins(
     resources: Resources, offer: Offer, *, table: Table | None = None, environment: Mapping[str, str] = os.environ
 ) -> list[Offer]:
-    """The offers of the experiment's other types that have as many GPUs, of the same model, cheapest first."""
+    """Return the offers of the experiment's other types with the same number and model of GPUs, cheapest first."""
     known = catalogue.table_of(resources, environment, table)
     row = known.get(offer.instance_type)
     found = []
@@ -426,26 +379,10 @@ def stand_ins(
     return sorted(found, key=lambda offer: offer.price_usd_per_hour)
 
 
-def _stand_ins(
-    resources: Resources, offer: Offer, limit_usd: float, table: Table | None, environment: Mapping[str, str]
-) -> Iterator[Ware]:
-    for other in stand_ins(resources, offer, table=table, environment=environment):
-        if other.price_usd_per_hour <= limit_usd:
-            yield _ware(other)
-
-
-def _ware(offer: Offer) -> Ware:
-    return Ware(
-        instance_type=offer.instance_type,
-        on_demand_usd_per_hour=offer.price_usd_per_hour,
-        spot_usd_per_hour=None if offer.spot is None else offer.spot.price_usd_per_hour,
-    )
-
-
 def device_of(
     session: AwsSession, instance_type: str, environment: Mapping[str, str] = os.environ
 ) -> Literal["cpu", "cuda"]:
-    """What trials use on a type: its GPUs, or what the environment says. Raises InputError for another word there."""
+    """Return the trials' device on a type: its GPUs, or RUBBERBAND_DEVICE. Raises InputError for a bad value there."""
     asked = environment.get(DEVICE_VARIABLE, "")
     if asked in _DEVICES:
         return _DEVICES[asked]

@@ -1,6 +1,6 @@
-"""How many instances an account may hold: EC2's quotas, in vCPUs by family and market, less what runs now.
+"""Number of instances that an account may hold: EC2's quotas, in vCPUs by family and market, less current use.
 
-A quota bounds what is rented, it promises no capacity. `rubberband plan` and the checks before a run read it here.
+A quota is a limit and promises no capacity. `rubberband plan` and the checks before a run read it here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.client import pages
-from rubberband.cloud.aws.errors import FAILURES, explain
+from rubberband.cloud.aws.client import instances, pages
+from rubberband.cloud.aws.errors import FAILURES, explain, ignoring
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 
@@ -58,16 +56,14 @@ _CODES: Mapping[str, Mapping[Market, tuple[str, str]]] = {
         "spot": ("L-E3A00192", "All X Spot Instance Requests"),
     },
 }
-"""Family -> market -> code and name of its quota, as Service Quotas has them under `ec2`. The quota for p6 on spot is
-not known here."""
+"""Family -> market -> code and name of its quota in Service Quotas, under `ec2`. That of p6 on spot is missing."""
 _FAMILIES = {"g": "g", "gr": "g", "vt": "g", "p": "p", **dict.fromkeys("acdhimrtz", "standard")}
 _FAMILIES |= {"im": "standard", "is": "standard", **{family: family for family in ("trn", "inf", "dl", "f", "x")}}
-_LIVING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What an account may hold of some families of types on one market of a region, in vCPUs."""
+    """Limit of an account for some families of types on one market of a region, in vCPUs."""
 
     code: str
     name: str
@@ -75,17 +71,12 @@ class Quota:
     market: Market
     vcpus: float
     used_vcpus: float | None
-    """Held now, by whomever; None where the role may not see it."""
-
-    @property
-    def left_vcpus(self) -> float:
-        """What may still be rented."""
-        return max(0.0, self.vcpus - (self.used_vcpus or 0.0))
+    """Held now, by any user of the account; None where the role may not see it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How many instances of one type an account may hold on one market."""
+    """Number of instances of one type that an account may hold on one market."""
 
     instance_type: str
     vcpus: int
@@ -99,18 +90,18 @@ class Room:
 
     @property
     def instances(self) -> int:
-        """So many more may be rented now."""
-        return int(self.quota.left_vcpus // self.vcpus)
+        """Number of instances that may be rented in addition now."""
+        return int(max(0.0, self.quota.vcpus - (self.quota.used_vcpus or 0.0)) // self.vcpus)
 
     def note(self) -> str:
-        """For people, without a full stop: how many there may be, by which quota."""
+        """Return a note for users, without a full stop: the number, and its quota."""
         return (
             f"quota: {self.instances} more {self.instance_type} {_MARKET[self.market]} in {self.quota.region} "
             f"({self.quota.vcpus:g} vCPUs of '{self.quota.name}', {self.quota.code}, {_used(self.quota)})"
         )
 
     def refusal(self, instances: int) -> str:
-        """Why not even one may be rented, and how to ask for `instances` of them; one line."""
+        """Return one line: why not even one may be rented, and how to request `instances` of them."""
         quota = self.quota
         asked = int((quota.used_vcpus or 0) + instances * self.vcpus)
         return (
@@ -127,7 +118,7 @@ def _used(quota: Quota) -> str:
 
 
 def ask_for_more(quota: Quota, vcpus: int) -> str:
-    """The remedy: the command that asks AWS to raise a quota to `vcpus`."""
+    """Return the remedy: the command that requests a quota of `vcpus`."""
     return (
         "end running instances, or request more: aws service-quotas request-service-quota-increase --service-code "
         f"ec2 --quota-code {quota.code} --desired-value {vcpus} --region {quota.region}"
@@ -147,9 +138,9 @@ def quota_code(instance_type: str, market: Market) -> tuple[str, str] | None:
 
 
 def quotas(session: AwsSession, types: Sequence[str], markets: Sequence[Market]) -> tuple[Room, ...]:
-    """The room for each type on each market; none for a type that EC2 does not know or whose family has no known quota.
+    """Return the room for each type on each market, but none for an unknown type or a family without a known quota.
 
-    Raises ProviderError where the quotas cannot be read; what runs now is left out where it may not be seen.
+    Raises ProviderError if the quotas cannot be read; current use is unknown if the role may not see it.
     """
     try:
         return _rooms(session, types, markets)
@@ -177,7 +168,7 @@ def _rooms(session: AwsSession, types: Sequence[str], markets: Sequence[Market])
 
 
 def vcpus_of(session: AwsSession, types: Sequence[str]) -> dict[str, int]:
-    """Type -> its vCPUs; those that EC2 does not know are left out."""
+    """Return type -> vCPUs, without types that EC2 does not know."""
     named: list[Mapping[str, Any]] = [{"Name": "instance-type", "Values": list(types)}]
     described = pages(session.client("ec2").describe_instance_types, "InstanceTypes", Filters=named)
     return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in described}
@@ -185,26 +176,19 @@ def vcpus_of(session: AwsSession, types: Sequence[str]) -> dict[str, int]:
 
 def _allowed(session: AwsSession, code: str) -> float:
     client = session.client("service-quotas")
-    try:
-        answer: Any = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "NoSuchResourceException":
-            raise
-        # A quota that was never changed may have no applied value of its own.
-        answer = client.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)
-    return float(answer["Quota"]["Value"])
+    with ignoring("NoSuchResourceException"):
+        return float(client.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
+    # A quota that was never changed may have no applied value of its own.
+    return float(client.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
 
 
 def _living(session: AwsSession) -> list[tuple[str, Market]] | None:
-    """Type and market of everything that runs; None where it may not be seen."""
+    """Return type and market of all that runs; None where the role may not see it."""
     try:
-        found = pages(session.client("ec2").describe_instances, "Reservations", Filters=_LIVING)
-        instances = [one for reservation in found for one in reservation["Instances"]]
+        found = instances(session, [], "pending", "running")
     except FAILURES:
         return None
-    return [
-        (one["InstanceType"], "spot" if one.get("InstanceLifecycle") == "spot" else "on_demand") for one in instances
-    ]
+    return [(one["InstanceType"], "spot" if one.get("InstanceLifecycle") == "spot" else "on_demand") for one in found]
 
 
 def _used_vcpus(living: Sequence[tuple[str, Market]], vcpus: Mapping[str, int], code: str, market: Market) -> float:

@@ -1,7 +1,7 @@
-"""From the words of `resources.aws` to machines that can be launched: image, network, what is installed, the token.
+"""From `resources.aws` to launch parameters: image, network, installation, token.
 
-It rents nothing. What is missing in the account and free of charge is made: the security group, the published Ray
-token, and this package's wheel in the bucket.
+It rents nothing. It creates what the account lacks and is free of charge: the security group, the published Ray token,
+and this package's wheel in the bucket.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +17,15 @@ from typing import Literal
 
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.boot import Boot, Installation, brings_the_package, installation, words_of, worker_script
-from rubberband.cloud.aws.calls import AwsSession, Machines, NodeStart
-from rubberband.cloud.aws.errors import OF_AWS, explain
+from rubberband.cloud.aws.calls import AwsSession, Machines
+from rubberband.cloud.aws.errors import in_one_line
 from rubberband.cloud.aws.images import built_image, find_image, root_volume_gb, type_facts
-from rubberband.cloud.aws.metadata import OwnInstance, own_place
-from rubberband.cloud.aws.network import check_group, choose_subnets, ensure_group
+from rubberband.cloud.aws.network import OwnInstance, check_group, choose_subnets, ensure_group, own_place
 from rubberband.cloud.aws.token import publish_token, token_parameter
 from rubberband.cloud.aws.wheel import constraints, sent
 from rubberband.cloud.local import ray_node
-from rubberband.distribution import DISTRIBUTION, install_hint, requirement
 from rubberband.errors import InputError
+from rubberband.installation import DISTRIBUTION, install_hint, requirement
 from rubberband.spec.resources import Aws
 
 
@@ -43,12 +41,12 @@ def resolve(
     sleep: Callable[[float], None] = time.sleep,
     builds: bool = False,
 ) -> Machines:
-    """How the instances of one type are launched. `checkpoints`: the store's URL, where the wheel is put.
+    """Return the launch parameters of instances of one type. `checkpoints`: the store's URL, where the wheel is put.
 
-    An image of the owner's that has their environment (`rubberband image build`) is used, unless this one `builds` it.
-    `device`: what trials train on; by default the GPUs of a type that has some.
-    `place` is where this machine is in EC2, if not as its metadata service tells. Raises InputError (one line, with the
-    remedy) for whatever in the words or in the account does not fit.
+    An image of the owner's with their environment (`rubberband image build`) is used, unless this call `builds` it.
+    `device`: where trials train; by default on the GPUs of a type that has some.
+    `place` is where this machine is in EC2, by default as its metadata service says. Raises InputError (one line, with
+    the remedy) for a wrong setting, in the file or in the account.
     """
     place = place or own_place()
     with in_one_line():
@@ -62,6 +60,15 @@ def resolve(
         vpc, subnets = choose_subnets(session, words.subnets, instance_type, place)
         group = security_group(session, words, vpc, sleep)
         publish_token(session, words.owner, token_path)
+    boot = Boot(
+        region=session.region,
+        token_parameter=token_parameter(words.owner),
+        installation=installed,
+        setup=words.setup,
+        built=own is not None,
+        ray_settings=ray_node.SETTINGS,
+        device=device or ("cuda" if facts.gpus else "cpu"),
+    )
     return Machines(
         image=image.image_id,
         subnets=subnets,
@@ -72,40 +79,23 @@ def resolve(
         volume_gb=volume_gb,
         root_device=image.root_device,
         lasting_disks=image.lasting_disks,
-        user_data=_boots(
-            session.region, words, installed, device or ("cuda" if facts.gpus else "cpu"), built=own is not None
-        ),
+        user_data=partial(worker_script, boot),
     )
-
-
-def _boots(
-    region: str, words: Aws, installed: Installation, device: Literal["cpu", "cuda"], *, built: bool
-) -> Callable[[NodeStart], str]:
-    boot = Boot(
-        region=region,
-        token_parameter=token_parameter(words.owner),
-        installation=installed,
-        setup=words.setup,
-        built=built,
-        ray_settings=ray_node.SETTINGS,
-        device=device,
-    )
-    return partial(worker_script, boot)
 
 
 def security_group(session: AwsSession, words: Aws, vpc: str, sleep: Callable[[float], None] = time.sleep) -> str:
-    """The group that instances and the head share. Raises as `check_group` and `ensure_group` do."""
+    """Return the group that instances and the head share. Raises as `check_group` and `ensure_group` do."""
     if words.security_group is not None:
         return check_group(session, words.security_group, vpc)
     return ensure_group(session, words.owner, vpc, sleep=sleep)
 
 
 def what_to_install(session: AwsSession | None, words: Aws, checkpoints: str | None) -> Installation:
-    """What an instance installs: the driver's own rubberband, unless the file names another, and what the file says.
+    """Return what an instance installs: the file's requirements, and the driver's rubberband unless they name one.
 
-    Packages are of the driver's versions, except those whose version the file says. The driver's rubberband goes as a
-    wheel through the bucket of the checkpoints; where the user has an index, its version is asked for there. Without a
-    session nothing is put into the bucket. Raises InputError if there is neither.
+    Packages have the driver's versions, except those whose version the file names. The driver's rubberband is sent as
+    a wheel through the bucket of the checkpoints; with an index of the user's, its version is installed from there.
+    Without a session nothing is put into the bucket. Raises InputError if there is neither.
     """
     install = words.install or ""
     if not brings_the_package(install):
@@ -133,12 +123,3 @@ def _ray_version() -> str:
         return importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
         raise InputError(f"ray is not installed here; run {install_hint('ray', 'aws')}") from None
-
-
-@contextmanager
-def in_one_line() -> Iterator[None]:
-    """Turn errors of AWS into InputError, with the remedy."""
-    try:
-        yield
-    except OF_AWS as error:
-        raise InputError(explain(error)) from None

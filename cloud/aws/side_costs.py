@@ -1,6 +1,6 @@
-"""What an instance of this account is charged for beside itself: its root volume, an address, a way out by NAT.
+"""Charges beside an instance's rent in this account: its root volume, an address, traffic through NAT.
 
-It only looks; where a role may not look, or nothing fits, what is assumed stands (`rubberband.cloud.side_costs`).
+It only reads. Where a role may not read, or nothing fits, the assumptions of `rubberband.cloud.side_costs` hold.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import FAILURES, explain
 from rubberband.cloud.aws.images import Image, TypeFacts, built_image, find_image, root_volume_gb, type_facts
-from rubberband.cloud.aws.metadata import OwnInstance, own_place
-from rubberband.cloud.aws.network import choose_subnets
+from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place
 from rubberband.cloud.aws.resolving import what_to_install
-from rubberband.cloud.catalogue import Live, types_of
+from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.prices import LiveTable
 from rubberband.cloud.side_costs import SideFacts
 from rubberband.errors import InputError
@@ -25,17 +24,17 @@ from rubberband.spec.resources import Resources
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaysOut:
-    """How instances in some subnets reach the Internet."""
+    """Access of instances in some subnets to the Internet."""
 
     private: tuple[str, ...]
     """Subnets that give no public address."""
     nat: bool
-    """Whether one of those has its way out through a NAT gateway."""
+    """Whether one of those uses a NAT gateway."""
     s3_endpoint: bool
     """Whether all of those reach S3 by a gateway endpoint, which is free."""
 
     def note(self) -> str:
-        """What is worth knowing of private subnets; empty where there are none."""
+        """Return a note on private subnets; empty where there are none."""
         if not self.private:
             return ""
         where = f"instances in {', '.join(self.private)} get no public address"
@@ -53,7 +52,7 @@ class WaysOut:
 
 
 def ways_out(session: AwsSession, subnets: Sequence[str]) -> WaysOut:
-    """How these subnets lead out, by their route tables. Raises botocore's errors."""
+    """Return the access of these subnets to the Internet, by their route tables. Raises botocore's errors."""
     ec2 = session.client("ec2")
     shown = ec2.describe_subnets(SubnetIds=list(subnets))["Subnets"]
     private = [one for one in shown if not one.get("MapPublicIpOnLaunch")]
@@ -70,22 +69,19 @@ def ways_out(session: AwsSession, subnets: Sequence[str]) -> WaysOut:
 
 
 def _routes(tables: Sequence[Any], subnet: str) -> Sequence[Mapping[str, Any]]:
-    """Of the subnet's own table, or of the VPC's main one."""
-
-    def is_its(table: Any, key: str, value: object) -> bool:
-        return any(one.get(key) == value for one in table.get("Associations", ()))
-
-    own = [table for table in tables if is_its(table, "SubnetId", subnet)]
-    main = [table for table in tables if is_its(table, "Main", True)]
-    table = next(iter([*own, *main]), None)
-    return [] if table is None else list(table.get("Routes", ()))
+    """Return the routes of the subnet's own table, or of the VPC's main one."""
+    for key, value in (("SubnetId", subnet), ("Main", True)):
+        for table in tables:
+            if any(one.get(key) == value for one in table.get("Associations", ())):
+                return list(table.get("Routes", ()))
+    return []
 
 
 def side_facts(
     session: AwsSession, resources: Resources, instance_type: str, place: OwnInstance | None = None
 ) -> SideFacts:
-    """What instances of a type have beside themselves. Raises InputError where they could not be launched; botocore's
-    errors."""
+    """Return what instances of a type are charged for besides rent. Raises InputError if they could not be launched;
+    botocore's errors."""
     words = resources.aws
     facts = type_facts(session, instance_type)
     installs = (words.install or "").strip() != "none"
@@ -106,30 +102,29 @@ def side_facts(
 
 
 def _built(session: AwsSession, resources: Resources, facts: TypeFacts) -> Image | None:
-    """The owner's image that instances would boot, if there is one. Nothing is written into the bucket."""
+    """Return the owner's image that instances would boot, if there is one. Nothing is written into the bucket."""
     try:
         installed = what_to_install(None, resources.aws, resources.checkpoints)
-    except InputError:  # told where it is in the way
+    except InputError:  # preflight reports it
         return None
     return built_image(session, resources.aws, installed, facts)
 
 
 def with_side_facts(table: LiveTable, session: AwsSession, resources: Resources) -> LiveTable:
-    """The table with what the experiment's types (and its head) have beside themselves in this account.
+    """Return the table with the side costs of the experiment's types (and its head) in this account.
 
-    A note says why it is not known, where it is not.
+    A note says why they are unknown, if they are.
     """
     rows, notes, place = dict(table), list(table.notes), own_place()
-    for name in dict.fromkeys([*types_of(resources), resources.aws.head_instance_type]):
-        if name not in rows:
-            continue
+    names = dict.fromkeys([*types_of(resources), resources.aws.head_instance_type])
+    for name in [name for name in names if name in rows]:
         try:
             beside = side_facts(session, resources, name, place)
-        except InputError:  # what does not fit is told where it is in the way
+        except InputError:  # preflight reports it
             continue
         except FAILURES as error:
             notes.append(f"volumes and addresses are those of a new account, with no NAT gateway: {explain(error)}")
             break
-        live = rows[name].live.get(resources.region, Live())
-        rows[name] = replace(rows[name], live={**rows[name].live, resources.region: replace(live, beside=beside)})
+        live = replace(rows[name].live_in(resources.region), beside=beside)
+        rows[name] = replace(rows[name], live={**rows[name].live, resources.region: live})
     return LiveTable(rows, notes)

@@ -1,4 +1,4 @@
-"""What EC2 tells of the states of an instance: when it was launched, when it ended and why. Pure."""
+"""States of an instance as EC2 shows them: its launch, its end and the reason; and its boot script's console."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TRANSITION = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 def launched_at(machine: Mapping[str, Any]) -> float | None:
-    """When the launch was accepted; Unix time, to the second. Billing begins later, with `running`."""
-    told = machine.get("LaunchTime")
-    return told.timestamp() if isinstance(told, datetime) else None
+    """Return the Unix time of the accepted launch, to the second. Billing begins later, with `running`."""
+    found = machine.get("LaunchTime")
+    return found.timestamp() if isinstance(found, datetime) else None
 
 
 def transition_at(machine: Mapping[str, Any]) -> float | None:
-    """When an end that was asked for began, to the second (rounded down); None if EC2 does not tell."""
+    """Return when a requested termination began, to the second (rounded down); None if EC2 does not show it."""
     found = _TRANSITION.search(machine.get("StateTransitionReason", "") or "")
     if found is None:
         return None
@@ -39,27 +39,22 @@ def transition_at(machine: Mapping[str, Any]) -> float | None:
 
 
 def never_ran(machine: Mapping[str, Any]) -> bool:
-    """Whether the launch failed after it had been accepted: that costs nothing."""
+    """Return whether the launch failed after it had been accepted: that costs nothing."""
     return _code(machine).startswith(_NEVER_RAN)
 
 
 def taken_back(machine: Mapping[str, Any]) -> bool:
-    """Whether EC2 took a spot instance away."""
+    """Return whether EC2 interrupted a spot instance."""
     return _code(machine).startswith("Server.Spot")
 
 
 def ended_by_a_call(machine: Mapping[str, Any]) -> bool:
-    """Whether somebody asked for its end, which may have been us."""
+    """Return whether a call, of this driver or another user, terminated it."""
     return _code(machine) in ("", _BY_A_CALL)
 
 
-def ended_by_itself(machine: Mapping[str, Any]) -> bool:
-    """Whether it was shut down from within."""
-    return _code(machine) == _BY_ITSELF
-
-
 def why(machine: Mapping[str, Any], *, lease_over: bool) -> str:
-    """Why it ended without us, in words. `lease_over`: whether its lease cannot have lasted longer."""
+    """Return why it ended without this driver. `lease_over`: whether its lease had expired by then."""
     code = _code(machine)
     said = machine.get("StateReason", {}).get("Message", "") or machine.get("StateTransitionReason", "")
     if taken_back(machine):
@@ -80,7 +75,7 @@ def _code(machine: Mapping[str, Any]) -> str:
     return str(machine.get("StateReason", {}).get("Code", ""))
 
 
-# Why an instance powered itself off, by what its boot script wrote on its console. A look, never a condition.
+# Why an instance powered itself off, by its boot script's output on the console. For messages only, never a condition.
 
 
 _STEP = re.compile(r"rubberband: \d\d:\d\d:\d\d (?P<step>.*)")
@@ -88,18 +83,18 @@ _ENDING, _JOINING, _LEASE = "ending", "joining ", "rubberband: the lease has end
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\r")
 _LONGEST = 200
 _OLD_KIND = "UnsupportedOperation"
-"""What EC2 answers where a type cannot tell its latest output, but only that of a while ago."""
+"""EC2's error for a type that shows no latest output, but only an earlier one."""
 
 
 def why_ended(session: AwsSession, machine: Mapping[str, Any], *, lease_over: bool) -> str:
-    """Why it ended without us, in words; as `states.why` has it, where the console does not tell more."""
-    asks = ended_by_itself(machine) and not lease_over
-    words = last_words(output(session, machine["InstanceId"])) if asks else ""
+    """Return why it ended without this driver, by its console if it powered itself off early, else by `why`."""
+    early = _code(machine) == _BY_ITSELF and not lease_over
+    words = last_words(output(session, machine["InstanceId"])) if early else ""
     return words or why(machine, lease_over=lease_over)
 
 
 def output(session: AwsSession, instance_id: str) -> str:
-    """What the console shows, as far as EC2 has it; nothing where it may not be read."""
+    """Return the console's output as far as EC2 has it; empty where the role may not read it."""
     ec2 = session.client("ec2")
     try:
         try:
@@ -114,11 +109,10 @@ def output(session: AwsSession, instance_id: str) -> str:
 
 
 def last_words(console: str) -> str:
-    """What the boot script was at when it ended, and the last that was said there; nothing if it does not tell."""
-    lines = [_ESCAPES.sub("", line).strip() for line in console.splitlines()]
+    """Return the step at which the boot script ended, and its last output; empty if the console shows none."""
+    lines, steps = _steps_in(console)
     if any(line.endswith(_LEASE) for line in lines):
         return "lease expired"
-    steps = [(index, found["step"]) for index, line in enumerate(lines) if (found := _STEP.search(line))]
     if len(steps) < 2 or steps[-1][1] != _ENDING:
         return ""
     (begun, step), (ended, _) = steps[-2:]
@@ -127,15 +121,20 @@ def last_words(console: str) -> str:
     return f"it powered itself off: {what}: {_short(said)}"
 
 
-def at_work_on(console: str) -> str:
-    """What the boot script does, and the last that was said there; nothing if it does not tell."""
-    lines = [_ESCAPES.sub("", line).strip() for line in console.splitlines()]
-    steps = [(index, found["step"]) for index, line in enumerate(lines) if (found := _STEP.search(line))]
+def current_step(console: str) -> str:
+    """Return the step of the boot script, and its last output; empty if the console shows none."""
+    lines, steps = _steps_in(console)
     if not steps:
         return ""
     begun, step = steps[-1]
     said = next((f": {_short(line)}" for line in reversed(lines[begun + 1 :]) if line), "")
     return f"its boot script is at `{_short(step)}`{said}"
+
+
+def _steps_in(console: str) -> tuple[list[str], list[tuple[int, str]]]:
+    """Return the console's lines, and (index of its line, text) of each step."""
+    lines = [_ESCAPES.sub("", line).strip() for line in console.splitlines()]
+    return lines, [(index, found["step"]) for index, line in enumerate(lines) if (found := _STEP.search(line))]
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,7 @@
-"""Find and end what drivers that died left on EC2. It never launches: unanswered requests are settled by looking."""
+"""Termination of instances on EC2 that crashed drivers left, and of everything of one owner.
+
+It never launches: requests without an answer are settled by describe calls.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.aws.calls import EXPERIMENT_TAG, ROLE_TAG, RUN_TAG, AwsSession, by_tags, name_of, tags_in
-from rubberband.cloud.aws.client import described, pages
+from rubberband.cloud.aws.client import age, described, instances
+from rubberband.cloud.aws.errors import in_one_line
 from rubberband.cloud.aws.fleet import VISIBILITY_S, Ec2Fleet
 from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
-from rubberband.cloud.aws.metadata import OwnInstance, own_place
-from rubberband.cloud.aws.network import delete_clusters, delete_groups
-from rubberband.cloud.aws.resolving import in_one_line
+from rubberband.cloud.aws.network import OwnInstance, delete_clusters, delete_groups, own_place
 from rubberband.cloud.aws.states import ALIVE
 from rubberband.cloud.aws.token import delete_token
 from rubberband.cloud.local.instance import lock
@@ -27,30 +29,33 @@ SWEPT = "swept: its driver was dead"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundInstance:
-    """An instance on EC2."""
+    """An instance on EC2, by its tags."""
 
     experiment: str
     instance: str
     """Its name."""
     instance_id: str
     instance_type: str
-    zone: str
+    zone: str = ""
+    role: str = ""
 
     def __str__(self) -> str:
-        return f"{self.instance} of {self.experiment} ({self.instance_id}, {self.instance_type} in {self.zone})"
+        what = f"{self.instance} of {self.experiment}" if self.experiment else self.role or "an instance"
+        where = f" in {self.zone}" if self.zone else ""
+        return f"{what} ({self.instance_id}, {self.instance_type}{where})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """What a sweep came to."""
+    """Result of a sweep."""
 
     ended: tuple[FoundInstance, ...] = ()
     unknown: tuple[FoundInstance, ...] = ()
-    """Instances of the same owners that no folder here knows, which live on: their driver may be elsewhere."""
+    """Instances of the same owners that no folder here knows. They keep running: their driver may be elsewhere."""
     troubles: tuple[str, ...] = ()
-    """What may still run and could not be ended, or not be looked for, a line each."""
+    """Instances that may still run and could not be terminated or looked for, a line each."""
     notes: tuple[str, ...] = ()
-    """Why AWS could not be asked, where nothing is known to be left."""
+    """Reasons why AWS could not be asked, where no instance is known to be left."""
 
 
 def sweep(
@@ -61,9 +66,9 @@ def sweep(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Swept:
-    """End every instance of `experiment` (None: of all) that a provider's directory knows and whose driver is dead.
+    """Terminate every instance of `experiment` (None: of all) that a directory knows and whose driver is dead.
 
-    What a living driver holds is left alone. AWS is not asked where the directories know no run.
+    Instances of a living driver are left alone. AWS is not called if the directories know no run.
     """
     places: defaultdict[tuple[str, str], list[tuple[Path, Run]]] = defaultdict(list)
     ended: list[FoundInstance] = []
@@ -74,7 +79,7 @@ def sweep(
         try:
             for run in runs_in(directory):
                 places[run.region, run.owner].append((directory, run))
-        except ProviderError as error:  # the others are swept all the same
+        except ProviderError as error:  # the others are still swept
             troubles.append(str(error))
     for (region, owner), runs in sorted(places.items()):
         meant = [run for _, run in runs if experiment in (None, run.experiment)]
@@ -91,7 +96,7 @@ def sweep(
 
 
 def _over(directory: Path, run: Run, now: float) -> bool:
-    """Whether all of a run has ended, as far as its driver wrote down."""
+    """Return whether all of a run has ended, by its driver's files."""
     try:
         intents = Intents(directory, run)
     except ProviderError:
@@ -100,7 +105,7 @@ def _over(directory: Path, run: Run, now: float) -> bool:
 
 
 class _Place:
-    """What one owner has in one region."""
+    """Instances of one owner in one region."""
 
     def __init__(
         self,
@@ -114,8 +119,8 @@ class _Place:
         self._runs = runs
         self._clock = clock
         self._sleep = sleep
-        wanted = [*by_tags(owner=owner), {"Name": "instance-state-name", "Values": list(ALIVE)}]
-        self._alive = [m for m in described(session, wanted) if tags_in(m).get(ROLE_TAG) != "head"]
+        alive = described(session, by_tags(owner=owner), *ALIVE)
+        self._alive = [machine for machine in alive if tags_in(machine).get(ROLE_TAG) != "head"]
 
     def unknown(self) -> list[FoundInstance]:
         known = {(run.experiment, run.run) for _, run in self._runs}
@@ -133,7 +138,7 @@ class _Place:
         return ended
 
     def _end_run(self, directory: Path, run: Run, troubles: list[str]) -> list[FoundInstance]:
-        """End what lives of a run whose driver is dead; nothing is asked where all of it has ended."""
+        """Terminate the instances of a run whose driver is dead; call nothing if all of them have ended."""
         alive = any(_run_of(machine) == (run.experiment, run.run) for machine in self._alive)
         if not alive and _over(directory, run, self._clock()):
             return []
@@ -163,6 +168,7 @@ def _found(machine: Mapping[str, Any]) -> FoundInstance:
         instance_id=machine["InstanceId"],
         instance_type=machine.get("InstanceType", ""),
         zone=machine.get("Placement", {}).get("AvailabilityZone", ""),
+        role=tags.get(ROLE_TAG, ""),
     )
 
 
@@ -177,38 +183,22 @@ def _intended(intent: Intent) -> FoundInstance:
     )
 
 
-# End everything of one owner in one region: instances, head, published token, groups. Idempotent.
+# Terminate everything of one owner in one region: instances, head, published token, groups. Idempotent.
 
 
-_LIVING = ("pending", "running", "stopping", "stopped")
 _LOOK_S = 5.0
 _PATIENCE_S = 900.0
 _LOOKS = 2
-"""EC2 is eventually consistent: nothing left is believed after so many looks."""
+"""EC2 is eventually consistent: number of empty looks after which nothing is left."""
 _VISIBLE_S = 300.0
-"""After so long EC2 shows whatever was launched. A security group in use tells of something that it does not yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owned:
-    """An instance that carries the owner's tag."""
-
-    instance_id: str
-    role: str
-    experiment: str
-    name: str
-    instance_type: str
-
-    def __str__(self) -> str:
-        what = f"{self.name} of {self.experiment}" if self.experiment else self.role or "an instance"
-        return f"{what} ({self.instance_id}, {self.instance_type})"
+"""EC2 shows each launch after this time. Until then only its security group, which is in use, may reveal it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What `end_everything` has ended."""
+    """Result of `end_everything`."""
 
-    instances: tuple[Owned, ...]
+    instances: tuple[FoundInstance, ...]
     token: bool
     security_groups: tuple[str, ...]
     kept_groups: tuple[str, ...] = ()
@@ -219,10 +209,10 @@ class Ended:
         return bool(self.instances or self.token or self.security_groups or self.placement_groups)
 
 
-def living(session: AwsSession, owner: str) -> tuple[Owned, ...]:
-    """Every instance of the owner that lives, in the order of their launch. Raises InputError."""
+def living(session: AwsSession, owner: str) -> tuple[FoundInstance, ...]:
+    """Return every instance of the owner that is not terminated, in the order of launch. Raises InputError."""
     with in_one_line():
-        return tuple(_owned(one) for one in _described(session, owner, _LIVING))
+        return tuple(_found(one) for one in sorted(instances(session, by_tags(owner=owner), *ALIVE), key=age))
 
 
 def end_everything(
@@ -233,10 +223,10 @@ def end_everything(
     clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ended:
-    """End all of the owner's instances, wait until they are gone, then delete the token and our groups.
+    """Terminate all of the owner's instances, wait until they are gone, then delete the token and our groups.
 
-    The machine that this runs on, if it is one of them, comes last, and its security group stays. Raises InputError if
-    the role lacks rights, ProviderError if something does not end.
+    If this machine is one of them, it comes last, and its security group stays. Raises InputError if the role lacks
+    permissions, ProviderError if an instance does not end.
     """
     place = place or own_place()
     own = place.instance_id if place is not None else ""
@@ -265,15 +255,16 @@ def end_everything(
 
 def _end_instances(
     session: AwsSession, owner: str, own: str, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> dict[str, Owned]:
-    ended: dict[str, Owned] = {}
+) -> dict[str, FoundInstance]:
+    ended: dict[str, FoundInstance] = {}
     looks, before = 0, clock() + _PATIENCE_S
     while looks < _LOOKS:
-        left = [one for one in _described(session, owner, (*_LIVING, "shutting-down")) if one["InstanceId"] != own]
+        shown = sorted(instances(session, by_tags(owner=owner), *ALIVE, "shutting-down"), key=age)
+        left = [one for one in shown if one["InstanceId"] != own]
         alive = [one for one in left if one["State"]["Name"] != "shutting-down"]
         if alive:
             session.client("ec2").terminate_instances(InstanceIds=[one["InstanceId"] for one in alive])
-            ended |= {one["InstanceId"]: _owned(one) for one in alive}
+            ended |= {one["InstanceId"]: _found(one) for one in alive}
         looks = 0 if left else looks + 1
         if clock() > before:
             names = ", ".join(one["InstanceId"] for one in left)
@@ -281,20 +272,3 @@ def _end_instances(
         if looks < _LOOKS:
             sleep(_LOOK_S)
     return ended
-
-
-def _described(session: AwsSession, owner: str, states: tuple[str, ...]) -> list[Any]:
-    filters = [*by_tags(owner=owner), {"Name": "instance-state-name", "Values": list(states)}]
-    shown = pages(session.client("ec2").describe_instances, "Reservations", Filters=filters)
-    return sorted((one for each in shown for one in each["Instances"]), key=lambda one: one["LaunchTime"])
-
-
-def _owned(instance: Any) -> Owned:
-    tags = tags_in(instance)
-    return Owned(
-        instance_id=instance["InstanceId"],
-        role=tags.get("rubberband:role", ""),
-        experiment=tags.get("rubberband:experiment", ""),
-        name=name_of(instance),
-        instance_type=instance["InstanceType"],
-    )

@@ -1,8 +1,8 @@
 """The Ray token in SSM: the driver publishes it as a SecureString, instances fetch it with their role.
 
-It is the one secret of a cluster and never in UserData. One owner has one token, which all of the owner's drivers
-share: a machine without one adopts what is published. As `python -m rubberband.cloud.aws.token PARAMETER REGION FILE`
-it writes the published token to a file that only its user can read.
+It is the one secret of a cluster and never in UserData. All drivers of an owner share one token; a machine without one
+adopts the published one. `python -m rubberband.cloud.aws.token PARAMETER REGION FILE` writes the published token to a
+file that only its user can read.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.errors import code_of, explain
+from rubberband.cloud.aws.errors import explain, ignoring
 from rubberband.cloud.local import ray_node
 from rubberband.errors import InputError
 
@@ -23,7 +22,7 @@ _PAUSE_S = 3.0
 
 
 def token_parameter(owner: str) -> str:
-    """Name of the parameter that holds the token of an owner."""
+    """Return the name of the parameter that holds the token of an owner."""
     return f"/rubberband/{owner}/ray-token"
 
 
@@ -32,41 +31,39 @@ def publish_token(session: AwsSession, owner: str, path: Path | None = None) -> 
 
     Raises InputError if both exist and differ, and botocore's errors.
     """
-    path = path or ray_node.default_token_path()
-    published = read_token(session, token_parameter(owner))
+    path, parameter = path or ray_node.default_token_path(), token_parameter(owner)
+    published = read_token(session, parameter)
     if published is not None and not path.exists():
         write_private(path, published)
     own = ray_node.ensure_token(path).read_text().strip()
     if published is None:
-        _put(session.client("ssm"), token_parameter(owner), own)
-    elif published != own:
+        with ignoring("ParameterAlreadyExists"):
+            session.client("ssm").put_parameter(
+                Name=parameter, Value=own, Type="SecureString", Description="Ray token of RubberBand"
+            )
+            return
+        raise InputError(f"another driver has just published a token as {parameter}; start again")
+    if published != own:
         raise InputError(
-            f"resources.aws.owner: another driver has published another Ray token as {token_parameter(owner)}; use "
+            f"resources.aws.owner: another driver has published another Ray token as {parameter}; use "
             f"another owner here, or take that token over (delete {path}), or end that owner's cluster: "
             f"`rubberband down --owner {owner}`"
         )
 
 
 def read_token(session: AwsSession, parameter: str) -> str | None:
-    """The published token; None if there is none. Raises botocore's errors."""
-    try:
-        answer = session.client("ssm").get_parameter(Name=parameter, WithDecryption=True)
-    except Exception as error:
-        if code_of(error) == "ParameterNotFound":
-            return None
-        raise
-    return str(answer["Parameter"]["Value"])
+    """Return the published token; None if there is none. Raises botocore's errors."""
+    with ignoring("ParameterNotFound"):
+        return str(session.client("ssm").get_parameter(Name=parameter, WithDecryption=True)["Parameter"]["Value"])
+    return None
 
 
 def delete_token(session: AwsSession, owner: str) -> bool:
-    """Take the published token back; whether there was one. Raises botocore's errors."""
-    try:
+    """Delete the published token and return whether there was one. Raises botocore's errors."""
+    with ignoring("ParameterNotFound"):
         session.client("ssm").delete_parameter(Name=token_parameter(owner))
-    except Exception as error:
-        if code_of(error) == "ParameterNotFound":
-            return False
-        raise
-    return True
+        return True
+    return False
 
 
 def write_private(path: Path, token: str) -> None:
@@ -76,17 +73,8 @@ def write_private(path: Path, token: str) -> None:
         file.write(token)
 
 
-def _put(ssm: Any, parameter: str, token: str) -> None:
-    try:
-        ssm.put_parameter(Name=parameter, Value=token, Type="SecureString", Description="Ray token of RubberBand")
-    except Exception as error:
-        if code_of(error) != "ParameterAlreadyExists":
-            raise
-        raise InputError(f"another driver has just published a token as {parameter}; start again") from None
-
-
 def main(parameter: str, region: str, path: Path) -> int:
-    """Fetch the token on an instance; its role's credentials may take a while to be there."""
+    """Fetch the token on an instance, whose role's credentials may take a while to become available."""
     from rubberband.cloud.aws.client import open_session
 
     said = ""

@@ -1,4 +1,6 @@
-"""This package as a wheel, made of the files that run, which instances install. Always the same bytes."""
+"""The wheel of this package that instances install, built from the running files, always with the same bytes; and the
+versions of the driver's packages as constraints (pip's -c), so that every instance installs the same ones.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from typing import Any
 import rubberband
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.s3 import is_bucket, put
-from rubberband.distribution import DISTRIBUTION
 from rubberband.errors import InputError
+from rubberband.installation import DISTRIBUTION
 
 _FILE_NAME = DISTRIBUTION.replace("-", "_")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -27,14 +29,12 @@ _OTHER_WAYS = "or name what instances install instead: resources.aws.index_url, 
 
 
 def upload(session: AwsSession | None, checkpoints: str | None) -> str:
-    """Put the wheel into the bucket of the checkpoint store, unless it is there; its s3:// address and digest.
+    """Put the wheel into the bucket of the checkpoint store, unless it is there. Return its s3:// address and digest.
 
-    Without a session nothing is put there.
-
-    Raises InputError if the store is no bucket, or one that cannot be written, or if this package cannot be packed;
-    botocore's errors.
+    Without a session nothing is written. Raises InputError if the store is no bucket or cannot be written, or if this
+    package cannot be packed; botocore's errors.
     """
-    if checkpoints is None or not is_bucket(checkpoints):
+    if not is_bucket(checkpoints):
         raise InputError(
             "resources.checkpoints: instances install this driver's rubberband from a bucket; give "
             f"s3://bucket/prefix, {_OTHER_WAYS}"
@@ -45,10 +45,10 @@ def upload(session: AwsSession | None, checkpoints: str | None) -> str:
 
 
 def build(root: Path | None = None) -> tuple[str, bytes]:
-    """Name and content of the wheel. Its version has the digest of all that it holds behind a plus.
+    """Return name and content of the wheel, whose version ends in a plus and the digest of its content.
 
     `root`: the package's folder, in a checkout or as pip installed it. Raises InputError if a file cannot be read, or
-    is not as it was installed.
+    was changed after the installation.
     """
     root = root or Path(rubberband.__file__).parent
     try:
@@ -72,18 +72,18 @@ def build(root: Path | None = None) -> tuple[str, bytes]:
 
 
 def needs(root: Path | None = None) -> list[str]:
-    """The lines of the wheel's metadata that say what the package needs. Raises as `build`."""
+    """Return the metadata lines with the package's requirements. Raises as `build` does."""
     root = root or Path(rubberband.__file__).parent
     return _needs(root, _files(root))
 
 
 def public_version() -> str:
-    """The version without what is behind a plus; `0` of a checkout that was never installed."""
+    """Return the version without its part after a plus; `0` for a checkout that was never installed."""
     return rubberband.__version__.partition("+")[0]
 
 
 def zipped(content: dict[str, bytes]) -> bytes:
-    """A zip archive of path -> bytes, the same for the same content."""
+    """Return a zip archive of path -> bytes, the same for the same content."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, data in content.items():
@@ -94,7 +94,7 @@ def zipped(content: dict[str, bytes]) -> bytes:
 
 
 def _files(root: Path) -> dict[str, bytes]:
-    """Path in the wheel -> bytes; sub-packages may be links, as in a checkout. Raises OSError."""
+    """Return path in the wheel -> bytes; sub-packages may be links, as in a checkout. Raises OSError."""
     found: dict[str, bytes] = {}
     for path in root.iterdir():
         if path.name == "__pycache__" or path.name.startswith("."):
@@ -111,26 +111,16 @@ def _metadata(needs: list[str], version: str) -> bytes:
 
 
 def _needs(root: Path, content: dict[str, bytes]) -> list[str]:
-    """The lines of the metadata that say what the package needs. Raises InputError."""
-    project = _project(root.parent / "pyproject.toml")
-    if project.get("name") == DISTRIBUTION:  # what was installed may be older than the checkout that runs
-        return _needs_of(project)
-    return _needs_as_installed(root, content)
-
-
-def _project(pyproject: Path) -> dict[str, Any]:
-    """What a checkout says of itself; nothing where there is none. Raises OSError, InputError."""
-    if not pyproject.is_file():
-        return {}
-    try:
-        found: dict[str, Any] = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
-    except ValueError as error:
-        raise InputError(f"resources.aws.install: {pyproject} cannot be read ({error}); correct it") from None
-    return found
-
-
-def _needs_of(project: dict[str, Any]) -> list[str]:
-    lines = [f"Requires-Python: {project['requires-python']}"]
+    pyproject = root.parent / "pyproject.toml"
+    project: dict[str, Any] = {}
+    if pyproject.is_file():
+        try:
+            project = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("project", {})
+        except ValueError as error:
+            raise InputError(f"resources.aws.install: {pyproject} cannot be read ({error}); correct it") from None
+    if project.get("name") != DISTRIBUTION:
+        return _needs_as_installed(root, content)
+    lines = [f"Requires-Python: {project['requires-python']}"]  # the installed metadata may be older than a checkout
     lines += [f"Requires-Dist: {need}" for need in project["dependencies"]]
     for extra, needs in project["optional-dependencies"].items():
         lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {need}; extra == "{extra}"' for need in needs)]
@@ -157,7 +147,7 @@ def _needs_as_installed(root: Path, content: dict[str, bytes]) -> list[str]:
 
 
 def _changed(installed: Distribution, root: Path, content: dict[str, bytes]) -> list[str]:
-    """What of the package's files is not as pip wrote it down (RECORD)."""
+    """Return the package's files that differ from pip's RECORD."""
     written = {
         file.as_posix(): file.hash
         for file in installed.files or ()
@@ -185,7 +175,7 @@ def _record(content: dict[str, bytes], own: str) -> bytes:
 
 
 def main() -> None:
-    """Print name and digest of the wheel that is made of what runs here: the same on the driver and its instances."""
+    """Print name and digest of the wheel of the running files: the same on the driver and its instances."""
     name, content = build()
     print(f"{hashlib.sha256(content).hexdigest()}  {name}")
 
@@ -194,32 +184,30 @@ if __name__ == "__main__":
     main()
 
 
-# The versions of the driver's packages, as constraints (pip's -c), so that every instance installs the same ones.
-#
-# A constraint asks for no package: it says which version is taken of those that are installed. So packages that only
-# the driver's platform has do no harm.
+# A constraint requires no package: it only sets the version of one that is installed. So packages that exist only on
+# the driver's platform do no harm.
 
 
 _CHOSEN_BY_TORCH = re.compile(r"(nvidia|cuda|triton|pytorch-triton)(-.*)?")
-"""Every build of torch asks for exact versions of these: those of the driver's build may be of another CUDA."""
+"""Every build of torch requires exact versions of these: the driver's build may be for another CUDA."""
 _NOT_INSTALLED = frozenset({"pip", "setuptools", "wheel", "uv", DISTRIBUTION})
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][-_.A-Za-z0-9]*)\s*(\[[^\]]*\])?(?P<rest>.*)", re.DOTALL)
 _VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+\S*)?")
-"""As an index has it (PEP 440); packages of a Linux distribution have others, which installers refuse to read."""
+"""Version of an index (PEP 440); Linux distributions have others, which installers refuse."""
 _WHEEL = re.compile(r"\S*/(?P<name>[^/\s-]+)-[^/\s]*\.whl(#\S*)?")
 
 
 def constraints(install: Iterable[str] = (), found: Iterable[Distribution] | None = None) -> str:
-    """One line `name==version` for each package of this Python's environment, sorted: the same for the same packages.
+    """Return a line `name==version` for each package of this Python's environment, sorted.
 
-    `install`: requirements of `resources.aws.install`; a package whose version or source they name is left out. So is
-    a package that was installed from a folder, a file or a repository: no index has it. Of a version with a build tag
-    (`2.9.0+cpu`) only the public part is asked for: the build for a GPU is another one.
+    Packages whose version or source `install` (of `resources.aws.install`) names are left out, and packages installed
+    from a folder, a file or a repository, which no index has. A build tag (`2.9.0+cpu`) is dropped, as the build for a
+    GPU has another.
     """
     left_out = _NOT_INSTALLED | {name for word in install if (name := _chosen(word))}
     versions: dict[str, str] = {}
     for package in distributions() if found is None else found:
-        # A broken installation has no name or no version; the first of two of one name is the one that is imported.
+        # A broken installation has no name or version. Of two packages of one name, Python imports the first.
         name, version = package.metadata["Name"], package.metadata["Version"]
         if name and canonical(name) not in versions:
             of_an_index = _VERSION.fullmatch(version or "") and package.read_text("direct_url.json") is None
@@ -229,12 +217,10 @@ def constraints(install: Iterable[str] = (), found: Iterable[Distribution] | Non
 
 
 def sent(session: AwsSession | None, checkpoints: str | None, text: str) -> str:
-    """How a boot script is given the constraints: where they are in the bucket of the checkpoint store (s3:// address
-    and digest), or themselves, compressed, where the store is no bucket.
-
-    Raises InputError if the bucket cannot be written; botocore's errors.
+    """Return the constraints for a boot script: their s3:// address and digest, or, without a bucket, the compressed
+    text. Raises InputError if the bucket cannot be written; botocore's errors.
     """
-    if checkpoints is None or not is_bucket(checkpoints):
+    if not is_bucket(checkpoints):
         return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     digest = hashlib.sha256(text.encode()).hexdigest()
     address = put(session, checkpoints, f"constraints/{digest[:12]}.txt", text.encode(), unless_there=True)
@@ -242,12 +228,12 @@ def sent(session: AwsSession | None, checkpoints: str | None, text: str) -> str:
 
 
 def canonical(name: str) -> str:
-    """The name of a package as an index compares it (PEP 503)."""
+    """Return a package's normalized name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _chosen(word: str) -> str:
-    """The package whose version or source a requirement says; empty if it leaves that open."""
+    """Return the package whose version or source a requirement sets; empty if it sets neither."""
     if wheel := _WHEEL.fullmatch(word):
         return canonical(wheel["name"])
     found = _REQUIREMENT.fullmatch(word)

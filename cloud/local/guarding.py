@@ -1,4 +1,4 @@
-"""Starts the guarding processes (see `instance`) of one directory's instances and head, and reaps them."""
+"""Guarding processes (see `instance`) of one directory's instances, and the Ray head that instances join."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,25 +17,24 @@ from pathlib import Path
 from rubberband.cloud.local import instance as guard
 from rubberband.cloud.local import ray_node
 from rubberband.cloud.local.instance import Record, end_tagged, finish, load, lock, release_marker
-from rubberband.cloud.steady import SteadyClock, time_of
+from rubberband.cloud.provider import Head, HeadError
+from rubberband.cloud.steady import SteadyClock, steady_clock, time_of
 from rubberband.errors import ProviderError
 
 _RELEASE_S = 3.0
 
 
 class Guards:
-    """The guarding processes that this one started. Every method may be called from any thread."""
+    """Guarding processes that this one started. Thread-safe."""
 
     def __init__(self, experiment: str, directory: Path, token_path: Path, lease_s: float, clock: SteadyClock) -> None:
-        """What it starts goes by `clock`.
-
-        `lease_s`: how long an instance bears with a driver that slept with this machine, from when both woke.
-        """
+        """`clock` is that of the processes. `lease_s`: after this machine was suspended, the time for the first
+        renewal."""
         self._experiment = experiment
         self._directory = directory
         self._token_path = token_path
         self._starts = token_path.parent / "starts"
-        """Of one user on this machine, like the token: whose turn it is to start."""
+        """Turns to start, per user on this machine, like the token."""
         self._starts.mkdir(exist_ok=True)
         self._lease_s = lease_s
         self._clock = clock
@@ -44,15 +44,15 @@ class Guards:
 
     @property
     def lease(self) -> Path:
-        """The file whose modification time is the instant at which instances end."""
+        """The file whose modification time is the end of the instances."""
         return self._directory / "lease"
 
     def leased(self) -> bool:
-        """Whether there is a lease that is not over."""
+        """Return whether there is a lease that has not expired."""
         return self.lease.exists() and self.lease.stat().st_mtime > self._clock()
 
     def renew_lease(self, until: float) -> None:
-        """Put the end off, or bring it forward, to `until`."""
+        """Set the end of the lease, later or earlier, to `until`."""
         if not self.lease.exists():
             self.lease.touch()
         os.utime(self.lease, (until, until))
@@ -67,7 +67,7 @@ class Guards:
         *,
         first_lease_s: float | None = None,
     ) -> None:
-        """Write down what is about to be started under the name of `path`."""
+        """Write the record of a process that is about to start under the name of `path`."""
         now = self._clock()
         record = Record(
             name=path.stem,
@@ -84,7 +84,7 @@ class Guards:
         guard.save(path, record, now)
 
     def spawn(self, path: Path) -> None:
-        """Start the process of the record at `path`; where there is one already, the new one finds that, and goes.
+        """Start the process of the record at `path`. If there is one already, the new one exits at once.
 
         Raises ProviderError once this is closed.
         """
@@ -123,12 +123,12 @@ class Guards:
             self._processes = [process for process in self._processes if process.poll() is None]
 
     def close(self) -> None:
-        """Start nothing any more."""
+        """Refuse further starts."""
         with self._mutex:
             self._closed = True
 
     def wait(self) -> None:
-        """Wait for processes that were told to end; what they guarded has ended, and who is slow to go is killed."""
+        """Wait for processes that were told to end, and kill slow ones: their instances have ended."""
         for process in self._processes:
             try:
                 process.wait(timeout=_RELEASE_S)
@@ -138,16 +138,13 @@ class Guards:
         self.reap()
 
 
-# Look at an instance's record and end the instance, from outside of its own process.
-
-
 _SPAWN_S = 120.0
 """A recorded process that has not appeared by then never will: its driver died in between."""
 _END_S = 3.0
 
 
 def observe(path: Path) -> Record:
-    """The record at `path`, brought up to date if its process died without a word; what it left running is ended."""
+    """Return the record at `path`. If its process was killed, end the rest of the instance and update the record."""
     record = load(path)
     if record.ended_at is not None:
         return record
@@ -164,14 +161,14 @@ def observe(path: Path) -> Record:
 
 
 def ask_to_end(path: Path, reason: str) -> None:
-    """Tell the process of the record at `path` to end, and do not wait for it."""
+    """Tell the process of the record at `path` to end, without waiting for it."""
     release_marker(path).write_text(reason)
 
 
 def end(path: Path, reason: str) -> Record:
     """End the instance recorded at `path` for `reason` ('': released) and return its last record; idempotent.
 
-    Where nothing can be written (a full disk), the instance is ended all the same, and who looks next records it.
+    If nothing can be written (a full disk), the instance ends all the same, and the next reader records it.
     """
     record = load(path)
     try:
@@ -182,7 +179,7 @@ def end(path: Path, reason: str) -> Record:
 
 
 def end_all(folder: Path) -> None:
-    """Release all whose records lie in `folder`: they are told first, then waited for. Idempotent."""
+    """Release all instances with records in `folder`: tell all to end, then wait for each. Idempotent."""
     living = [path for path in folder.glob("*.json") if load(path).ended_at is None]
     for path in living:
         with contextlib.suppress(OSError):  # a full disk; `end` needs none of it
@@ -207,3 +204,105 @@ def _end(path: Path, reason: str) -> Record:
 
 def _clock(record: Record) -> Callable[[], float]:
     return partial(time_of, Path(record.directory))
+
+
+class RayHead:
+    """Ray head on the driver's machine, a guarded process; it holds one directory for one driver. Thread-safe."""
+
+    def __init__(
+        self,
+        experiment: str,
+        directory: Path,
+        *,
+        host: str = ray_node.LOOPBACK,
+        token_path: Path | None = None,
+        lease_s: float = 60.0,
+        not_before: float = 0.0,
+    ) -> None:
+        """Take over `directory`, with a head that an earlier driver started and that still lives.
+
+        `host` is the address of this machine as instances reach it. The token that opens the cluster is one per user
+        (see `ray_node.default_token_path`), as Ray remembers it for the life of a process. An expired lease is renewed
+        for `lease_s`. The journal of the experiment ends at `not_before`. Raises ProviderError if another driver holds
+        the directory, or if the directory or the token cannot be written.
+        """
+        self._experiment = experiment
+        self._directory = directory.resolve()
+        self._host = host
+        self._mutex = threading.RLock()
+        self._exclusive = contextlib.ExitStack()
+        try:
+            self._take_over(token_path, lease_s, not_before)
+        except OSError as error:
+            self._exclusive.close()
+            where = error.filename or self._directory
+            raise ProviderError(
+                f"{where} cannot be written ({error.strerror or error}); make room or give access, or set "
+                f"RUBBERBAND_HOME to another folder"
+            ) from error
+
+    def _take_over(self, token_path: Path | None, lease_s: float, not_before: float) -> None:
+        self._heads.mkdir(parents=True, exist_ok=True)
+        if not self._exclusive.enter_context(lock(self._directory / "driver")):
+            self._exclusive.close()
+            raise ProviderError(
+                f"another driver is running experiment {self._experiment} ({self._directory}); wait for it, or cancel "
+                "it"
+            )
+        self.token_path = ray_node.ensure_token(token_path or ray_node.default_token_path())
+        self.clock = steady_clock(self._directory, not_before=not_before)
+        self.guards = Guards(self._experiment, self._directory, self.token_path, lease_s, self.clock)
+        if not self.guards.leased():  # else the budget of an earlier driver's instances may reach no further
+            self.renew_lease(self.clock() + lease_s)
+
+    @property
+    def _heads(self) -> Path:
+        return self._directory / "heads"
+
+    def renew_lease(self, until: float) -> None:
+        """Let all guarded processes of the directory live until `until` (Unix time), and no longer."""
+        self.guards.renew_lease(until)
+
+    def living(self) -> Head | None:
+        """Return the living head, or None."""
+        with self._mutex:
+            path = self._living()
+            return None if path is None else self._as_head(load(path))
+
+    def ensure(self, *, wanted: Callable[[], bool] = lambda: True) -> Head:
+        """Return the living head once it answers; start one if there is none.
+
+        Raises HeadError if it does not start, ProviderError once it is not `wanted` any more.
+        """
+        with self._mutex:
+            path = self._living() or self._start()
+        while (record := observe(path)).ended_at is None:  # it gives up by itself after a time-out
+            if ray_node.answers(record.address):
+                return self._as_head(record)
+            if not wanted():
+                raise ProviderError("it was released while the Ray head started")
+            time.sleep(0.05)
+        raise HeadError(f"the Ray head did not start: {record.reason}")
+
+    def close(self) -> None:
+        """End the head and release the directory. Idempotent."""
+        with self._mutex:
+            self.guards.close()
+            end_all(self._heads)
+            self.guards.wait()
+            self._exclusive.close()
+
+    def _living(self) -> Path | None:
+        return next((path for path in self._heads.glob("*.json") if observe(path).ended_at is None), None)
+
+    def _as_head(self, record: Record) -> Head:
+        environment = ray_node.authentication(self.token_path)
+        return Head(address=record.address, temp_dir=record.temp_dir, environment=environment)
+
+    def _start(self) -> Path:
+        path = self._heads / f"head-{len(list(self._heads.glob('*.json')))}.json"
+        port, temp_dir = ray_node.free_port(self._host), ray_node.make_temp_dir()
+        command = ray_node.head_command(port, temp_dir, self._host)
+        self.guards.write(path, command, temp_dir, f"{self._host}:{port}", ())
+        self.guards.spawn(path)
+        return path

@@ -1,15 +1,14 @@
 """One instance of the local cloud: a small process that runs a Ray node and ends it, as a machine with a timer would.
 
-It is run by path, imports nothing but the standard library, and so costs little memory and no start-up time. It ends
-its whole process tree when it is told to (SIGTERM, a release marker), when its Ray node ends, and when the driver has
-not put off the instant that is the lease file's modification time: that is what guards against a driver that was
-killed with -9.
+It is run by path and imports little beside the standard library, so it costs little memory and start-up time. It ends
+its whole process tree on request (SIGTERM, a release marker), when its Ray node ends, and when its lease expires, which
+is the modification time of the lease file. The lease protects against a driver that was killed with -9.
 
 No more nodes start at once on this machine than it has cores: an instance waits for its turn. It runs, and is metered,
 from when its node has joined the cluster.
 
-Who holds the lock of a record, and only it, writes the record; an instance holds its own for life. So a lock that can
-be taken tells that no such process lives, whatever process ids say.
+Only the holder of a record's lock writes the record, and an instance holds its own lock for life. So a free lock means
+that no such process lives, whatever process ids say.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rubberband.atomic import write_atomically
+from rubberband.cloud.steady import SteadyClock
 
 EXPERIMENT_TAG = "RUBBERBAND_EXPERIMENT"
 DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
@@ -43,17 +43,15 @@ LONGEST_START_S = 1800.0
 """A node that has not joined by then never will, however slow the machine is."""
 
 _START_S = 180.0
-"""For how long a node may start on an idle machine, where it takes 5 to 9 s."""
+"""Longest start of a node on an idle machine, where it takes 5 to 9 s."""
 _POLL_S = 0.25
 _KILL_S = 5.0
 _PR_SET_PDEATHSIG = 1
-_PASSING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Goes on while the machine sleeps, and is not moved when its clock is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is written down of an instance (or of the head) before it is asked for, and until long after its end."""
+    """File of an instance (or of the head), written before its start and kept after its end."""
 
     name: str
     experiment: str
@@ -63,30 +61,25 @@ class Record:
     temp_dir: str
     """Ray's; removed at the end."""
     devices: tuple[str, ...]
-    """Ids of the real GPUs that belong to it; empty where GPUs are logical."""
+    """Ids of its real GPUs; empty where GPUs are logical."""
     address: str
-    """Of the head that it joins (or is)."""
+    """Address of the head that it joins (or is)."""
     requested_at: float
     lease_until: float | None = None
-    """The lease when it was asked for; its first one is as long as that was ahead then."""
+    """End of the lease at the request; the first lease is as long as that was ahead."""
     first_lease_s: float | None = None
-    """How long that is at most; None: not said."""
+    """Limit of that length; None: no limit."""
     pid: int | None = None
     began_at: float | None = None
-    """When its turn to start had come."""
+    """Time at which its turn to start came."""
     running_at: float | None = None
-    """When its node had joined the cluster."""
+    """Time at which its node had joined the cluster."""
     ended_at: float | None = None
     reason: str = ""
 
 
-def elapsed_s() -> float:
-    """Seconds since this machine booted, its sleep included."""
-    return time.clock_gettime(_PASSING)
-
-
 def load(path: Path) -> Record:
-    """The record at `path`."""
+    """Return the record at `path`."""
     values: dict[str, Any] = json.loads(path.read_text())
     values["command"] = tuple(values["command"])
     values["devices"] = tuple(values["devices"])
@@ -94,8 +87,8 @@ def load(path: Path) -> Record:
 
 
 def save(path: Path, record: Record, at: float) -> None:
-    """Write `record` to `path`, as of the instant `at`: a reader sees the old one or the new one."""
-    # the time of the file is a sign of life, on the experiment's clock
+    """Write `record` to `path`, as of time `at`: a reader sees the old one or the new one."""
+    # The time of the file is a sign of life, on the experiment's clock.
     write_atomically(path, json.dumps(asdict(record)).encode(), durable=True, mode=0o600, modified_at=at)
 
 
@@ -118,13 +111,13 @@ def lock(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
 
 
 def release_marker(path: Path) -> Path:
-    """The file whose existence tells the instance of the record at `path` to end; it holds the reason."""
+    """Return the file whose existence tells the instance of the record at `path` to end; it contains the reason."""
     return path.with_suffix(".release")
 
 
 def tagged(directory: str, name: str | None = None) -> list[Any]:
-    """The processes (psutil.Process) of instance `name`, or of all instances, of the provider at `directory`."""
-    import psutil  # here, so that an instance carries it only when it ends
+    """Return the processes (psutil.Process) of instance `name`, or of all, of the provider at `directory`."""
+    import psutil  # here, so that an instance loads it only when it ends
 
     found = []
     for process in psutil.process_iter():
@@ -149,10 +142,10 @@ def end_tagged(directory: str, name: str) -> list[int]:
 
 
 def finish(path: Path, record: Record, *, ended_at: Callable[[], float], reason: str) -> Record:
-    """End what is left of the instance, write its last record, and return it. The caller holds the lock.
+    """End the rest of the instance, write its last record, and return it. The caller holds the lock.
 
-    `ended_at` is asked once nothing runs any more. A record that cannot be written (a full disk) is left to who looks
-    next.
+    `ended_at` is called once nothing runs any more. If the record cannot be written (a full disk), the next reader
+    writes it.
     """
     end_tagged(record.directory, record.name)
     shutil.rmtree(record.temp_dir, ignore_errors=True)  # first: on a full disk it makes room for the record
@@ -164,15 +157,15 @@ def finish(path: Path, record: Record, *, ended_at: Callable[[], float], reason:
 
 
 def _die_with_parent() -> None:
-    """Let Linux kill this process when its parent ends, however that happens; elsewhere the tags must do."""
+    """Let Linux kill this process when its parent ends for any reason; elsewhere its tags identify it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _lease_ends_at(record: Record, lease: Path) -> float:
-    """The instant of the lease file; as long as it is what it was at the launch, counted from when this began to run.
+    """Return the time of the lease file. Until its first renewal, the lease counts from when the instance began to run.
 
-    So a start that takes long takes nothing off the first lease.
+    So a slow start does not shorten the first lease.
     """
     until = lease.stat().st_mtime
     if until != record.lease_until:
@@ -186,7 +179,7 @@ def _lease_ends_at(record: Record, lease: Path) -> float:
 
 
 def cores() -> int:
-    """How many processor cores this process may use, its control group's quota included; at least 1."""
+    """Return the number of cores that this process may use, within its control group's quota; at least 1."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # no such file: no quota; "max": likewise
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -195,7 +188,7 @@ def cores() -> int:
 
 
 def crowding() -> float:
-    """How many processes want each core of this machine, by the last minute's load; at least 1."""
+    """Return the number of processes per core of this machine, by the last minute's load; at least 1."""
     try:
         return max(1.0, os.getloadavg()[0] / cores())
     except OSError:
@@ -203,7 +196,7 @@ def crowding() -> float:
 
 
 def _turn(folder: Path) -> IO[str] | None:
-    """A file that holds one of this machine's turns to start until it is closed; None while all are taken."""
+    """Return a file that holds one of this machine's turns to start until it is closed; None while all are taken."""
     for number in range(cores()):
         file = open(folder / f"{number}.lock", "a")  # noqa: SIM115 - it is held until the node has joined
         try:
@@ -224,9 +217,9 @@ _TAIL_BYTES = 64 * 1024
 
 
 def last_words(log: Path, temp_dir: str) -> str:
-    """The one line that tells best why a node did not start: `who: what`; empty if nothing was said.
+    """Return the log line that best explains why a node did not start, as `process: line`; empty without one.
 
-    What a process of Ray died of comes before what `ray start` raised, which often says only that it waited in vain.
+    A fatal error of a Ray process comes before the exception of `ray start`, which is often only a time-out.
     """
     severe: dict[str, str] = {}
     for who in ("gcs_server", "raylet"):
@@ -244,7 +237,7 @@ def last_words(log: Path, temp_dir: str) -> str:
 
 
 def _tail(path: Path) -> list[str]:
-    """The last lines of a log that say something; none if there is no such file."""
+    """Return the last non-empty lines of a log; none if there is no such file."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -255,7 +248,7 @@ def _tail(path: Path) -> list[str]:
 
 
 class _Guard:
-    """One instance from here to its end."""
+    """One instance from its start to its end."""
 
     def __init__(
         self,
@@ -276,9 +269,9 @@ class _Guard:
         self._looked_at, self._awake_since = clock(), float("-inf")
 
     def _ends(self) -> str | None:
-        """The reason to end ('': released) that comes from outside; None while there is none."""
+        """Return an external reason to end ('': released); None while there is none."""
         now = self._clock()
-        if now - self._looked_at > self._lease_s / 2:  # this machine slept, and the driver with it
+        if now - self._looked_at > self._lease_s / 2:  # this machine was suspended, and the driver with it
             self._awake_since = now
         self._looked_at = now
         marker = release_marker(self._path)
@@ -288,7 +281,7 @@ class _Guard:
             return "terminated by a signal"
         if now > max(_lease_ends_at(self.record, self._lease), self._awake_since + self._lease_s):
             return "lease expired"
-        os.utime(self._path, (now, now))  # a sign of life: if this process is killed, the instant of its end
+        os.utime(self._path, (now, now))  # a sign of life: if this process is killed, the time of its end
         return None
 
     def _note(self, record: Record, at: float) -> None:
@@ -296,7 +289,7 @@ class _Guard:
         save(self._path, record, at)
 
     def live(self, starts: Path) -> str:
-        """Start the node in its turn, and watch it; the reason for the end."""
+        """Start the node in its turn, watch it, and return the reason for its end."""
         while (turn := _turn(starts)) is None:
             if (reason := self._ends()) is not None:
                 return reason
@@ -321,7 +314,7 @@ class _Guard:
                 node.kill()
 
     def _await_join(self, node: subprocess.Popen[bytes]) -> str | None:
-        """None once the node has joined, else why it does not; a crowded machine gets more time."""
+        """Return None once the node has joined, or why it does not. A busy machine gets more time."""
         began_at, patience_s = time.monotonic(), 0.0
         while not any(line.endswith(STARTED) for line in _tail(self._log)):
             if (reason := self._ends()) is not None:
@@ -350,15 +343,11 @@ class _Guard:
 
 
 def run(path: Path, lease: Path, lease_s: float, booted_at: float, starts: Path) -> None:
-    """Be the instance recorded at `path`, from here to its end; on the clock by which this machine booted then.
+    """Run the instance recorded at `path` to its end, on the clock by which this machine booted at `booted_at`.
 
     `starts` is the folder of this machine's turns to start.
     """
-
-    def clock() -> float:
-        return booted_at + elapsed_s()
-
-    stop = threading.Event()
+    clock, stop = SteadyClock(boot="", booted_at=booted_at), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with lock(path, wait_s=1.0) as held:

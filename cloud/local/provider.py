@@ -1,7 +1,7 @@
 """The local provider: this machine rents out Ray nodes, one small guarding process each (see `instance`).
 
-What exists is read from the records below `directory`, never from memory: so a driver that comes back after a crash,
-and `sweep`, see the same as the one that launched. One driver at a time holds a directory.
+It reads the state from the records below `directory`, never from memory. So a driver that resumes after a crash, and
+`sweep`, see the same as the one that launched. One driver at a time holds a directory.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rubberband.cloud import ray_head
 from rubberband.cloud.local import ray_node
-from rubberband.cloud.local.guarding import end, end_all, observe
+from rubberband.cloud.local.guarding import RayHead, end, end_all, observe
 from rubberband.cloud.local.instance import (
     DIRECTORY_TAG,
     EXPERIMENT_TAG,
@@ -33,12 +32,15 @@ from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 
 _USUAL_START_S = 9.0
-"""What a node takes on an idle machine, at most."""
+"""Longest usual start of a node on an idle machine."""
 _MOST_SLOWNESS = 10.0
 
 
 class LocalProvider:
     """Rents out this machine's slots as instances of `gpus_per_instance` (logical) GPUs, for one experiment."""
+
+    remote = False
+    look_s = 0.25
 
     def __init__(
         self,
@@ -52,51 +54,32 @@ class LocalProvider:
         token_path: Path | None = None,
         not_before: float = 0.0,
     ) -> None:
-        """Take over `directory`, where everything about the instances is kept.
+        """Take over `directory`, which has all records of the instances.
 
-        `devices` are ids of real GPUs to hand out (see `real_gpus`); empty: GPUs are logical and trials use the CPU.
-        The token that opens the Ray cluster is one per user (see `ray_node.default_token_path`), as Ray remembers it
-        for the life of a process. What was written down of the experiment reaches to `not_before`. Raises ProviderError
-        if another driver holds the directory, or if the directory or the token cannot be written.
+        `devices` are ids of real GPUs to assign (see `real_gpus`); empty: GPUs are logical and trials use the CPU. See
+        `RayHead` for the other arguments, and for the ProviderError that it raises.
         """
         self._gpus = gpus_per_instance
         self._max_instances = max_instances
         self._devices = tuple(devices)
         self._mutex = threading.RLock()
         self._unwanted: set[str] = set()
-        """Instances that were given back, some of them while they were asked for."""
-        self._head = ray_head.RayHead(
-            experiment, directory, token_path=token_path, lease_s=lease_s, not_before=not_before
-        )
+        """Instances that were released, some of them before they started."""
+        self._head = RayHead(experiment, directory, token_path=token_path, lease_s=lease_s, not_before=not_before)
         self._guards = self._head.guards
         self.clock = self._head.clock
-        """Unix time, whatever becomes of this machine's clock."""
+        self.device: Literal["cpu", "cuda"] = "cuda" if self._devices else "cpu"
         self._instances = directory.resolve() / "instances"
 
-    @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """What trials run on: `cuda` if this provider hands out real GPUs, else `cpu`."""
-        return "cuda" if self._devices else "cpu"
-
-    @property
-    def remote(self) -> bool:
-        """Instances are on this machine."""
-        return False
-
-    @property
-    def look_s(self) -> float:
-        """Looking costs next to nothing."""
-        return 0.25
-
     def slowness(self, instance: str) -> float:
-        """By how long its node took to start, and how many processes want each core now."""
+        """Return the slowness by its node's start time and the processes per core now."""
         record = load(self._path(instance))
         began_at, running_at = record.began_at, record.running_at
         took_s = 0.0 if began_at is None or running_at is None else running_at - began_at
         return min(_MOST_SLOWNESS, max(1.0, took_s / _USUAL_START_S, crowding()))
 
     def last_words(self, instance: str) -> str:
-        """What its node and Ray's processes said last."""
+        """Return the telling last line of its node and Ray's processes."""
         path = self._path(instance)
         return last_words(path.with_suffix(".log"), load(path).temp_dir)
 
@@ -105,22 +88,17 @@ class LocalProvider:
         self._head.renew_lease(until)
 
     def head(self) -> Head | None:
-        """The living head, or None."""
+        """Return the living head, or None."""
         return self._head.living()
 
     def ensure_head(self) -> Head:
-        """The living head, which is started if there is none; returns once it answers.
-
-        Raises ProviderError if it does not start.
-        """
+        """Return the living head once it answers; start one if there is none. Raises ProviderError."""
         return self._head.ensure()
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
-        """Start an instance under the name `instance`; asking twice starts one. Starts the head first if need be.
+        """Start an instance under the name `instance`, once for repeated calls, and the head if there is none.
 
-        A market makes no difference here.
-
-        Raises ProviderError if all of `max_instances`, or of the real GPUs, are taken.
+        The market makes no difference. Raises ProviderError if all of `max_instances`, or of the real GPUs, are taken.
         """
         path = self._path(instance)
         if path.exists() and observe(path).pid is not None:
@@ -136,7 +114,7 @@ class LocalProvider:
             self._guards.spawn(path)
 
     def describe(self) -> Sequence[InstanceDescription]:
-        """All instances that live or have ended, in the order of their launch."""
+        """Return all instances, living or ended, in the order of launch."""
         with self._mutex:
             headless = self._head.living() is None
             records = []
@@ -161,7 +139,7 @@ class LocalProvider:
         return _status(end(path, ""))
 
     def close(self) -> None:
-        """End every instance and the head, and let the directory go. Idempotent."""
+        """End every instance and the head, and release the directory. Idempotent."""
         with self._mutex:
             self._guards.close()
             end_all(self._instances)
@@ -171,7 +149,7 @@ class LocalProvider:
         return self._instances / f"{instance}.json"
 
     def _take_devices(self, instance: str) -> tuple[str, ...]:
-        """The real GPUs for a new instance, disjoint from those of living ones."""
+        """Return the real GPUs for a new instance, disjoint from those of living ones."""
         living = [r for r in map(observe, self._instances.glob("*.json")) if r.ended_at is None]
         if self._max_instances is not None and len(living) >= self._max_instances:
             raise ProviderError(
@@ -203,24 +181,21 @@ def _status(record: Record) -> InstanceDescription:
     )
 
 
-# Find and end what drivers that died left behind on this machine.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptInstance:
-    """An instance (or a head) that was found without a driver, and ended."""
+    """An instance (or a head) of a crashed driver that a sweep ended."""
 
     experiment: str
     instance: str
     directory: Path
     processes: int
-    """How many of its processes were running."""
+    """Number of its running processes."""
 
 
 def sweep(home: Path, experiment: str | None = None) -> list[SweptInstance]:
-    """End every instance of `experiment` (None: of all) below `home` whose driver is dead, and tell which those were.
+    """End and return every instance of `experiment` (None: of all) below `home` whose driver is dead.
 
-    What a living driver holds is left alone.
+    Instances of a living driver are left alone.
     """
     swept = []
     for (directory, name, owner), processes in sorted(_running(home.resolve()).items()):
@@ -230,7 +205,7 @@ def sweep(home: Path, experiment: str | None = None) -> list[SweptInstance]:
 
 
 def _running(home: Path) -> dict[tuple[Path, str, str], int]:
-    """(directory, instance, experiment) -> number of processes that carry these tags."""
+    """Return (directory, instance, experiment) -> number of processes with these tags."""
     import psutil
 
     counts: defaultdict[tuple[Path, str, str], int] = defaultdict(int)

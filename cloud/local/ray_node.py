@@ -1,4 +1,4 @@
-"""How a Ray node of the local cloud is started: its command, its environment, its temporary directory."""
+"""Start of a Ray node of the local cloud: its command, its environment, its temporary directory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from rubberband.cloud.provider import INSTANCE_LABEL
 
 LOOPBACK = "127.0.0.1"
 _QUIET_PORTS = range(20_000, 32_000)
-"""Between those that Ray's workers take (up to 19999) and those that Linux gives away (from 32768 on)."""
+"""Between the ports of Ray's workers (up to 19999) and Linux's ephemeral ports (from 32768 on)."""
 _TRIES = 20
 _OBJECT_STORE_BYTES = 80 * 1024**2  # Ray's least; checkpoints and reports do not pass through it
 
 HEALTH_CHECK_DELAY_MS = 10_000
-"""A node that has joined just now is still starting, and may not answer at once."""
+"""A node that has just joined is still starting, and may not answer at once."""
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_task_events_report_interval_ms": "0",  # nobody reads the history of tasks, which the head would keep
-    "RAY_memory_monitor_refresh_ms": "0",  # it would end the latest trial; the kernel ends what takes the most
+    "RAY_task_events_report_interval_ms": "0",  # no history of tasks, which the head would keep
+    "RAY_memory_monitor_refresh_ms": "0",  # it would kill the latest trial; the kernel kills the largest process
     "RAY_health_check_initial_delay_ms": f"{HEALTH_CHECK_DELAY_MS}",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
-    # Where cores are few, Ray ends its own nodes amid their start; whoever started them knows better when to give up.
+    # With few cores, Ray would end its own nodes during their start. The guarding process decides when to give up.
     "RAY_raylet_start_wait_time_s": f"{LONGEST_START_S:.0f}",  # until it has joined; by default 30
     "RAY_agent_register_timeout_ms": f"{LONGEST_START_S * 1000:.0f}",  # else the raylet ends itself; 30 s
     "RAY_worker_register_timeout_seconds": f"{LONGEST_START_S:.0f}",  # 60
@@ -45,13 +45,13 @@ CONNECT_SETTINGS = {
     "RAY_gcs_rpc_server_connect_timeout_s": "600",  # by default 5
     "RAY_py_gcs_connect_timeout_s": "600",  # 30
     "RAY_NUM_REDIS_GET_RETRIES": "600",  # a second each; 20
-    "PYTHONUNBUFFERED": "1",  # that a node has joined is read from what it prints
+    "PYTHONUNBUFFERED": "1",  # the node's output shows when it has joined
 }
-"""Environment of nodes on this machine beside: their head lives, however long it takes to answer."""
+"""Additional environment of nodes on this machine: their head lives, even if it answers late."""
 
 
 def head_command(port: int, temp_dir: str, host: str = LOOPBACK) -> tuple[str, ...]:
-    """`ray start` of a head without slots, autoscaler and dashboard; instances reach this machine as `host`."""
+    """Return `ray start` of a head without slots, autoscaler and dashboard; instances reach this machine at `host`."""
     reached_as = () if host == LOOPBACK else (f"--node-ip-address={host}",)
     return (
         *_ray_start(temp_dir),
@@ -66,15 +66,14 @@ def head_command(port: int, temp_dir: str, host: str = LOOPBACK) -> tuple[str, .
 
 
 def instance_command(name: str, address: str, gpus: int, temp_dir: str) -> tuple[str, ...]:
-    """`ray start` of an instance that joins the head at `address`."""
-    labels = f"{INSTANCE_LABEL}={name}"
+    """Return `ray start` of an instance that joins the head at `address`."""
     return (
         *_ray_start(temp_dir),
         f"--address={address}",
         f"--num-cpus={gpus}",
         f"--num-gpus={gpus}",
         "--labels",
-        labels,
+        f"{INSTANCE_LABEL}={name}",
     )
 
 
@@ -92,14 +91,14 @@ def _ray_start(temp_dir: str) -> tuple[str, ...]:
 
 
 def authentication(token_path: Path) -> dict[str, str]:
-    """The environment that lets a process into the cluster; the same for head, instances and driver."""
+    """Return the environment with which head, instances and driver may join the cluster."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 
 def default_token_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the token is kept: one per user, `ray-token` in RUBBERBAND_HOME, or in `~/.rubberband`.
+    """Return the path of the user's token: `ray-token` in RUBBERBAND_HOME, or in `~/.rubberband`.
 
-    Raises RuntimeError where RUBBERBAND_HOME is not set and this user has no home.
+    Raises RuntimeError if RUBBERBAND_HOME is not set and this user has no home.
     """
     home = environment.get("RUBBERBAND_HOME")
     return (Path(home) if home else Path.home() / ".rubberband").expanduser().resolve() / "ray-token"
@@ -124,9 +123,9 @@ def ensure_token(path: Path) -> Path:
 def environment(
     base: Mapping[str, str], token_path: Path, tags: Mapping[str, str], devices: Sequence[str]
 ) -> dict[str, str]:
-    """The environment of a node: the driver's, less what Ray put there, plus our settings, tags and GPUs.
+    """Return the environment of a node: the driver's without Ray's variables, plus our settings, tags and GPUs.
 
-    What trials run has no business with the journals, nor with the password of their store.
+    Trials get no access to the journals, nor to the password of their store.
     """
     chosen = {key: value for key, value in base.items() if not key.startswith("RAY_") and key != "RUBBERBAND_STORE"}
     chosen |= SETTINGS | CONNECT_SETTINGS | authentication(token_path) | dict(tags)
@@ -137,15 +136,15 @@ def environment(
 
 
 def make_temp_dir() -> str:
-    """A new directory with a short path: Ray's sockets lie in it, and their paths may have 107 characters."""
+    """Return a new directory with a short path, as the paths of Ray's sockets are limited to 107 characters."""
     return tempfile.mkdtemp(prefix="rb-", dir="/tmp")
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A TCP port of this machine's address `host` that nobody listens on now, nor soon where that can be had.
+    """Return a free TCP port of this machine's address `host`, if possible one that stays free for some seconds.
 
-    It is none that the kernel gives to whoever asks for any port, as Ray's processes do by the dozen: until the node is
-    up and listens there, some seconds pass. Raises OSError where `host` is no address of this machine.
+    It is no ephemeral port, of which Ray's processes take dozens before the node listens. Raises OSError if `host` is
+    no address of this machine.
     """
     for port in [*(secrets.choice(_QUIET_PORTS) for _ in range(_TRIES)), 0]:
         with socket.socket() as listener:
@@ -161,7 +160,7 @@ def free_port(host: str = LOOPBACK) -> int:
 
 
 def answers(address: str) -> bool:
-    """Whether somebody accepts connections at `address` (host:port)."""
+    """Return whether `address` (host:port) accepts connections."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=0.5).close()
@@ -171,7 +170,7 @@ def answers(address: str) -> bool:
 
 
 def real_gpus() -> tuple[str, ...]:
-    """The ids of this machine's NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
+    """Return the ids of this machine's NVIDIA GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shutil.which("nvidia-smi") is None:
         return ()

@@ -1,9 +1,9 @@
-"""Starts one Ray node and stays with it, as `ray start --block` does, but without the parts that are not used here.
+"""Start one Ray node and wait for its end, as `ray start --block` does, but without unused parts.
 
-The script is run by path, with the arguments of `ray start`. It leaves out the imports of Ray's command line, the
+The script is run by path, with the arguments of `ray start`. It omits the imports of Ray's command line, the
 dashboard's process, the server of Ray's client and the two agents of each node: together they take longer to start
-than the node. A raylet needs two processes in the agents' place: it gets two that wait, and ports that are not used.
-Where this version of Ray is built in another way, the script runs plain `ray start`.
+than the node. A raylet needs two processes in place of the agents: it gets two that wait, and unused ports.
+If this version of Ray is built differently, the script runs plain `ray start`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STAND_IN = "import os,sys,time\np=os.getppid()\nsys.stdin.read()\nwhile os.getp
 _WORKER_PORTS = (10_002, 19_999)
 """Those of `ray start`."""
 _WORKER_SCRIPT = "RUBBERBAND_WORKER_SCRIPT"
-"""As `worker_start` has it; to import the package takes as long as much of the rest."""
+"""As in `worker_start`, whose import would take too long."""
 _LOOK_S = 0.5
 
 
@@ -57,7 +57,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _prepared(chosen: argparse.Namespace) -> Callable[[], Any]:
-    """What starts the node, and returns once it has joined. All that may be missing in another Ray is looked up now."""
+    """Return a function that starts the node and returns once it has joined.
+
+    Everything that another Ray may lack is looked up before.
+    """
     from ray._private import services, workers
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
     from ray._private.node import Node

@@ -1,7 +1,7 @@
-"""Starts one worker of a local Ray node: forked off the driver's fork server, which has imported all, or as Ray does.
+"""Start one worker of a local Ray node: forked from the driver's fork server, which has all imports, or as Ray does.
 
-Ray's raylet runs it by path in the place of Ray's own script, with the words of that. It imports nothing but the
-standard library. Where the fork server does not take the worker in, Ray's script is run as if this had not been.
+The raylet runs it by path in place of Ray's own script, with the same arguments. It imports only the standard library.
+If the fork server does not accept the worker, it runs Ray's script.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ WORKER_SCRIPT = "RUBBERBAND_WORKER_SCRIPT"
 READY, FORKED = b"r", b"f"
 
 _PATIENCE_S = 120.0
-"""For the server's imports; the worker's own would hardly end sooner."""
+"""Time limit for the server's imports; the worker's own would take as long."""
 
 
 def main(words: Sequence[str]) -> None:
-    """Be forked, or go on as Ray's script."""
+    """Let the fork server start the worker, or else run Ray's script."""
     script = os.environ[WORKER_SCRIPT]
     with contextlib.suppress(OSError, ValueError, KeyError):
         if _ask(Path(os.environ[DIRECTORY_TAG]), [script, *words]):
@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _ask(directory: Path, argv: Sequence[str]) -> bool:
-    """Whether the fork server has forked the worker."""
+    """Return whether the fork server has forked the worker."""
     name = (directory / FORK_SERVER).read_text()
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(_PATIENCE_S)
@@ -50,7 +50,7 @@ def _ask(directory: Path, argv: Sequence[str]) -> bool:
 
 
 def send(server: socket.socket, argv: Sequence[str]) -> None:
-    """Tell the server what a worker with these words, in the place of this process, would find."""
+    """Send the server the environment that a worker with these arguments would have in place of this process."""
     order = {
         "argv": list(argv),
         "environment": dict(os.environ),
@@ -65,7 +65,7 @@ def send(server: socket.socket, argv: Sequence[str]) -> None:
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user at the other end."""
+    """Return the user id of the other end."""
     found: int = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
     return found
 

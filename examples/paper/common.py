@@ -1,6 +1,6 @@
-"""What the paper's simulated experiments share: scaling curves, the instance, planning, and how results are shown.
+"""Parts that the paper's simulated experiments share: scaling curves, the instance, planning, and reports.
 
-The paper is RubberBand (EuroSys '21); its Table 1 has the only measured throughputs: both curves start there.
+The paper is RubberBand (EuroSys '21). Its Table 1 has the only measured throughputs; both curves start there.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from rubberband.cloud.catalogue import catalogue
 from rubberband.errors import InfeasibleError
 from rubberband.planner.model import least_instances, predict
 from rubberband.planner.search import plan
-from rubberband.values.chance import Law
 from rubberband.values.offer import Billing, Offer, gang_sizes, slots
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Prediction, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Law, Profile
 
 PLACED = {1: 749.58, 2: 1480.07, 4: 2773.04}
 """GPUs -> samples per second of ResNet-50 with placement control (Table 1)."""
 SCATTERED = {1: 673.76, 2: 947.76, 4: 1209.51}
-"""The same without placement control: the flatter curve."""
+"""The same without placement control, which is the flatter curve."""
 CURVES: Mapping[str, Mapping[int, float]] = {"placed": PLACED, "scattered": SCATTERED}
 MAX_GPUS_PER_TRIAL = 16
 INSTANCE_TYPE, REGION = "p3.8xlarge", "us-east-1"
@@ -36,7 +35,7 @@ Verdict = Literal["agrees", "agrees in part", "differs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A statement of the paper and what was found."""
+    """Statement of the paper and our result."""
 
     says: str
     verdict: Verdict
@@ -45,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A titled table of words."""
+    """Table of text with a title."""
 
     title: str
     columns: Sequence[str]
@@ -54,7 +53,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One experiment: what is printed and drawn."""
+    """Printed and drawn results of one experiment."""
 
     title: str
     tables: Sequence[Table]
@@ -64,12 +63,12 @@ class Report:
 
 
 def verdict(*holds: bool) -> Verdict:
-    """Whether a statement holds in all, some or none of the cases looked at."""
+    """Return whether a statement holds in all, some or none of the cases."""
     return "agrees" if all(holds) else "agrees in part" if any(holds) else "differs"
 
 
 def undivided_share(samples_per_s: Mapping[int, float]) -> float:
-    """The share of an iteration that more GPUs do not shorten (Amdahl's law), from the speed-up with 4 GPUs."""
+    """Return the share of an iteration that more GPUs do not shorten (Amdahl's law), from the speed-up with 4 GPUs."""
     return (4.0 * samples_per_s[1] / samples_per_s[4] - 1.0) / 3.0
 
 
@@ -82,7 +81,7 @@ def profile(
     iteration_cv: float = 0.0,
     trial_cv: float = 0.0,
 ) -> Profile:
-    """Seconds per iteration with 1 to 16 GPUs, `iteration_s` with one.
+    """Return the seconds per iteration with 1 to 16 GPUs, `iteration_s` with one.
 
     1, 2 and 4 GPUs are as measured; beyond them (and everywhere, if `share` is given) Amdahl's law continues.
     """
@@ -96,7 +95,7 @@ def profile(
 def p3_8xlarge(
     *, max_instances: int, billing: Billing = "per_instance", init_delay_s: float = 0.0, data_usd: float = 0.0
 ) -> Offer:
-    """The paper's instance at the catalogue's price; `data_usd` is for the data set of one instance."""
+    """Return the paper's instance at the catalogue's price; `data_usd` is for the data set of one instance."""
     row = catalogue()[INSTANCE_TYPE]
     return Offer(
         instance_type=INSTANCE_TYPE,
@@ -112,7 +111,7 @@ def p3_8xlarge(
 def best(
     stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float, policy: Policy
 ) -> Planned | None:
-    """The policy's cheapest plan in time, None if it has none; where times vary, in time as often as not."""
+    """Return the policy's cheapest plan in time (if times vary, with a probability of one half); None without one."""
     limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=MAX_GPUS_PER_TRIAL, confidence=0.5)
     try:
         return plan(stages, job_profile, offer, limits, policy)
@@ -121,7 +120,7 @@ def best(
 
 
 def fair_fixed(stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float) -> Prediction | None:
-    """The cheapest fixed cluster in time whose GPUs are divided fairly among a stage's trials (§5); None if none."""
+    """Return the cheapest fixed cluster in time whose GPUs are divided fairly among trials (§5); None without one."""
     sizes = gang_sizes(offer.gpus, 1, MAX_GPUS_PER_TRIAL)
     predictions = [
         predict(stages, fair_plan([instances] * len(stages), stages, offer, sizes), job_profile, offer)
@@ -132,7 +131,7 @@ def fair_fixed(stages: Sequence[Stage], job_profile: Profile, offer: Offer, dead
 
 
 def fair_plan(instances: Sequence[int], stages: Sequence[Stage], offer: Offer, sizes: Sequence[int]) -> Plan:
-    """Every stage's trials get as many GPUs as all of them can have at once, or one each if they must queue."""
+    """Return the plan in which all trials of a stage get the same GPUs at once, or one each if they must queue."""
     return Plan(
         stages=tuple(
             StagePlan(
@@ -145,7 +144,7 @@ def fair_plan(instances: Sequence[int], stages: Sequence[Stage], offer: Offer, s
 
 
 def fewest_instances(plan: Plan, stages: Sequence[Stage], offer: Offer) -> Plan:
-    """The plan without instances that none of a stage's trials can use."""
+    """Return the plan without instances that no trial of a stage can use."""
     choices = []
     for choice, stage in zip(plan.stages, stages, strict=True):
         useful = least_instances(stage.trials, offer.gpus, choice.gpus_per_trial)
@@ -154,7 +153,7 @@ def fewest_instances(plan: Plan, stages: Sequence[Stage], offer: Offer) -> Plan:
 
 
 def common_assumptions() -> list[str]:
-    """What every figure assumes."""
+    """Return the assumptions of every figure."""
     price = p3_8xlarge(max_instances=1).price_usd_per_hour
     placed, scattered = (f"{100.0 * undivided_share(curve):.1f} %" for curve in (PLACED, SCATTERED))
     return [
@@ -169,35 +168,35 @@ def common_assumptions() -> list[str]:
 
 
 def usd(amount_usd: float | None) -> str:
-    """An amount, or a dash where there is no plan."""
+    """Return an amount, or a dash without a plan."""
     return "-" if amount_usd is None else f"{amount_usd:.2f}"
 
 
 def ratio(over: float | None, under: float | None) -> str:
-    """How many times `under` goes into `over`."""
+    """Return `over` divided by `under`."""
     return "-" if over is None or under is None else f"{over / under:.2f}x"
 
 
 def cells(*values: str | float | None) -> tuple[str, ...]:
-    """Words as they are, whole numbers in full, other numbers as amounts, None as a dash."""
+    """Return text as it is, whole numbers in full, other numbers as amounts, None as a dash."""
     return tuple(
         value if isinstance(value, str) else str(value) if isinstance(value, int) else usd(value) for value in values
     )
 
 
 def needed(planned: Planned | None) -> Planned:
-    """The plan of a case that is known to have one."""
+    """Return the plan of a case that must have one."""
     assert planned is not None, "these deadlines leave a plan"
     return planned
 
 
 def cost_usd(planned: Planned | None) -> float | None:
-    """The predicted cost of a plan, if there is one."""
+    """Return the predicted cost of a plan, if there is one."""
     return None if planned is None else planned.prediction.cost_usd
 
 
 def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, axis: int = 1, **more: Any) -> dict[str, Any]:
-    """A line with markers in panel `axis` (from 1); its name is in the legend once."""
+    """Return a line with markers in panel `axis` (from 1); its name is in the legend once."""
     dash, width = more.pop("dash", "solid"), more.pop("width", 2.5)
     return {
         "type": "scatter",
@@ -216,7 +215,7 @@ def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, axis: int =
 
 
 def show(compute: Callable[[], Report]) -> None:
-    """The main of every example: print the report, and with --html write it as one self-contained page."""
+    """Run an example: print the report, and with --html write it as one self-contained page."""
     parser = argparse.ArgumentParser(description="One of the paper's simulated experiments.")
     parser.add_argument("--html", metavar="PATH", help="write tables and plot as one page, too")
     path = parser.parse_args().html
@@ -231,7 +230,7 @@ def show(compute: Callable[[], Report]) -> None:
 
 
 def as_text(report: Report) -> str:
-    """The report for a terminal."""
+    """Return the report for a terminal."""
     blocks = [report.title, *(_text_table(table) for table in report.tables)]
     blocks.append("The paper's words, and what was found")
     blocks += [

@@ -1,4 +1,4 @@
-"""Figure 9: what stragglers do to the bill, SHA(64, 4, 508), when instances or only functions are paid."""
+"""Figure 9: the effect of stragglers on the bill of SHA(64, 4, 508), with instances or only functions paid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICIES: dict[str, Policy] = {"fixed": "static", "elastic": "optimal"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What one policy costs under both kinds of billing; None where no plan is in time."""
+    """Cost of a policy under both kinds of billing; None if no plan is in time."""
 
     reading: str
     plans: str
@@ -37,17 +37,17 @@ class Point:
 
     @property
     def bills_usd(self) -> tuple[float | None, float | None]:
-        """Per instance, per function."""
+        """Bills per instance and per function."""
         return self.per_instance_usd, self.per_function_usd
 
     @property
     def ratio(self) -> float:
-        """How many times dearer paying per instance is."""
+        """Cost per instance over cost per function."""
         return self.per_instance_usd / self.per_function_usd if self.per_instance_usd and self.per_function_usd else 0.0
 
 
 def noisy(reading: str, sigma_s: float) -> Profile:
-    """Times drawn for every iteration, or once for all iterations of a trial in a stage."""
+    """Return times that vary with each iteration, or once for all iterations of a trial in a stage."""
     cv = sigma_s / MEAN_S
     return common.profile(
         PLACED,
@@ -58,7 +58,7 @@ def noisy(reading: str, sigma_s: float) -> Profile:
 
 
 def cost_usd(reading: str, plans: str, policy: str, sigma_s: float, billing: Billing, num_samples: int) -> float | None:
-    """The mean cost of the best plan for these stragglers, or of one in which no trial ever waits for another."""
+    """Return the mean cost of the best plan for these stragglers, or of one in which no trial waits for another."""
     profile = noisy(reading, sigma_s)
     offer = common.p3_8xlarge(max_instances=MAX_INSTANCES, billing=billing)
     if plans == "planned":
@@ -70,7 +70,7 @@ def cost_usd(reading: str, plans: str, policy: str, sigma_s: float, billing: Bil
 
 
 def findings(points: Sequence[Point]) -> list[Finding]:
-    """The statements of §6.1.1 and of the caption."""
+    """Return the statements of §6.1.1 and of the caption."""
     low, high = (pick(each.sigma_s for each in points) for pick in (min, max))
     at = {(each.reading, each.plans, each.policy, each.sigma_s): each.ratio for each in points}
     cases = list(dict.fromkeys((each.reading, each.plans, each.policy) for each in points))
@@ -102,7 +102,7 @@ def findings(points: Sequence[Point]) -> list[Finding]:
 def compute(
     sigmas_s: Sequence[float] = SIGMAS_S, num_samples: int = 4000, readings: Sequence[str] = READINGS
 ) -> Report:
-    """The sweep; `num_samples` are for the plans without a queue."""
+    """Compute the sweep; `num_samples` are for the plans without a queue."""
     points = [
         Point(
             reading=reading,
@@ -140,7 +140,7 @@ def compute(
 
 
 def figure(points: Sequence[Point]) -> Figure:
-    """A panel for each policy, cost over sigma."""
+    """Return a panel for each policy, cost over sigma."""
     lines = []
     for axis, policy in enumerate(POLICIES, start=1):
         for plans, dash in zip(PLANS, ("solid", "dot"), strict=True):

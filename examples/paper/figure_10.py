@@ -1,4 +1,4 @@
-"""Figure 10: what the price of data does to the saving, SHA(64, 4, 508), with small and large data sets."""
+"""Figure 10: the effect of the price of data on the saving, SHA(64, 4, 508), with small and large data sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES = sha(64, 4, 508, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What both policies cost at one price."""
+    """Costs of both policies at one price."""
 
     data: str
     curve: str
@@ -29,12 +29,12 @@ class Point:
 
     @property
     def saving(self) -> float:
-        """How many times dearer fixed is."""
+        """Cost of fixed over elastic."""
         return self.fixed_usd / self.elastic_usd
 
 
 def point(data: str, curve: str, usd_per_gb: float) -> Point:
-    """Both policies' cheapest plans."""
+    """Return the costs of both policies' cheapest plans."""
     offer = common.p3_8xlarge(max_instances=256, data_usd=DATA_GB[data] * usd_per_gb)
     profile = common.profile(CURVES[curve], ITERATION_S)
     fixed, elastic = (
@@ -50,7 +50,7 @@ def point(data: str, curve: str, usd_per_gb: float) -> Point:
 
 
 def findings(points: Sequence[Point]) -> list[Finding]:
-    """The statements of §6.1.2."""
+    """Return the statements of §6.1.2."""
     dearest = max(each.usd_per_gb for each in points)
     at = {(each.data, each.curve, each.usd_per_gb): each.saving for each in points}
     small = {curve: at["CIFAR-10", curve, dearest] for curve in CURVES}
@@ -80,7 +80,7 @@ def findings(points: Sequence[Point]) -> list[Finding]:
 
 
 def compute(prices_usd_per_gb: Sequence[float] = PRICES_USD_PER_GB) -> Report:
-    """The sweep, which starts with free data."""
+    """Compute the sweep, which starts with free data."""
     points = [point(data, curve, price) for data in DATA_GB for curve in CURVES for price in prices_usd_per_gb]
     rows = [
         cells(each.data, each.curve, f"{each.usd_per_gb:g}", each.fixed_usd, each.elastic_usd, f"{each.saving:.2f}x")
@@ -101,7 +101,7 @@ def compute(prices_usd_per_gb: Sequence[float] = PRICES_USD_PER_GB) -> Report:
 
 
 def figure(points: Sequence[Point]) -> Figure:
-    """A panel for each data set, cost over price."""
+    """Return a panel for each data set, cost over price."""
     lines = []
     for axis, data in enumerate(DATA_GB, start=1):
         for curve, dash in zip(CURVES, ("solid", "dot"), strict=True):

@@ -1,4 +1,4 @@
-"""Figure 11: what the number of trials does to the saving, SHA(k, 4, 508), 20 minutes, under both billings."""
+"""Figure 11: the effect of the number of trials on the saving, SHA(k, 4, 508), 20 minutes, under both billings."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ CENT = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What each policy costs with one number of trials."""
+    """Cost of each policy for one number of trials."""
 
     billing: Billing
     curve: str
     trials: int
     fair_usd: float
-    """A fixed cluster, divided fairly among the trials."""
+    """Fixed cluster, divided fairly among the trials."""
     fixed_usd: float
-    """A fixed cluster, with the best GPUs per trial in every stage."""
+    """Fixed cluster, with the best GPUs per trial in every stage."""
     elastic_usd: float
 
     @property
     def saved_usd(self) -> float:
-        """What elastic costs less than fixed with fair shares."""
+        """Cost of fixed with fair shares, less that of elastic."""
         return self.fair_usd - self.elastic_usd
 
 
 def point(billing: Billing, curve: str, trials: int) -> Point:
-    """The cheapest plans."""
+    """Return the costs of the cheapest plans."""
     offer = common.p3_8xlarge(max_instances=256, billing=billing)
     profile, stages = common.profile(CURVES[curve], ITERATION_S), sha(trials, 4, 508, 2)
     fair = common.fair_fixed(stages, profile, offer, DEADLINE_S)
@@ -58,7 +58,7 @@ def point(billing: Billing, curve: str, trials: int) -> Point:
 
 
 def findings(points: Sequence[Point]) -> list[Finding]:
-    """The statements of §6.1.3 and of the caption."""
+    """Return the statements of §6.1.3 and of the caption."""
     cases = {
         f"{billing}, {curve}": [each for each in points if (each.billing, each.curve) == (billing, curve)]
         for billing in BILLINGS
@@ -95,7 +95,7 @@ def findings(points: Sequence[Point]) -> list[Finding]:
 
 
 def compute(trials: Sequence[int] = TRIALS) -> Report:
-    """The sweep, fewest trials first."""
+    """Compute the sweep, fewest trials first."""
     points = [point(billing, curve, count) for billing in BILLINGS for curve in CURVES for count in trials]
     rows = [
         cells(
@@ -130,7 +130,7 @@ def compute(trials: Sequence[int] = TRIALS) -> Report:
 
 
 def figure(points: Sequence[Point]) -> Figure:
-    """A panel for each billing, cost over trials (logarithmic)."""
+    """Return a panel for each billing, cost over trials (logarithmic)."""
     lines = []
     for axis, billing in enumerate(BILLINGS, start=1):
         for curve, dash in zip(CURVES, ("solid", "dot"), strict=True):

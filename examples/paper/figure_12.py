@@ -1,4 +1,4 @@
-"""Figure 12: what start-up of instances does to the saving, SHA(512, 4, 4096), at deadlines of 90 to 160 minutes."""
+"""Figure 12: the effect of start-up on the saving, SHA(512, 4, 4096), at deadlines of 90 to 160 minutes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROFILE = common.profile(PLACED, ITERATION_S)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The best plans of both policies at one deadline."""
+    """Best plans of both policies at one deadline."""
 
     deadline_min: float
     fixed: Planned
@@ -34,12 +34,12 @@ class Point:
 
     @property
     def saving(self) -> float:
-        """How many times dearer fixed is."""
+        """Cost of fixed over elastic."""
         return self.fixed.prediction.cost_usd / self.elastic.prediction.cost_usd
 
     @property
     def cells(self) -> tuple[str | float, ...]:
-        """Of the tables: deadline, instances, costs, saving."""
+        """Cells of the tables: deadline, instances, costs, saving."""
         fixed, elastic = self.fixed.plan.stages, self.elastic.plan.stages
         shrinks = f"{elastic[0].instances} to {elastic[-1].instances}"
         costs_usd = self.fixed.prediction.cost_usd, self.elastic.prediction.cost_usd
@@ -47,12 +47,12 @@ class Point:
 
 
 def p3_8xlarge(init_s: float) -> Offer:
-    """The instance with that start-up."""
+    """Return the instance with that start-up."""
     return common.p3_8xlarge(max_instances=MAX_INSTANCES, init_delay_s=init_s)
 
 
 def point(init_s: float, deadline_min: float, share: float | None = None) -> Point | None:
-    """Both plans, or None if the fixed one cannot be in time."""
+    """Return both plans, or None if the fixed one cannot be in time."""
     offer = p3_8xlarge(init_s)
     profile = PROFILE if share is None else common.profile(PLACED, ITERATION_S, share=share)
     fixed = common.best(STAGES, profile, offer, 60.0 * deadline_min, "static")
@@ -61,7 +61,7 @@ def point(init_s: float, deadline_min: float, share: float | None = None) -> Poi
 
 
 def tightest(init_s: float) -> Point:
-    """At the shortest deadline that a fixed cluster can meet."""
+    """Return both plans at the shortest deadline that a fixed cluster can meet."""
     limits = PlanningConstraints(max_gpus_per_trial=common.MAX_GPUS_PER_TRIAL)
     offer = p3_8xlarge(init_s)
     fastest = plan(STAGES, PROFILE, offer, limits, "static", "min_time")
@@ -71,7 +71,7 @@ def tightest(init_s: float) -> Point:
 
 
 def findings(sweep: dict[float, list[Point]], edges: dict[float, Point]) -> list[Finding]:
-    """The statements of §6.1.4 and of the caption."""
+    """Return the statements of §6.1.4 and of the caption."""
     first, second, last = (sweep[init_s] for init_s in INITS_S)
     up_to = max(each.saving for each in first)
     falls = [a.saving >= b.saving >= c.saving for a, b, c in zip(first, second, last, strict=True)]
@@ -102,7 +102,7 @@ def findings(sweep: dict[float, list[Point]], edges: dict[float, Point]) -> list
 
 
 def rises(before: Point, after: Point) -> list[Finding]:
-    """What 10 s instead of 1 s do at one deadline."""
+    """Return the effects of 10 s instead of 1 s at one deadline."""
     at = f"(at {before.deadline_min:g} minutes)"
     fixed = after.fixed.prediction.cost_usd / before.fixed.prediction.cost_usd
     elastic = after.elastic.prediction.cost_usd / before.elastic.prediction.cost_usd
@@ -124,7 +124,7 @@ def rises(before: Point, after: Point) -> list[Finding]:
 
 
 def compute(deadlines_min: Sequence[float] = DEADLINES_MIN) -> Report:
-    """The sweep; `deadlines_min` starts with the tightest."""
+    """Compute the sweep; `deadlines_min` starts with the tightest."""
     found = {init_s: [point(init_s, minutes) for minutes in deadlines_min] for init_s in INITS_S}
     sweep = {init_s: [each for each in points if each] for init_s, points in found.items()}
     edges = {init_s: tightest(init_s) for init_s in INITS_S}
@@ -156,7 +156,7 @@ def compute(deadlines_min: Sequence[float] = DEADLINES_MIN) -> Report:
 
 
 def figure(sweep: dict[float, list[Point]]) -> Figure:
-    """Three panels, cost over deadline."""
+    """Return three panels, cost over deadline."""
     lines = [
         common.line(
             name,

@@ -1,4 +1,4 @@
-"""A report of the paper's experiments as one self-contained page."""
+"""Report of the paper's experiments as one self-contained page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def panels(
     every_x: Mapping[str, Any] | None = None,
     every_y: Mapping[str, Any] | None = None,
 ) -> Figure:
-    """Panels side by side, one for each title, with the same axes; `every_x` and `every_y` add to them."""
+    """Return panels side by side, one for each title, with the same axes; `every_x` and `every_y` extend these."""
     gap = 0.06
     width = (1.0 - gap * (len(titles) - 1)) / len(titles)
     layout: dict[str, Any] = {"annotations": []}

@@ -1,4 +1,4 @@
-"""Table 2: ResNet-101, SHA(32, 1, 50, 3), within 20, 30 and 40 minutes: policies compared, and what fits together."""
+"""Table 2: ResNet-101, SHA(32, 1, 50, 3), within 20, 30 and 40 minutes: comparison of policies."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SHARES = (0.0, 0.03, 0.06, 0.1, 0.15)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A simulated row of the paper's table."""
+    """Simulated row of the paper's table."""
 
     jct_s: float
     cost_usd: float
 
     @property
     def usd_per_hour(self) -> float:
-        """What the whole cluster cost while it was held, in the mean."""
+        """Mean cost of the whole cluster while it was held."""
         return self.cost_usd / self.jct_s * 3600.0
 
 
@@ -51,7 +51,7 @@ Cells = Mapping[tuple[str, int], Planned]
 
 
 def plans(share: float | None = None) -> Cells:
-    """Every policy's plan at every deadline, with Table 1's scaling or Amdahl's law with `share`."""
+    """Return each policy's plan at each deadline, with Table 1's scaling or Amdahl's law with `share`."""
     profile, offer = resnet101(share), p3_8xlarge()
     found = {
         (name, minutes): common.best(STAGES, profile, offer, 60.0 * minutes, policy)
@@ -62,7 +62,7 @@ def plans(share: float | None = None) -> Cells:
 
 
 def findings(found: Cells) -> list[Finding]:
-    """The observations of §6.3.1."""
+    """Return the observations of §6.3.1."""
     cost = {cell: planned.prediction.cost_usd for cell, planned in found.items()}
     saving = {minutes: 1.0 - cost[EXACT, minutes] / cost[STATIC, minutes] for minutes in MINUTES}
     paper_saving = {m: 1.0 - PAPER_ROWS[PAPER, m].cost_usd / PAPER_ROWS[STATIC, m].cost_usd for m in MINUTES}
@@ -95,7 +95,7 @@ def findings(found: Cells) -> list[Finding]:
 
 
 def consistency() -> Finding:
-    """Whether the paper's static rows can all come from one price and a whole number of instances."""
+    """Return whether one price and whole numbers of instances explain all static rows of the paper."""
     price = p3_8xlarge().price_usd_per_hour
     rates = {minutes: PAPER_ROWS[STATIC, minutes].usd_per_hour for minutes in MINUTES}
     counts = {minutes: PAPER_FIXED if minutes == MINUTES[0] else round(rate / price) for minutes, rate in rates.items()}
@@ -114,7 +114,7 @@ def consistency() -> Finding:
 
 
 def compute() -> Report:
-    """The table, the paper's numbers beside ours."""
+    """Compute the table, with the paper's numbers beside ours."""
     found = plans()
     rows = [
         cells(
@@ -143,7 +143,7 @@ def compute() -> Report:
 
 
 def by_share() -> Table:
-    """What the saving of the exact plans is with other scaling curves."""
+    """Return the savings of the exact plans with other scaling curves."""
     rows = []
     for share in SHARES:
         found = plans(share)
@@ -164,7 +164,7 @@ def _clock(seconds: float) -> str:
 
 
 def figure(found: Cells) -> Figure:
-    """Cost over deadline, ours and the paper's."""
+    """Return cost over deadline, ours and the paper's."""
     lines = []
     for colour, name in enumerate(POLICIES):
         ours = [found[name, minutes].prediction.cost_usd for minutes in MINUTES]

@@ -1,4 +1,4 @@
-"""Table 3: the plan for ResNet-101, SHA(32, 1, 50, 3), 20 minutes, beside the planner's; and what it can cost."""
+"""Table 3: the plan for ResNet-101, SHA(32, 1, 50, 3), 20 minutes, beside the planner's, and its possible costs."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ DEADLINE_S, INIT_S = 1200.0, 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The paper's plan and ours, in our model."""
+    """Plans of the paper and ours, in our model."""
 
     paper: Prediction
     trimmed: Prediction
-    """The paper's plan without the instances that have no trial."""
+    """Plan of the paper without the instances that have no trial."""
     ours: Planned
     greedy: Planned
     fixed: Planned
 
 
 def p3_8xlarge() -> Offer:
-    """128 instances at most: the 512 GPUs that the paper names for Table 2."""
+    """Return at most 128 instances: the 512 GPUs that the paper names for Table 2."""
     return common.p3_8xlarge(max_instances=128, init_delay_s=INIT_S)
 
 
 def resnet101(share: float | None = None) -> Profile:
-    """Seconds per epoch: Table 1's scaling, or Amdahl's law with `share`.
+    """Return the seconds per epoch: Table 1's scaling, or Amdahl's law with `share`.
 
-    With 1 GPU they are as many as let Table 3's plan take Table 2's JCT.
+    The value for 1 GPU is chosen so that Table 3's plan takes Table 2's JCT.
     """
     per_second = predict(STAGES, PAPER_PLAN, common.profile(PLACED, 1.0, share=share), p3_8xlarge()).jct_s - INIT_S
     return common.profile(PLACED, (PAPER_JCT_S - INIT_S) / per_second, share=share)
 
 
 def compare() -> Comparison:
-    """Every plan that the statements need."""
+    """Return the plans for the statements."""
     profile, offer = resnet101(), p3_8xlarge()
     least = common.fewest_instances(PAPER_PLAN, STAGES, offer)
     ours, greedy, fixed = (
@@ -68,7 +68,7 @@ def compare() -> Comparison:
 
 
 def findings(found: Comparison) -> list[Finding]:
-    """What the table shows and the text of §6.3.1 says."""
+    """Return the statements of the table and of the text of §6.3.1."""
     ours, instances = found.ours.plan.stages, [choice.instances for choice in found.ours.plan.stages]
     gpus = [choice.gpus_per_trial for choice in ours]
     paper_gpus = [choice.gpus_per_trial for choice in PAPER_PLAN.stages]
@@ -114,7 +114,7 @@ def _listed(counts: Sequence[int]) -> str:
 
 
 def compute() -> Report:
-    """The plans side by side."""
+    """Compute the plans side by side."""
     found = compare()
     plans = [("paper", PAPER_PLAN, found.paper), ("ours", found.ours.plan, found.ours.prediction)]
     epochs = [f"{first}-{last}" for first, last in itertools.pairwise(EPOCHS)]
@@ -143,7 +143,7 @@ def compute() -> Report:
 
 
 def figure(found: Comparison) -> Figure:
-    """Instances over time, of the paper's plan, ours and the best fixed one."""
+    """Return instances over time of the paper's plan, ours and the best fixed one."""
     plans = [("paper", PAPER_PLAN, found.paper), ("ours", found.ours.plan, found.ours.prediction)]
     lines = []
     for colour, (name, plan, prediction) in enumerate([*plans, ("fixed", found.fixed.plan, found.fixed.prediction)]):

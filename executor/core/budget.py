@@ -1,8 +1,8 @@
-"""The bill, and where the paid time went: reckoned from the state's instants by the offer's rules. Pure.
+"""The bill, and the use of the paid time, from the state's instants and the offer's rules. Pure.
 
-Every instance is billed at its own price at purchase; where none is known, at the offer's for the market. Where the
-price is another one in each hour (spot on EC2), each hour since the instance began to run is billed at its own; an hour
-whose price is not known yet counts at the most that it may cost, so that the bill is never more than the ledger says.
+Every instance is billed at its own price at purchase; if none is known, at the offer's for the market. If each hour has
+its own price (spot on EC2), each hour since the instance began to run is billed at that price. An hour whose price is
+not known yet counts at its highest possible price, so that the bill is never more than the ledger says.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.purse import MONEY_SLACK_USD, Coming, Purse, RunningCost
-from rubberband.executor.core.state import Allocation, InstanceRecord, InstanceStatus, Job, State
+from rubberband.executor.core.state import Allocation, Job, Lane, State
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, SECONDS_PER_HOUR, BillLine, Offer
-from rubberband.values.plan import Market, StagePlan
+from rubberband.values.plan import Market
 
 
 def price_usd_per_s(record: InstanceRecord, offer: Offer) -> float:
-    """What the instance costs a second, with its side costs: in its latest hour that is known, or at purchase."""
+    """Return the price per second of an instance with its side costs: of its latest known hour, or at purchase."""
     if record.hour_prices_usd:
         return (record.hour_prices_usd[-1] + offer.side_usd_per_hour) / SECONDS_PER_HOUR
     if record.price_usd_per_hour is not None:
@@ -27,9 +28,9 @@ def price_usd_per_s(record: InstanceRecord, offer: Offer) -> float:
 
 
 def instance_cost_usd(job: Job, record: InstanceRecord, at: float, *, is_expected: bool = False) -> float:
-    """What one instance had cost by `at` (a live one as if released then), with its minimum and data.
+    """Return the cost of one instance by `at` (a live one as if released then), with its minimum and data.
 
-    Where `is_expected`, hours whose price is not known yet cost what the latest one does, not the most that they may.
+    With `is_expected`, hours whose price is not known yet cost as much as the latest one, not the most that they may.
     """
     offer = job.offer
     if record.running_at is None or record.running_at > at:
@@ -42,7 +43,7 @@ def instance_cost_usd(job: Job, record: InstanceRecord, at: float, *, is_expecte
 
 
 def _rent_usd(job: Job, record: InstanceRecord, billed_s: float, is_expected: bool = False) -> float:
-    """What it costs while it runs, its side costs included."""
+    """Return its cost while it runs, its side costs included."""
     prices = record.hour_prices_usd
     if prices is None:
         return price_usd_per_s(record, job.offer) * billed_s
@@ -56,7 +57,7 @@ def _rent_usd(job: Job, record: InstanceRecord, billed_s: float, is_expected: bo
 
 
 def rent_usd_per_hour(job: Job, record: InstanceRecord, at: float) -> float:
-    """What the instance has cost an hour without its side costs: on average, where each hour has its own price."""
+    """Return the rent per hour without side costs: the average, if each hour has its own price."""
     offer, billed_s = job.offer, max(held_s(record, at), job.offer.minimum_billed_s)
     if record.hour_prices_usd is not None and billed_s > 0.0:
         return _rent_usd(job, record, billed_s) / billed_s * SECONDS_PER_HOUR - offer.side_usd_per_hour
@@ -74,7 +75,7 @@ def _highest_usd_per_s(job: Job, record: InstanceRecord) -> float:
 
 
 def new_instance_usd(offer: Offer, market: Market, held_s: float) -> float:
-    """What an instance that is still to be bought will cost by the offer, its minimum and its data included."""
+    """Return the cost of an instance that is still to be bought, by the offer, with its minimum and data."""
     if offer.billing == "per_function":
         return offer.once_usd_per_instance
     return market_usd_per_s(offer, market) * max(held_s, offer.minimum_billed_s) + offer.once_usd_per_instance
@@ -110,10 +111,27 @@ def bill_lines(job: Job, state: State, at: float) -> tuple[BillLine, ...]:
 
 
 def bill_usd(job: Job, state: State, at: float) -> float:
-    """What everything had cost by `at`, in US dollars: instances, data, functions, head node."""
+    """Return the cost of everything by `at`, in US dollars: instances, data, functions, head node."""
     instances = sum(instance_cost_usd(job, record, at) for record in state.instances.values())
     functions = sum(_function_usd(job, state, use, _by(use.ended_at, at) - use.started_at) for use in _uses(job, state))
     return instances + functions + job.offer.head_cost_usd(_head_s(state, at))
+
+
+def lane_bill_usd(job: Job, state: State, lane: Lane, at: float) -> float:
+    """Return a lane's share of the bill at `at`, without the head node, which all lanes share.
+
+    An instance that was handed on is each lane's for as long as it could use it.
+    """
+    usd = 0.0
+    for record in state.instances.values():
+        since = -math.inf
+        for number, until in state.fleet.lanes_of(record):
+            if number == lane.lane and since < at:
+                before_usd = 0.0 if since == -math.inf else instance_cost_usd(job, record, since)
+                usd += instance_cost_usd(job, record, min(at, until)) - before_usd
+            since = until
+    uses = (use for use in _uses(job, state) if state.lane_of[use.trial] == lane.lane)
+    return usd + sum(_function_usd(job, state, use, _by(use.ended_at, at) - use.started_at) for use in uses)
 
 
 def _head_s(state: State, at: float) -> float:
@@ -126,7 +144,7 @@ def _uses(job: Job, state: State) -> list[Allocation]:
 
 
 def _function_usd(job: Job, state: State, use: Allocation, busy_s: float) -> float:
-    """What a gang costs that is busy for so long, at the price of the instance that it is on."""
+    """Return the cost of a gang that is busy for `busy_s`, at the price of its instance."""
     offer = job.offer
     price = price_usd_per_s(state.instances[use.gang[0].instance], offer)
     return price * len(use.gang) / offer.gpus * max(0.0, busy_s)
@@ -137,10 +155,10 @@ def _by(ended_at: float | None, at: float) -> float:
 
 
 def purse(job: Job, state: State) -> Purse:
-    """What is paid for now, and how it grows; of a job with a cap. It is kept until the rent changes."""
-    if state.purse is None:
-        state.purse = _purse(job, state, state.current())
-    return state.purse
+    """Return the purse of a job with a cap. It is kept until the rent changes."""
+    if state.fleet.purse is None:
+        state.fleet.purse = _purse(job, state, state.fleet.current())
+    return state.fleet.purse
 
 
 def coming(job: Job, bound_s: float) -> Coming:
@@ -154,9 +172,9 @@ def coming(job: Job, bound_s: float) -> Coming:
 
 
 def purse_without_released(job: Job, state: State) -> Purse:
-    """What is paid for, and how it grows, if all that is released is given back now."""
-    released = [record for record in state.current() if record.status is InstanceStatus.RELEASING]
-    purse = _purse(job, state, [record for record in state.current() if record not in released])
+    """Return the purse if everything that is being released is given back now."""
+    released = [record for record in state.fleet.current() if record.status is InstanceStatus.RELEASING]
+    purse = _purse(job, state, [record for record in state.fleet.current() if record not in released])
     purse.settled_usd += sum([instance_cost_usd(job, record, state.now) for record in released])
     return purse
 
@@ -181,8 +199,8 @@ def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
             settled_usd += offer.once_usd_per_instance
             if offer.billing == "per_instance":
                 lines.append(_line(job, record, record.running_at))
-    state.settled_usd += sum([instance_cost_usd(job, record, math.inf) for record in state.just_gone()])
-    settled_usd += state.settled_usd
+    state.fleet.settled_usd += sum([instance_cost_usd(job, record, math.inf) for record in state.fleet.just_gone()])
+    settled_usd += state.fleet.settled_usd
     return Purse(
         cap_usd=job.max_cost_usd,
         settled_usd=settled_usd,
@@ -217,7 +235,7 @@ def _line(job: Job, record: InstanceRecord, running_at: float) -> RunningCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidTime:
-    """Where the paid GPU-seconds went; the parts add up to `total_gpu_s`."""
+    """Use of the paid GPU-seconds; the parts add up to `total_gpu_s`."""
 
     training_gpu_s: float
     startup_gpu_s: float
@@ -279,41 +297,3 @@ def paid_time(job: Job, state: State, at: float) -> PaidTime:
         minimum_gpu_s=minimum,
         repeated_gpu_s=repeated,
     )
-
-
-# What must be left of max_cost beside a plan's cost, so that the plan is carried out to its end. Pure.
-#
-# A run stops while there is still money for giving everything back; a plan that leaves less would be stopped just
-# before it is done.
-
-
-SLACK_S = 1.0
-"""A run that is done at the very instant of the stop may be stopped instead."""
-
-
-class Reserve:
-    """The reserve of plans that are carried out with this release margin."""
-
-    def __init__(self, margin_s: float, dearest_usd_per_hour: float | None) -> None:
-        """`dearest_usd_per_hour`: what an instance that stands in for another may cost; None: none does."""
-        self._margin_s = margin_s + SLACK_S if margin_s else 0.0
-        self._dearest_usd_per_hour = dearest_usd_per_hour
-
-    @property
-    def is_asked_for(self) -> bool:
-        """Whether there is any."""
-        return self._margin_s > 0.0
-
-    def of_plan(self, offer: Offer, stages: tuple[StagePlan, ...], *, held: int = 0) -> float:
-        """Of the widest stage, in USD, where `held` instances are ready."""
-        return max(self.of_width(offer, choice.instances, held=held) for choice in stages)
-
-    def of_width(self, offer: Offer, instances: int, *, held: int = 0) -> float:
-        """Of so many instances: the release margin, and what is reserved beyond their price until they are ready."""
-        reserved = max(offer.price_usd_per_hour, self._dearest_usd_per_hour or 0.0) + offer.side_usd_per_hour
-        reserve_usd = (instances * reserved + offer.head_price_usd_per_hour) * self._margin_s
-        if offer.billing == "per_instance" and self._margin_s:
-            least = offer.market_price_usd_per_s("on_demand" if offer.spot is None else "spot") * SECONDS_PER_HOUR
-            new = max(0, instances - held)
-            reserve_usd += new * (reserved - least) * max(offer.minimum_billed_s, offer.init_delay_s)
-        return reserve_usd / SECONDS_PER_HOUR

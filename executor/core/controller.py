@@ -1,8 +1,10 @@
 """The controller: `handle(event) -> [command]`, a pure function of its history. It reads no clock, network or chance.
 
-A stage: ask for the instances that the plan wants -> wait for them -> place and start trials, queueing those beyond the
-slots -> SYNC when all have done their iterations -> promote the best, stop the rest -> the driver plans the rest again
-and tells what came of it, as an event -> give back what the next stage does not need. Whatever ends the experiment
+A job is one fleet and one or more lanes of brackets. An event is about one lane, unless it is about an instance, the
+time, or the whole. A stage: ask for the instances that the plan wants -> wait for them -> place and start trials,
+queueing those beyond the slots -> SYNC when all have done their iterations -> promote the best, stop the rest -> the
+driver plans the lane's rest again and answers with an event -> give back what the next stage does not need, warm to
+another lane that lacks it. After the last stage of a bracket its lane begins the next one. Every end of the experiment
 (done, cancel, budget, failure) first releases every instance.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rubberband.executor.core import budget, instances, rules
+from rubberband.executor.core import budget, climbing, instances, rules
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     CancelRequested,
@@ -31,13 +33,15 @@ from rubberband.executor.core.events import (
     TrialFailed,
     TrialRepeated,
     TrialReported,
+    TrialsDrawn,
     TrialStarted,
 )
+from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.instances import INSTANCE_EVENTS, sort_out
 from rubberband.executor.core.state import (
     Granted,
-    InstanceStatus,
     Job,
+    Lane,
     Pause,
     Phase,
     StageRecord,
@@ -61,12 +65,7 @@ class Controller:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.state = State(
-            trials=[TrialState(trial=trial) for trial in range(job.stages[0].trials)],
-            plan=job.plan,
-            predicted=job.prediction.stages,
-            profile=job.profile,
-        )
+        self.state = State.of(job)
         self._commands: list[Command] = []
         self._wake_at: float | None = None
         self._hold_until = math.inf
@@ -83,42 +82,42 @@ class Controller:
                 return self._grant(event)
         is_due = self._wake_at is not None and event.occurred_at >= self._wake_at
         self.state.now = max(self.state.now, event.occurred_at)
-        if self.state.phase is Phase.FINISHED and (self.is_over or not isinstance(event, DriverResumed)):
+        if self.state.course == "finished" and (self.is_over or not isinstance(event, DriverResumed)):
             return [self._finish()] if isinstance(event, DriverResumed) else []
         if isinstance(event, DriverStopped):
             self.state.stopped = event.reason
             return []
         before = self.state.changes
-        self._note(event)
-        if is_due or (self.job.max_cost_usd is not None and self.state.purse is None):
+        lane = self._note(event)
+        if is_due or (self.job.max_cost_usd is not None and self.state.fleet.purse is None):
             self._check_time(isinstance(event, Tick))
-        if is_due or self.state.changes != before or self._may_go_on(event):
-            self._advance()
+        if is_due or self.state.changes != before or self._may_go_on(event, lane):
+            self._advance(self.state.lanes if is_due or lane is None else [lane])
         self._look_ahead()
         return self._commands
 
     def wake_at(self) -> float | None:
-        """When a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
+        """Return when a Tick is due, if no other event comes before: a hang, a retry, or the end of the budget."""
         return self._wake_at
 
     def hold_until(self) -> float:
-        """When whatever is held must have ended, should nothing be heard of the driver any more: the budget's reach."""
+        """Return the time by which all instances must have ended if the driver dies: the budget's reach."""
         return self._hold_until
 
     @property
     def is_over(self) -> bool:
         """Whether it has ended, and no resume goes on with it."""
-        return self.state.phase is Phase.FINISHED and not rules.can_go_on(self.job, self.state)
+        return self.state.course == "finished" and not rules.can_go_on(self.job, self.state)
 
-    def _may_go_on(self, event: Event) -> bool:
+    def _may_go_on(self, event: Event, lane: Lane | None) -> bool:
         """Whether something may have to be done after an event that changed no trial's standing."""
-        if not isinstance(event, _PROGRESS):
+        if lane is None or not isinstance(event, _PROGRESS):
             return True
-        return rules.missing(self.job, self.state) > 0 or bool(self.state.leaving())
+        return bool(self.state.held(lane).leaving) or rules.missing(self.state, lane) > 0
 
     def _look_ahead(self) -> None:
-        """After every event, asked for or not: the budget's reach remembers when it was reckoned, and so a replay comes
-        to the very same."""
+        """Compute both after every event, asked for or not: the budget's reach remembers its last computation, so a
+        replay gets the same values."""
         self._hold_until, self._wake_at = rules.look_ahead(self.job, self.state)
 
     # What was asked
@@ -144,26 +143,29 @@ class Controller:
                 max_cost_usd=self.job.max_cost_usd,
             )
         )
-        self.state.rent_changed()
+        self.state.fleet.rent_changed()
         self._look_ahead()
         return []
 
     # What happened
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: Event) -> Lane | None:
+        """Take it in; return the lane that it is about, or None for all of them."""
         match event:
             case TrialStarted() | TrialRepeated() | TrialReported() | TrialFailed() | CheckpointLost():
                 trial = self.state.trials[event.trial]
+                lane = self.state.lane_of_trial(trial)
                 if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
-                    self._note_trial(trial, event)
+                    self._note_trial(lane, trial, event)
+                return lane
             case Started():
-                self.state.started_at = event.occurred_at
-                self.job = rules.begun(self.job, event.occurred_at)
-                self._begin_stage(0, tuple(range(len(self.state.trials))))
+                self._begin(event.occurred_at)
             case DriverResumed():
                 self._note_resumed(event)
             case RestPlanned():
                 self._note_planned(event)
+            case TrialsDrawn():
+                self._note_drawn(event)
             case CancelRequested():
                 self._end("cancelled", "cancelled by the user")
             case Tick():
@@ -171,18 +173,22 @@ class Controller:
             case _:
                 assert isinstance(event, INSTANCE_EVENTS), f"no such event: {event!r}"
                 self._commands += instances.note(self.job, self.state, event)
+        return None
 
     def _note_trial(
-        self, trial: TrialState, event: TrialStarted | TrialRepeated | TrialReported | TrialFailed | CheckpointLost
+        self,
+        lane: Lane,
+        trial: TrialState,
+        event: TrialStarted | TrialRepeated | TrialReported | TrialFailed | CheckpointLost,
     ) -> None:
         match event:
             case TrialStarted():
-                attempts.note_started(self.job, self.state, trial, event.occurred_at)
+                attempts.note_started(self.job, self.state, lane, trial, event.occurred_at)
             case TrialRepeated():
-                attempts.note_repeated(self.job, self.state, trial, event.occurred_at)
+                attempts.note_repeated(self.job, self.state, lane, trial, event.occurred_at)
             case TrialReported():
-                self.state.launches_left = self.job.launch_attempts
-                self._commands += attempts.note_report(self.job, self.state, trial, event)
+                lane.launches_left = self.job.launch_attempts
+                self._commands += attempts.note_report(self.job, self.state, lane, trial, event)
             case TrialFailed():
                 self._fail(trial, event.kind, event.message)
             case CheckpointLost():
@@ -194,56 +200,80 @@ class Controller:
         for trial in state.running():
             attempts.free(self.job, state, trial, at=max(last_progress, state.allocation(trial).started_at))
             state.put(trial, TrialStatus.QUEUED)
-        instances.let_go(self.job, state, state.current())
+        instances.let_go(self.job, state, state.fleet.current())
         commands, lost = sort_out(state, event)
         self._commands += commands
         for record, ended_at, reason, preempted in lost:
             instances.lose(self.job, state, record, ended_at, reason, preempted=preempted)
         state.resumed_at.append(event.occurred_at)
+        state.undrawn = ()
         state.stopped = ""
         self._reopen()
 
     def _reopen(self) -> None:
         """Go on after a resume, also where the user had cancelled, no instance was to be had, or a cap was raised."""
         state = self.state
-        state.launches_left = self.job.launch_attempts
-        state.relaunch_at, state.failed_starts = 0.0, 0
-        if state.phase is Phase.NEW:
-            state.started_at = state.now
-            self.job = rules.begun(self.job, state.now)
-            self._begin_stage(0, tuple(range(len(state.trials))))
+        state.fleet.failed_starts = 0
+        for lane in state.lanes:
+            lane.launches_left, lane.relaunch_at = self.job.launch_attempts, 0.0
+        if state.course == "new":
+            self._begin(state.now)
         elif rules.can_go_on(self.job, state):
             if state.outcome == "failed":
                 self._try_again(rules.failed_blameless(state))
             state.paused_s += state.now - (state.now if state.ended_at is None else state.ended_at)
             state.outcome, state.reason, state.ended_at = None, "", None
             state.stranded, state.exhausted_usd = False, None
-            state.rent_changed()
-            state.phase = Phase.SCALING if state.stages[-1].ended_at is None else Phase.PLANNING
+            state.fleet.rent_changed()
+            state.course = "running"
+            for lane in state.lanes:
+                if lane.stage.ended_at is None:
+                    lane.phase = Phase.SCALING
+                elif lane.phase is not Phase.FINISHED:
+                    lane.phase = Phase.PLANNING
 
     def _try_again(self, trials: Sequence[TrialState]) -> None:
         """Trials that failed by no fault of their own are not over, and so neither is their stage."""
         for trial in trials:
             trial.failures = 0
             self.state.put(trial, TrialStatus.QUEUED)
-            self.state.stages[-1].ended_at = None
+            self.state.lane_of_trial(trial).stage.ended_at = None
+
+    def _begin(self, at: float) -> None:
+        """The experiment starts, and all of its lanes with their first stages."""
+        state = self.state
+        state.started_at, state.course = at, "running"
+        self.job = rules.begun(self.job, at)
+        for lane in state.lanes:
+            self._begin_stage(lane, lane.brackets[0].first_stage)
 
     def _note_planned(self, event: RestPlanned) -> None:
         state = self.state
-        if state.phase is not Phase.PLANNING:
+        lane = next(lane for lane in state.lanes if event.stage < lane.end_stage)
+        if state.course != "running" or lane.phase is not Phase.PLANNING:
             return
         state.decisions.append(event)
-        state.plan, state.profile = event.plan, event.profile
-        state.predicted = (*state.predicted[: event.stage], *event.predicted)
-        self._begin_stage(event.stage, tuple(sorted(rules.promoted(self.job, state.stages[-1]))))
+        state.plan, state.profile, lane.own = event.plan, event.profile, event.own
+        state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
+        widest = max(choice.instances for choice in event.plan.stages[event.stage : lane.end_stage])
+        lane.max_instances = max(lane.max_instances, widest)
+        self._begin_stage(lane, event.stage)
+
+    def _note_drawn(self, event: TrialsDrawn) -> None:
+        """Configurations of a bracket's trials are there; it begins now, unless its plan is made first."""
+        state = self.state
+        state.drawn.update(enumerate(event.configurations, start=event.first_trial))
+        lane, state.undrawn = state.lane_of_trial(state.trials[event.first_trial]), ()
+        if state.course == "running" and lane.phase is Phase.PLANNING and not self.job.replan:
+            self._begin_stage(lane, rules.next_stage(lane))
 
     # What follows from time
 
     def _check_time(self, ticked: bool) -> None:
-        if self.state.phase not in (Phase.SCALING, Phase.TRAINING, Phase.PLANNING):
+        if self.state.course != "running":
             return
         now = self.state.now
-        for trial in self.state.runners.due(now):
+        for trial in [trial for lane in self.state.lanes for trial in lane.runners.due(now)]:
             self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
             self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
         if self.state.just_woke:  # what is told next may have cost less than it would have by now
@@ -252,7 +282,7 @@ class Controller:
             self._end("budget", reason)
 
     def _forgive_a_pause(self, tick: Tick) -> None:
-        """A Tick that comes much too late was not watched for (the machine slept): nobody hung meanwhile."""
+        """Excuse all running trials after a Tick that comes much too late: the machine slept, and no trial hung."""
         due_at, at = self.wake_at(), tick.occurred_at
         self.state.just_woke = tick.paused_s > 0.0
         if self.state.just_woke:
@@ -260,83 +290,136 @@ class Controller:
         if self.state.just_woke or (due_at is not None and at > due_at + PAUSE_S):
             self.state.woke_at.append(at)
             for trial in self.state.running():
-                attempts.note_progress(self.job, self.state, trial, at)
+                attempts.note_progress(self.job, self.state, self.state.lane_of_trial(trial), trial, at)
 
     # What is to be done
 
-    def _advance(self) -> None:
-        phase = None
-        while phase is not self.state.phase:
-            phase = self.state.phase
-            self._commands += instances.release_left(self.job, self.state)
+    def _advance(self, lanes: Sequence[Lane]) -> None:
+        """Go on with these lanes, and with those that they hand instances on to."""
+        state, waiting = self.state, list(lanes)
+        while waiting and state.course == "running":
+            lane, allotted = waiting.pop(0), state.fleet.allotted
+            self._advance_lane(lane)
+            if state.fleet.allotted != allotted:
+                waiting += [other for other in state.lanes if other is not lane and other not in waiting]
+        if state.course == "ending":
+            for lane in state.lanes:
+                self._commands += instances.release_left(self.job, state, lane)
+            self._wind_up()
+
+    def _advance_lane(self, lane: Lane) -> None:
+        job, state, phase = self.job, self.state, None
+        while phase is not lane.phase and state.course == "running":
+            phase = lane.phase
+            self._commands += instances.release_left(job, state, lane)
             if phase in (Phase.SCALING, Phase.TRAINING):
-                self._commands += instances.launch_missing(self.job, self.state)
-            if phase is Phase.SCALING and not rules.awaited(self.job, self.state):
-                self._begin_training()
+                self._commands += instances.launch_missing(job, state, lane)
+            if phase is Phase.SCALING and not rules.awaited(job, state, lane):
+                self._begin_training(lane)
             elif phase is Phase.TRAINING:
-                self._train()
-            elif phase is Phase.ENDING:
-                self._wind_up()
+                self._train(lane)
 
-    def _begin_stage(self, stage: int, trials: tuple[int, ...]) -> None:
-        state = self.state
-        for trial in trials:
-            state.put(state.trials[trial], TrialStatus.QUEUED)
-            state.trials[trial].last_stage = stage
-        state.stages.append(StageRecord(stage=stage, trials=trials, started_at=state.now))
-        state.phase = Phase.SCALING
-        state.launches_left = self.job.launch_attempts
+    def _begin_stage(self, lane: Lane, stage: int) -> None:
+        state, trials = self.state, rules.begins_with(self.job, lane, stage)
+        begun = [state.trials[trial] for trial in trials]
+        for trial in begun:
+            if trial.status is not TrialStatus.QUEUED:
+                state.put(trial, TrialStatus.QUEUED)
+            trial.last_stage = stage
+        record = StageRecord(stage=stage, trials=trials, started_at=state.now)
+        state.stages.append(record)
+        lane.begin(record, begun)
+        lane.phase = Phase.SCALING
+        lane.launches_left = self.job.launch_attempts
         if not rules.buys_none(self.job, state):
-            state.relaunch_at = 0.0
-        self._commands += instances.release_surplus(self.job, state)
+            lane.relaunch_at = 0.0
+        self._commands += instances.release_surplus(self.job, state, lane)
 
-    def _begin_training(self) -> None:
-        self.state.phase = Phase.TRAINING
-        stage = self.state.stages[-1]
-        if stage.training_at is None:
-            stage.training_at = self.state.now
-        stage.widest = max(stage.widest, len(self.state.live()))
+    def _begin_training(self, lane: Lane) -> None:
+        lane.phase = Phase.TRAINING
+        if lane.stage.training_at is None:
+            lane.stage.training_at = self.state.now
+        instances.note_width(self.state, lane)
 
-    def _train(self) -> None:
+    def _train(self, lane: Lane) -> None:
         state = self.state
-        if state.waiters:
-            for trial, gang in rules.starts(self.job, state).items():
-                self._commands.append(attempts.start(self.job, state, state.trials[trial], gang))
-        if state.runners:
+        if lane.rungs is not None:
+            climbing.promote(self.job, state, lane)
+            state.undrawn = climbing.undrawn(self.job, state, lane)
+        if lane.waiters:
+            for trial, gang in rules.starts(self.job, state, lane).items():
+                self._commands.append(attempts.start(self.job, state, lane, state.trials[trial], gang))
+        if lane.runners:
+            self._commands += [] if lane.rungs is None else climbing.release_idle(self.job, state, lane)
             return
-        if not state.waiters:
-            self._sync()
-        elif not rules.awaited(self.job, state):
-            self._end_stranded()
+        if state.undrawn:
+            return
+        if not lane.waiters:
+            self._sync(lane)
+        elif not rules.awaited(self.job, state, lane):
+            self._strand(lane)
 
-    def _sync(self) -> None:
-        """Rank the stage's trials; promote the best, stop the rest; go to the next stage or end."""
-        state = self.state
-        stage = state.stages[-1]
+    def _sync(self, lane: Lane) -> None:
+        """Rank the stage's trials; promote the best, stop the rest; go to the lane's next stage or end."""
+        state, stage = self.state, lane.stage
         stage.ended_at = state.now
         contenders = [state.trials[trial] for trial in stage.trials]
-        stage.ranking = rank(
-            [trial for trial in contenders if trial.status is not TrialStatus.FAILED], self.job.metric, self.job.mode
-        )
+        ranked = [trial for trial in contenders if trial.status is not TrialStatus.FAILED]
+        if lane.rungs is not None:
+            ranked = self._stop_climbing(ranked)
+        stage.ranking = rank(ranked, self.job.metric, self.job.mode)
         if not stage.ranking:
-            kind, message = next(trial.failure for trial in contenders if trial.failure is not None)
-            told = f"every trial of stage {stage.stage} failed; the first one {kind}: {message}"
-            if rules.failed_blameless(state):
-                told += f"; `rubberband resume {self.job.name}` tries again"
-            self._end("failed", told)
-        elif stage.stage + 1 == len(self.job.stages):
+            self._fail_bracket(lane, contenders)
+            return
+        promoted = rules.promoted(self.job, stage)
+        if stage.stage + 1 == lane.bracket.end_stage:
             for trial in stage.ranking:
                 state.put(state.trials[trial], TrialStatus.COMPLETED)
-            self._end("done", "")
         else:
-            promoted = rules.promoted(self.job, stage)
             for trial in set(stage.ranking) - set(promoted):
                 state.put(state.trials[trial], TrialStatus.STOPPED)
                 self._commands += attempts.let_go(state.trials[trial])
-            if self.job.replan:
-                state.phase = Phase.PLANNING
-            else:
-                self._begin_stage(stage.stage + 1, tuple(sorted(promoted)))
+        self._go_to(lane, stage.stage + 1)
+
+    def _stop_climbing(self, trials: Sequence[TrialState]) -> list[TrialState]:
+        """Stop the trials that no rung promotes any more; return those that ended the last one."""
+        for trial in trials:
+            if trial.status is not TrialStatus.COMPLETED:
+                self.state.put(trial, TrialStatus.STOPPED)
+                self._commands += attempts.let_go(trial)
+        return [trial for trial in trials if trial.status is TrialStatus.COMPLETED]
+
+    def _go_to(self, lane: Lane, stage: int) -> None:
+        """The lane goes on with a stage, once its rest is planned, or is over."""
+        if stage == lane.end_stage:
+            self._end_lane(lane)
+        elif self.job.replan or rules.to_draw(self.job, self.state, stage):
+            lane.phase = Phase.PLANNING
+        else:
+            self._begin_stage(lane, stage)
+
+    def _fail_bracket(self, lane: Lane, contenders: Sequence[TrialState]) -> None:
+        """All trials of a bracket failed: other brackets go on, unless none of their trials has ever reported."""
+        state, stage = self.state, lane.stage
+        kind, message = next(trial.failure for trial in contenders if trial.failure is not None)
+        told = f"every trial of {self.job.stage_name(stage.stage)} failed; the first one {kind}: {message}"
+        has_reported = any(trial.reports for trial in state.trials)
+        is_last = len(state.active()) == 1 and lane.bracket.end_stage == lane.end_stage
+        if has_reported and (not is_last or any(trial.status is TrialStatus.COMPLETED for trial in state.trials)):
+            self._go_to(lane, lane.bracket.end_stage)
+            return
+        lane.phase = Phase.FINISHED
+        if rules.failed_blameless(state):
+            told += f"; `rubberband resume {self.job.name}` tries again"
+        self._end("failed", told)
+
+    def _end_lane(self, lane: Lane) -> None:
+        """A lane is over: its instances go on to others, or are given back."""
+        lane.phase = Phase.FINISHED
+        if not self.state.active():
+            self._end("done", "")
+        else:
+            self._commands += instances.release_all(self.job, self.state, lane)
 
     # Ends
 
@@ -347,21 +430,33 @@ class Controller:
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         state = self.state
-        if state.phase in (Phase.ENDING, Phase.FINISHED):
+        if state.course in ("ending", "finished"):
             return
-        state.phase, state.outcome, state.reason = Phase.ENDING, outcome, reason
+        state.course, state.outcome, state.reason = "ending", outcome, reason
         state.exhausted_usd = self.job.max_cost_usd if outcome == "budget" else None
         self._commands += [attempts.stop(self.job, state, trial) for trial in state.running()]
 
-    def _end_stranded(self) -> None:
+    def _strand(self, lane: Lane) -> None:
+        """No instance is to be had for a lane: it waits for what others give back, as long as there are others."""
+        if not any(self._goes_on(other) for other in self.state.active() if other is not lane):
+            self._end_stranded(lane)
+
+    def _goes_on(self, lane: Lane) -> bool:
+        """Whether a lane trains, or will without further ado."""
+        job, state = self.job, self.state
+        if lane.runners or not lane.waiters or lane.phase is Phase.PLANNING:
+            return True
+        return rules.awaited(job, state, lane) or bool(rules.starts(job, state, lane))
+
+    def _end_stranded(self, lane: Lane) -> None:
         state = self.state
         last = next((record for record in reversed(state.instances.values()) if record.reason), None)
         cut_short = last is not None and rules.cut_short(self.job, last)
-        if state.failed_starts and not cut_short and last is not None and last.failed_start:
+        if state.fleet.failed_starts and not cut_short and last is not None and last.failed_start:
             self._end_unstarted()
             return
         told = f"no instance to train on: {'max_cost leaves room for none' if last is None else last.reason}"
-        if (enough_usd := instances.needed_usd(self.job, state)) is not None:
+        if (enough_usd := instances.needed_usd(self.job, state, lane)) is not None:
             told += f"; max_cost of {format_usd(enough_usd)} would buy one on demand instead of spot"
         if last is not None and cut_short:
             told += f"; max_cost paid for {last.first_lease_s:.0f} s of {last.instance}, which was not ready by then"
@@ -384,10 +479,10 @@ class Controller:
     def _wind_up(self) -> None:
         """Release what is held; when nothing is left, finish."""
         state = self.state
-        self._commands += instances.release(self.job, state, [*state.live(), *state.leaving()])
-        if any(record.status is InstanceStatus.RELEASING for record in state.current()):
+        self._commands += instances.release(self.job, state, [*state.fleet.live(), *state.fleet.leaving()])
+        if any(record.status is InstanceStatus.RELEASING for record in state.fleet.current()):
             return
-        state.phase, state.ended_at = Phase.FINISHED, state.now
+        state.course, state.ended_at = "finished", state.now
         self._commands.append(self._finish())
 
     def _finish(self) -> Finish:

@@ -1,4 +1,4 @@
-"""What the controller hears and what it orders: the whole language between it and a backend.
+"""Events and commands: the whole language between the controller and a backend.
 
 Events are facts, appended to the journal before their commands run; commands are orders, derived from events and
 never stored. All instants (`occurred_at`, `running_at`, …) are seconds on the backend's clock (Unix time on real ones).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.values.adaptive import BatchLimits, BatchMode, BatchUse
@@ -23,7 +23,7 @@ WITHOUT_CHECKPOINT = (
     "reported without a checkpoint. Pass checkpoint= so that trials can be paused; without it they are trained from "
     "zero after every stage"
 )
-"""What is said of a function, which is the subject of the sentence."""
+"""Remark on a function, which is the subject of the sentence."""
 
 Outcome = Literal["done", "cancelled", "budget", "failed"]
 """How an experiment ended."""
@@ -43,7 +43,7 @@ Gang = tuple[Slot, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
-    """Where a checkpoint lies and what it must hash to."""
+    """Location of a checkpoint, and its hash."""
 
     url: str
     digest: str
@@ -75,7 +75,7 @@ class InstanceRunning(Event):
     price_usd_per_hour: float | None = None
     """At purchase; None: that of the offer."""
     instance_type: str = ""
-    """What was bought; empty: the offer's."""
+    """Purchased type; empty: the offer's."""
     zone: str = ""
     hour_prices_usd: tuple[float, ...] | None = None
     """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
@@ -83,8 +83,9 @@ class InstanceRunning(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstancePriced(Event):
-    """What the hours of an instance cost that it has begun (spot), also of one that is gone. It replaces what was told
-    before: hours that the provider waives cost nothing.
+    """Prices of the begun hours of an instance (spot), also of one that is gone.
+
+    They replace earlier prices: hours that the provider waives cost nothing.
     """
 
     instance: str
@@ -138,9 +139,9 @@ class InstanceReleased(Event):
     running_at: float | None = None
     """Since when it was billed, if it ran; it may have begun to after it was given up."""
     price_usd_per_hour: float | None = None
-    """At purchase; None: that of the offer, or as was told when it ran."""
+    """At purchase; None: that of the offer, or of the event that it ran."""
     instance_type: str = ""
-    """What was bought, and where; empty: as was told when it ran."""
+    """Purchased type and its zone; empty: as in the event that it ran."""
     zone: str = ""
 
 
@@ -166,10 +167,10 @@ class TrialReported(Event):
     limits: BatchLimits | None = None
     """Which batches there are to choose among; None where the batch is fixed."""
     samples_per_iteration: int | None = None
-    """Of an iteration at the initial batch size; None where the batch is fixed."""
+    """Samples of an iteration at the initial batch size; None if the batch is fixed."""
     saved_iterations: int | None = None
-    """Iterations that the checkpoint really holds, where those are fewer: a function passed none, or none of late. What
-    came after is trained again whenever the trial goes on. None: all of them."""
+    """Iterations that the checkpoint really holds, if fewer: a function passed none, or none of late. Later ones are
+    trained again whenever the trial goes on. None: all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +245,7 @@ class EndedInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverResumed(Event):
-    """A new driver took over; no worker of the old one is left. What is in neither tuple is not known to exist."""
+    """A new driver took over; no worker of the old one is left. Instances in neither tuple are not known to exist."""
 
     live: tuple[LiveInstance, ...]
     ended: tuple[EndedInstance, ...]
@@ -259,22 +260,33 @@ class RestPlanned(Event):
     plan: Plan
     """The whole plan; the stages before `stage` are as they were."""
     predicted: tuple[StagePrediction, ...]
-    """Of the stages from `stage` on; costs are what each adds to the bill."""
+    """Prediction of the stages from `stage` to the last one of its lane; costs are added to the bill."""
     profile: Profile
-    """What the rest was planned with: the job's, corrected by what was measured."""
+    """Profile that the rest was planned with: the job's, corrected by measurements."""
     changed: bool
     reason: str
     """One line for the user."""
     present_jct_s: float
-    """When the plan that was in force would have ended, in seconds from the start."""
+    """End of the run by the plan that was in force, in seconds from the start."""
     present_cost_usd: float
-    """What the whole experiment would have cost by it."""
+    """Cost of the whole experiment by it."""
     jct_s: float
-    """When the plan that is in force now will end, in seconds from the start."""
+    """End of the run by the plan that is in force now, in seconds from the start."""
     cost_usd: float
-    """What the whole experiment costs by it."""
+    """Cost of the whole experiment by it."""
     own: Mapping[int, OwnSpeed] = field(default_factory=dict)
     """How fast each trial that goes on is, beside the profile; empty in older journals, and where all are alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialsDrawn(Event):
+    """A sampler that learns drew configurations. A fact like any other: a resume adopts them and asks no sampler."""
+
+    first_trial: int
+    configurations: tuple[Mapping[str, Any], ...]
+    """One for each trial from `first_trial` on."""
+    reason: str
+    """How they were drawn, and from which results; for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +316,7 @@ class Tick(Event):
     """Time passed: the controller's `wake_at` is reached, or the driver wakes that stood still."""
 
     paused_s: float = 0.0
-    """For so long up to now the driver stood still, paused or with its machine asleep; 0: it did not."""
+    """Seconds up to now for which the driver stood still, paused or with its machine asleep; 0: it did not."""
 
 
 # Commands
@@ -322,7 +334,7 @@ class LaunchInstance(Command):
     instance: str
     market: Market = "on_demand"
     first_lease_s: float | None = None
-    """It ends itself so long after it began to run, unless its lease is renewed; None: when the latest lease ends."""
+    """Seconds after which it ends itself, once it runs, without a longer lease; None: when the latest lease ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +359,7 @@ class StartTrial(Command):
     until_iterations: int
     checkpoint: CheckpointRef | None
     batch_mode: BatchMode = "adapt"
-    """Where the batch may be adapted: adapt it, or, for profiling, hold or sweep."""
+    """Use of an adaptive batch: adapt it or, for profiling, hold or sweep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Plan the rest of an experiment: after a SYNC, and to see what a later deadline or a larger budget would change. Pure.
 
-What runs goes on as planned until the current stage is over; the rest is planned from there by both limits, as the
-driver will plan it at that SYNC. What has ended and can go on is taken to be resumed now.
+Each lane is planned by itself, with the instances that other lanes leave it, and the money that they are not expected
+to need. The current stage goes on as planned until it is over; the rest is planned from there by both limits, as the
+driver will plan it at that SYNC. An experiment that has ended and can go on is taken to be resumed now.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from datetime import UTC, datetime
 
 from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core import rules
-from rubberband.executor.core.budget import Reserve, bill_usd, held_s
+from rubberband.executor.core.budget import bill_usd, held_s
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, EndedInstance, RestPlanned
-from rubberband.executor.core.forecast import Forecast, forecast, runs_in_s, stage_forecast
+from rubberband.executor.core.fleet import GONE
+from rubberband.executor.core.forecast import Forecast, forecast, later_stages, runs_in_s, stage_left
 from rubberband.executor.core.measured import MeasuredTerms, measured
 from rubberband.executor.core.purse import MONEY_SLACK_USD
-from rubberband.executor.core.state import GONE, Job, Phase, State, TrialStatus
+from rubberband.executor.core.state import Job, Lane, Phase, State, TrialStatus
 from rubberband.executor.journal.journal import Header
 from rubberband.planner.replan import Replanned, replan
+from rubberband.planner.reserve import Reserve
 from rubberband.units import format_duration, format_instant, format_usd, parse_deadline
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Prediction, Stage, StagePrediction
 
@@ -36,62 +39,86 @@ _MOST_TRIES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remainder:
-    """Where the rest of a job begins, and with what."""
+    """Start of the rest of a job, with what is held and spent by then."""
 
+    lane: Lane
     done: int
     """The first stage of the rest."""
     stages: tuple[Stage, ...]
-    """The job's, the later ones with no more trials than are left."""
+    """The job's up to the lane's last, the later ones with no more trials than are left."""
     held: Sequence[Cohort]
     ready: int
     """How many of what is held trials can start on."""
     spent_s: float
     """Since the start."""
     spent_usd: float
+    """Expected cost of everything but the rest: other lanes, and the head node if lanes share it."""
+    others_end_s: float
+    """Expected end of the other lanes, from the start; 0: there are none."""
     seen: MeasuredTerms
     because: str
-    """What differs from the plan's assumptions, in words."""
+    """Differences from the plan's assumptions, in words."""
 
 
 def decide(job: Job, state: State, now: float) -> RestPlanned:
-    """Plan the stages after the SYNC that has just been, as of `now`.
+    """Plan the stages of a lane after the SYNC that has just been, as of `now`: of the first one that waits for that.
 
     A run goes on with the plan that it has where the planner refuses.
     """
-    standing = after_sync(job, state, now)
+    lane = next(lane for lane in state.lanes if lane.phase is Phase.PLANNING)
+    standing = after_sync(job, state, lane, now)
     try:
         found = best_rest(job, state, standing)
     except RubberbandError as error:
-        return _as_before(job, state, now, f"the rest cannot be replanned: {error}")
+        return _as_before(job, state, lane, now, f"the rest cannot be replanned: {error}")
     return RestPlanned(
         occurred_at=now,
         stage=standing.done,
-        plan=found.plan,
+        plan=Plan(stages=(*found.plan.stages, *state.plan.stages[lane.end_stage :])),
         predicted=_from_start(found.prediction.stages, standing.spent_s),
         profile=standing.seen.profile,
         changed=found.changed,
         reason=found.reason,
-        present_jct_s=standing.spent_s + found.present.jct_s,
+        present_jct_s=max(standing.others_end_s, standing.spent_s + found.present.jct_s),
         present_cost_usd=standing.spent_usd + found.present.cost_usd,
-        jct_s=standing.spent_s + found.prediction.jct_s,
+        jct_s=max(standing.others_end_s, standing.spent_s + found.prediction.jct_s),
         cost_usd=standing.spent_usd + found.prediction.cost_usd,
         own=standing.seen.own,
     )
 
 
-def after_sync(job: Job, state: State, now: float) -> Remainder:
-    """The standing between two stages."""
-    seen = measured(job, state)
+def after_sync(job: Job, state: State, lane: Lane, now: float) -> Remainder:
+    """The standing of a lane between two stages."""
+    seen = measured(job, state, lane)
+    elsewhere_usd, others_end_s = _elsewhere(job, state, lane, now)
     return Remainder(
-        done=state.stages[-1].stage + 1,
-        stages=remaining(job, state),
-        held=held(state, now),
-        ready=len(state.ready()),
+        lane=lane,
+        done=rules.next_stage(lane),
+        stages=remaining(job, state, lane),
+        held=held(state, lane, now),
+        ready=len(state.held(lane).ready),
         spent_s=now - state.started_at,
-        spent_usd=bill_usd(job, state, now),
+        spent_usd=bill_usd(job, state, now) + elsewhere_usd,
+        others_end_s=others_end_s,
         seen=seen,
-        because=", ".join(finding for finding in (_losses(state), seen.findings) if finding),
+        because=", ".join(finding for finding in (_losses(state, lane), seen.findings) if finding),
     )
+
+
+def _elsewhere(job: Job, state: State, lane: Lane, now: float) -> tuple[float, float]:
+    """Return the cost that other lanes and the shared head node still add to the bill, and the end of those lanes."""
+    if not job.is_divided:
+        return 0.0, 0.0
+    usd, ends_s = 0.0, [0.0]
+    for other in state.active():
+        stage, later = stage_left(job, state, other, now), later_stages(state, other)
+        ends_s.append(now - state.started_at + stage.jct_s + later.jct_s)
+        if other is not lane:
+            usd += stage.cost_usd + later.cost_usd
+        else:
+            own_s = ends_s.pop()
+    left_s = max(own_s, *ends_s) - (now - state.started_at)
+    return usd + job.offer.head_cost_usd(left_s), max(ends_s)
 
 
 def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
@@ -100,9 +127,14 @@ def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
     reserve = Reserve(job.release_margin_s, job.dearest_usd_per_hour)
     if job.max_cost_usd is None or not reserve.is_asked_for:
         return found
+    others = [other for other in state.active() if other is not standing.lane]
+    beside_usd = sum(
+        reserve.of_plan(job.offer, state.plan.stages[other.stage.stage : other.end_stage]) for other in others
+    )
     for _ in range(_MOST_TRIES):
         rest = found.plan.stages[standing.done :]
-        left_usd = max(0.0, job.max_cost_usd - reserve.of_plan(standing.seen.offer, rest, held=standing.ready))
+        reserve_usd = beside_usd + reserve.of_plan(standing.seen.offer, rest, held=standing.ready)
+        left_usd = max(0.0, job.max_cost_usd - reserve_usd)
         if standing.spent_usd + surely_usd(found.prediction) <= left_usd:
             break
         other = _within(replace(limits(job), max_cost_usd=left_usd), job, state, standing)
@@ -113,40 +145,58 @@ def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
 
 
 def surely_usd(prediction: Prediction) -> float:
-    """What it costs at most, as good as surely."""
+    """Return the highest likely cost."""
     return prediction.cost_usd if prediction.cost is None else prediction.cost.p95
 
 
 def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remainder) -> Replanned:
-    speeds = standing.seen.speeds
+    speeds, lane, offer, objective = standing.seen.speeds, standing.lane, standing.seen.offer, job.objective
     are_all = speeds is not None and len(speeds.factors) == standing.stages[standing.done].trials
+    if job.is_divided:
+        are_all = are_all and job.bracket_of(standing.done).end_stage == lane.end_stage
+        offer = replace(offer, max_instances=_most_instances(job, state, lane), head_price_usd_per_hour=0.0)
+        terms = replace(terms, confidence=terms.confidence ** (1.0 / len(job.brackets)))
+        rest = state.predicted[standing.done : lane.end_stage]
+        own_end_s = standing.spent_s + sum(stage.provisioning_s + stage.duration_s for stage in rest)
+        if objective == "min_time" and own_end_s <= standing.others_end_s:
+            # It is not the lane that the whole waits for: it need not be faster, and may be cheaper.
+            late_s = standing.others_end_s
+            objective = "min_cost"
+            terms = replace(terms, deadline_s=late_s if terms.deadline_s is None else min(late_s, terms.deadline_s))
     return replan(
         standing.stages,
         standing.seen.profile,
-        standing.seen.offer,
+        offer,
         terms,
         done=standing.done,
         held=standing.held,
         spent_s=standing.spent_s,
         spent_usd=standing.spent_usd,
-        current=state.plan,
-        objective=job.objective,
+        current=Plan(stages=state.plan.stages[: lane.end_stage]),
+        objective=objective,
         because=standing.because,
         speeds=speeds if are_all else None,
+        name_of=job.stage_name,
     )
 
 
-def remaining(job: Job, state: State) -> tuple[Stage, ...]:
-    """The job's stages, those after the current one with no more trials than are left: some may have failed."""
-    contenders = state.stages[-1].trials
-    left = sum(state.trials[trial].status is not TrialStatus.FAILED for trial in contenders)
-    done = state.stages[-1].stage + 1
-    later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:])
-    return (*job.stages[:done], *later)
+def _most_instances(job: Job, state: State, lane: Lane) -> int:
+    """The instances that a lane may have: its own, and its share of what none of the lanes that go on has."""
+    active = state.active()
+    spare = job.offer.max_instances - sum(other.max_instances for other in active)
+    return lane.max_instances + max(0, spare) // len(active)
+
+
+def remaining(job: Job, state: State, lane: Lane) -> tuple[Stage, ...]:
+    """The job's stages up to the lane's last; those that its trials go on to have no more trials than are left."""
+    left = sum(state.trials[trial].status is not TrialStatus.FAILED for trial in lane.stage.trials)
+    done, end = rules.next_stage(lane), lane.bracket.end_stage
+    later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:end])
+    return (*job.stages[:done], *later, *job.stages[max(done, end) : lane.end_stage])
 
 
 def limits(job: Job) -> PlanningConstraints:
-    """What the whole experiment must keep."""
+    """Return the limits of the whole experiment."""
     sizes = [choice.gpus_per_trial for choice in job.plan.stages]
     least, most = job.min_gpus_per_trial, job.max_gpus_per_trial
     return PlanningConstraints(
@@ -158,22 +208,23 @@ def limits(job: Job) -> PlanningConstraints:
     )
 
 
-def held(state: State, now: float) -> list[Cohort]:
-    """The instances that run, by how long they have been billed.
+def held(state: State, lane: Lane, now: float) -> list[Cohort]:
+    """The instances of a lane that run, by how long they have been billed.
 
     One that was asked for and does not run yet is not held: it costs and delays a plan just as a new one does, and
     nothing if it is given up. Nor is one that is taken away soon. All are of one market, the stage's; what was bought
     on demand instead of spot counts where it is all that there is.
     """
-    running = [record for record in state.live() if record.running_at is not None]
-    planned = [record for record in running if record.market == state.chosen().market]
+    running = [record for record in state.held(lane).live if record.running_at is not None]
+    planned = [record for record in running if record.market == state.chosen(lane).market]
     running = planned or running
     cohorts = Counter((held_s(record, now), record.market) for record in running)
     return [Cohort(instances=count, held_s=age_s, market=market) for (age_s, market), count in sorted(cohorts.items())]
 
 
-def _losses(state: State) -> str:
-    planned, running = state.chosen().instances, sum(record.running_at is not None for record in state.live())
+def _losses(state: State, lane: Lane) -> str:
+    planned = state.chosen(lane).instances
+    running = sum(record.running_at is not None for record in state.held(lane).live)
     return "" if running >= planned else f"{running} of {planned} instances are left"
 
 
@@ -181,13 +232,13 @@ def _from_start(stages: Sequence[StagePrediction], elapsed_s: float) -> tuple[St
     return tuple(replace(stage, start_s=elapsed_s + stage.start_s) for stage in stages)
 
 
-def _as_before(job: Job, state: State, now: float, reason: str) -> RestPlanned:
-    expected, done = forecast(job, state, now), state.stages[-1].stage + 1
+def _as_before(job: Job, state: State, lane: Lane, now: float, reason: str) -> RestPlanned:
+    expected, done = forecast(job, state, now), rules.next_stage(lane)
     return RestPlanned(
         occurred_at=now,
         stage=done,
         plan=state.plan,
-        predicted=state.predicted[done:],
+        predicted=state.predicted[done : lane.end_stage],
         profile=state.profile,
         changed=False,
         reason=reason,
@@ -205,12 +256,12 @@ class Limits:
     deadline_s: float | None = None
     """From Started."""
     max_cost_usd: float | None = None
-    """Of the run, without what its profile cost."""
+    """Limit of the run, without the cost of its profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What is expected of the whole experiment under given limits."""
+    """Expectation of the whole experiment under given limits."""
 
     jct_s: float
     """From the start."""
@@ -277,13 +328,13 @@ def extension(
 ) -> Extension:
     """The rest of an experiment by the limits in force (those of `job`, the controller's) and by other ones.
 
-    The limits are those of `Limits`, `now` is on the clock of the events. Of an experiment without a driver
-    (`driven=False`) nothing is taken to be held. Raises InputError for what is no extension: nothing more than is
-    granted, a deadline that has passed, an experiment that is over for good.
+    The limits are those of `Limits`, `now` is on the clock of the events. An experiment without a driver
+    (`driven=False`) is taken to hold nothing. Raises InputError if nothing more is granted, the deadline has passed, or
+    the experiment is over for good.
     """
     extended = _extended(job, deadline_s, max_cost_usd)
     _require_future(extended, state)
-    if deadline_s is not None and state.phase is not Phase.NEW and deadline_s <= now - state.started_at:
+    if deadline_s is not None and state.course != "new" and deadline_s <= now - state.started_at:
         ago = format_duration(round(now - state.started_at - deadline_s, 1))
         raise InputError(f"deadline: that would have been {ago} ago; give a later one")
     before, _ = _outlook(job, state, now, driven)
@@ -317,7 +368,7 @@ def _instant(at: float) -> str:
 
 
 _SAME_S = 1.0
-"""A limit was reckoned from when the experiment was planned, which is somewhat before it was made."""
+"""A limit counts from when the experiment was planned, which is somewhat before it was made."""
 
 
 def _extended(job: Job, deadline_s: float | None, max_cost_usd: float | None) -> Job:
@@ -362,30 +413,94 @@ def _require_future(extended: Job, state: State) -> None:
 
 
 def _outlook(job: Job, state: State, now: float, driven: bool) -> tuple[Outlook, int]:
-    """What is expected by the job's limits, and the first stage that is planned for it."""
+    """Return the outlook under the job's limits, and the first stage that is planned for it."""
     if state.outcome is None or rules.can_go_on(job, state):
-        going = driven and state.outcome is None and state.phase is not Phase.NEW
+        going = driven and state.outcome is None and state.course != "new"
         state = state if going else _resumed(job, state, now)
     if state.outcome is not None:
         reason = f"it has ended: {state.reason or state.outcome}"
         return _told(job, forecast(job, state, now), state.plan, reason, feasible=False), len(job.stages)
-    done = state.stages[-1].stage + 1
-    if done == len(job.stages):
-        return _told(job, stage_forecast(job, state, now), state.plan, "only the last stage is left"), done
-    standing = after_sync(job, state, now) if state.phase is Phase.PLANNING else _after_stage(job, state, now)
-    return _planned(job, state, standing, now), done
+    left = [lane for lane in state.active() if rules.next_stage(lane) < lane.end_stage]
+    if not left:
+        return _told(job, forecast(job, state, now), state.plan, "only the last stage is left"), len(job.stages)
+    rests = [_planned(job, state, _standing(job, state, lane, now)) for lane in left]
+    return _joined(job, state, now, rests), min(rest.standing.done for rest in rests)
 
 
-def _planned(job: Job, state: State, standing: Remainder, now: float) -> Outlook:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rest:
+    """The rest of a lane as it is planned."""
+
+    standing: Remainder
+    choice: Plan
+    """Plan of the job's stages up to the lane's last."""
+    jct_s: float
+    """End of the lane, from the start."""
+    cost_usd: float
+    """Cost of the whole run by it, if the other lanes keep their plans."""
+    present_usd: float
+    """Cost of the whole run if this lane keeps its plan too."""
+    reason: str
+    feasible: bool | None = None
+    """None: it follows from the expected time and cost."""
+
+
+def _standing(job: Job, state: State, lane: Lane, now: float) -> Remainder:
+    return after_sync(job, state, lane, now) if lane.phase is Phase.PLANNING else _after_stage(job, state, lane, now)
+
+
+def _planned(job: Job, state: State, standing: Remainder) -> _Rest:
+    lane = standing.lane
+    present = state.predicted[standing.done : lane.end_stage]
+    kept = _Rest(
+        standing=standing,
+        choice=Plan(stages=state.plan.stages[: lane.end_stage]),
+        jct_s=standing.spent_s + sum(stage.provisioning_s + stage.duration_s for stage in present),
+        cost_usd=standing.spent_usd + sum(stage.cost_usd for stage in present),
+        present_usd=standing.spent_usd + sum(stage.cost_usd for stage in present),
+        reason="the plan is held fixed",
+    )
     try:
         found = best_rest(job, state, standing)
     except RubberbandError as error:
-        return _told(job, forecast(job, state, now), state.plan, f"the rest cannot be replanned: {error}")
-    prediction = found.prediction if job.replan else found.present
-    expected = Forecast(jct_s=standing.spent_s + prediction.jct_s, cost_usd=standing.spent_usd + prediction.cost_usd)
-    if job.replan:
-        return _told(job, expected, found.plan, found.reason, feasible=found.keeps)
-    return _told(job, expected, state.plan, "the plan is held fixed")
+        return replace(kept, reason=f"the rest cannot be replanned: {error}")
+    present_usd = standing.spent_usd + found.present.cost_usd
+    if not job.replan:
+        jct_s = standing.spent_s + found.present.jct_s
+        return replace(kept, jct_s=jct_s, cost_usd=present_usd, present_usd=present_usd)
+    return _Rest(
+        standing=standing,
+        choice=found.plan,
+        jct_s=standing.spent_s + found.prediction.jct_s,
+        cost_usd=standing.spent_usd + found.prediction.cost_usd,
+        present_usd=present_usd,
+        reason=found.reason,
+        feasible=found.keeps,
+    )
+
+
+def _joined(job: Job, state: State, now: float, rests: Sequence[_Rest]) -> Outlook:
+    """The outlook of the whole, from those of the lanes that have stages left."""
+    plan = list(state.plan.stages)
+    for rest in rests:
+        first, end = rest.standing.done, rest.standing.lane.end_stage
+        plan[first:end] = rest.choice.stages[first:end]
+    saved_usd = sum(rest.present_usd - rest.cost_usd for rest in rests[1:])
+    expected = Forecast(
+        jct_s=max([*(rest.jct_s for rest in rests), *_last_ends_s(job, state, now)]),
+        cost_usd=rests[0].cost_usd - saved_usd,
+    )
+    feasible = None if any(rest.feasible is None for rest in rests) else all(rest.feasible for rest in rests)
+    reasons = [
+        f"{job.stage_name(rest.standing.done)}: {rest.reason}" if job.is_divided else rest.reason for rest in rests
+    ]
+    return _told(job, expected, Plan(stages=tuple(plan)), "; ".join(reasons), feasible=feasible)
+
+
+def _last_ends_s(job: Job, state: State, now: float) -> list[float]:
+    """Return the ends of the lanes that have only their last stage left, from the start."""
+    last = [lane for lane in state.active() if rules.next_stage(lane) == lane.end_stage]
+    return [now - state.started_at + stage_left(job, state, lane, now).jct_s for lane in last]
 
 
 def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bool | None = None) -> Outlook:
@@ -403,29 +518,35 @@ def _told(job: Job, expected: Forecast, plan: Plan, reason: str, *, feasible: bo
     )
 
 
-def _after_stage(job: Job, state: State, now: float) -> Remainder:
-    """The standing when the current stage is over, as far as can be told."""
-    seen, ends = measured(job, state), stage_forecast(job, state, now)
-    held = _held_after(job, state, now, ends.jct_s - (now - state.started_at))
+def _after_stage(job: Job, state: State, lane: Lane, now: float) -> Remainder:
+    """Return the expected standing at the end of the lane's current stage."""
+    seen, left = measured(job, state, lane), stage_left(job, state, lane, now)
+    elapsed_s = now - state.started_at
+    ends_s = elapsed_s + left.jct_s
+    held = _held_after(job, state, lane, now, ends_s - elapsed_s)
+    elsewhere_usd, others_end_s = _elsewhere(job, state, lane, now)
+    head_usd = 0.0 if job.is_divided else job.offer.head_cost_usd(left.jct_s)
     return Remainder(
-        done=state.stages[-1].stage + 1,
-        stages=remaining(job, state),
+        lane=lane,
+        done=rules.next_stage(lane),
+        stages=remaining(job, state, lane),
         held=held,
         ready=sum(cohort.instances for cohort in held),
-        spent_s=ends.jct_s,
-        spent_usd=ends.cost_usd,
+        spent_s=ends_s,
+        spent_usd=bill_usd(job, state, now) + left.cost_usd + head_usd + elsewhere_usd,
+        others_end_s=others_end_s,
         seen=seen,
         because=seen.findings,
     )
 
 
-def _held_after(job: Job, state: State, now: float, left_s: float) -> list[Cohort]:
-    """What is held `left_s` from now: what runs, and what the stage still lacks."""
-    running = [record for record in state.live() if record.running_at is not None]
+def _held_after(job: Job, state: State, lane: Lane, now: float, left_s: float) -> list[Cohort]:
+    """Return the instances of the lane `left_s` from now: running ones, and those that the stage still lacks."""
+    running = [record for record in state.held(lane).live if record.running_at is not None]
     ages = Counter((held_s(record, now) + left_s, record.market) for record in running)
-    chosen = state.chosen()
+    chosen = state.chosen(lane)
     coming = max(0, chosen.instances - len(running))
-    ages[max(0.0, left_s - runs_in_s(job, state, now)), chosen.market] += coming
+    ages[max(0.0, left_s - runs_in_s(job, state, lane, now)), chosen.market] += coming
     return [
         Cohort(instances=count, held_s=age, market=market) for (age, market), count in sorted(ages.items()) if count
     ]

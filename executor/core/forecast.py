@@ -1,22 +1,26 @@
 """The forecast of a running experiment: when it will end and what it will have cost, from where it stands. Pure.
 
-The current stage is list-scheduled on the slots that the plan gives it, with the profile's times (corrected by what was
-measured at the latest replan) and the speed of each trial, as far as it is known; later stages are as predicted
-then.
+The current stage of each lane is list-scheduled on the slots that the plan gives it, with the profile's times
+(corrected by what was measured at the latest replan) and the speed of each trial, as far as it is known; later stages
+are as predicted then. Lanes run side by side: the latest one ends the run, and their costs add up.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 from rubberband.executor.core.budget import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
+from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
-from rubberband.executor.core.state import InstanceStatus, Job, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.rules import target_iterations
+from rubberband.executor.core.state import Job, Lane, Phase, State, TrialState, TrialStatus
 from rubberband.values.offer import slots
-from rubberband.values.plan import total_iterations
+from rubberband.values.rungs import Ladder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,83 +31,158 @@ class Forecast:
     cost_usd: float
 
 
-def forecast(job: Job, state: State, now: float, instances: int | None = None) -> Forecast:
-    """The expected job completion time and bill, as of `now`; `instances` in this stage, if not those of the plan."""
-    if state.phase in (Phase.ENDING, Phase.FINISHED):
+def forecast(job: Job, state: State, now: float, instances: Mapping[int, int] | None = None) -> Forecast:
+    """The expected job completion time and bill, as of `now`.
+
+    `instances`: those of a lane in its current stage, if not those of the plan.
+    """
+    if state.course in ("ending", "finished"):
         end = state.ended_at if state.ended_at is not None else now
         return Forecast(jct_s=end - state.started_at, cost_usd=bill_usd(job, state, end))
     if not state.stages:
         return Forecast(jct_s=job.prediction.jct_s, cost_usd=job.prediction.cost_usd)
-    current = stage_forecast(job, state, now, instances)
-    later = state.predicted[state.stages[-1].stage + 1 :]
+    elapsed_s, ends_s, cost_usd = now - state.started_at, [now - state.started_at], bill_usd(job, state, now)
+    for lane in state.active():
+        stage = stage_left(job, state, lane, now, (instances or {}).get(lane.lane))
+        later = later_stages(state, lane)
+        ends_s.append(elapsed_s + stage.jct_s + later.jct_s)
+        head_usd = 0.0 if job.is_divided else job.offer.head_cost_usd(stage.jct_s)
+        cost_usd = cost_usd + stage.cost_usd + head_usd + later.cost_usd
+    if job.is_divided:
+        cost_usd += job.offer.head_cost_usd(max(ends_s) - elapsed_s)
+    return Forecast(jct_s=max(ends_s), cost_usd=cost_usd)
+
+
+def later_stages(state: State, lane: Lane) -> Forecast:
+    """Seconds that the lane's stages after the current one take, and what they cost, as predicted.
+
+    Where there are several brackets, that is without the head node.
+    """
+    later = state.predicted[lane.stage.stage + 1 : lane.end_stage]
     return Forecast(
-        jct_s=current.jct_s + sum(stage.provisioning_s + stage.duration_s for stage in later),
-        cost_usd=current.cost_usd + sum(stage.cost_usd for stage in later),
+        jct_s=sum(stage.provisioning_s + stage.duration_s for stage in later),
+        cost_usd=sum(stage.cost_usd for stage in later),
     )
 
 
-def stage_forecast(job: Job, state: State, now: float, instances: int | None = None) -> Forecast:
-    """When the current stage's SYNC is expected, from the start, and the whole bill by then; of a run that goes on."""
-    waits = state.phase is Phase.SCALING or not (state.ready() or state.running() or state.phase is Phase.PLANNING)
-    waiting_s = max(0.0, _ready_at(job, state) - now) if waits else 0.0
-    left_s = waiting_s + _stage_left_s(job, state, now, instances)
-    return Forecast(
-        jct_s=now - state.started_at + left_s,
-        cost_usd=bill_usd(job, state, now) + _stage_left_usd(job, state, now, left_s) + job.offer.head_cost_usd(left_s),
-    )
+def stage_left(job: Job, state: State, lane: Lane, now: float, instances: int | None = None) -> Forecast:
+    """Seconds until the SYNC of the lane's current stage, and what that adds to the bill, without the head node."""
+    left_s = stage_left_s(job, state, lane, now, instances)
+    return Forecast(jct_s=left_s, cost_usd=_stage_left_usd(job, state, lane, now, left_s))
 
 
-def _ready_at(job: Job, state: State) -> float:
-    """When the stage's instances are expected to be ready: as was planned, or later where some were asked for later."""
-    stage, offer = state.stages[-1], job.offer
+def stage_left_s(job: Job, state: State, lane: Lane, now: float, instances: int | None = None) -> float:
+    """Seconds until the SYNC of the lane's current stage is expected."""
+    is_idle = not (state.held(lane).ready or lane.runners or lane.phase is Phase.PLANNING)
+    waits = lane.phase is Phase.SCALING or is_idle
+    waiting_s = max(0.0, _ready_at(job, state, lane) - now) if waits else 0.0
+    return waiting_s + _training_left_s(job, state, lane, now, instances)
+
+
+def _ready_at(job: Job, state: State, lane: Lane) -> float:
+    """Return when the stage's instances are expected to be ready: as planned, or later if some were asked for later."""
+    stage, offer, live = lane.stage, job.offer, state.held(lane).live
     planned_s = state.predicted[stage.stage].provisioning_s
     start_s = planned_s or offer.provision_delay_s + offer.init_delay_s  # as measured, where it was planned to grow
-    asked_at = max((r.requested_at for r in state.live() if r.status is not InstanceStatus.READY), default=-math.inf)
+    asked_at = max((r.requested_at for r in live if r.status is not InstanceStatus.READY), default=-math.inf)
+    if len(state.lanes) > 1 and state.chosen(lane).instances <= len(state.held(lane).ready):
+        return state.now  # instances were handed on to it
     return max(stage.started_at + planned_s, asked_at + start_s)
 
 
-def runs_in_s(job: Job, state: State, now: float) -> float:
+def runs_in_s(job: Job, state: State, lane: Lane, now: float) -> float:
     """Seconds until what the stage still lacks is expected to run."""
-    asked_at = max((r.requested_at for r in state.live() if r.running_at is None), default=state.stages[-1].started_at)
-    return max(0.0, asked_at + job.offer.provision_delay_s - now)
+    coming = (record.requested_at for record in state.held(lane).live if record.running_at is None)
+    return max(0.0, max(coming, default=lane.stage.started_at) + job.offer.provision_delay_s - now)
 
 
-def _stage_left_usd(job: Job, state: State, now: float, left_s: float) -> float:
+def _stage_left_usd(job: Job, state: State, lane: Lane, now: float, left_s: float) -> float:
     """Return the cost that the current stage still adds to the bill: minima that are paid already are used up first."""
-    if state.phase is Phase.PLANNING:
+    if lane.phase is Phase.PLANNING:
         return 0.0
-    offer, end = job.offer, now + left_s
+    offer, end, ours = job.offer, now + left_s, state.held(lane)
     if offer.billing == "per_function":
-        return _functions_left_usd(job, state, now)
-    held = [record for record in [*state.live(), *state.leaving()] if record.running_at is not None]
+        return _functions_left_usd(job, state, lane, now)
+    held = [record for record in [*ours.live, *ours.leaving] if record.running_at is not None]
     growth_usd = sum(
         instance_cost_usd(job, record, end, is_expected=True) - instance_cost_usd(job, record, now, is_expected=True)
         for record in held
     )
-    coming = max(0, state.chosen().instances - sum(record.running_at is not None for record in state.live()))
-    coming_s = max(0.0, left_s - runs_in_s(job, state, now))
-    return growth_usd + coming * new_instance_usd(offer, state.chosen().market, coming_s)
+    chosen = state.chosen(lane)
+    coming = max(0, state.wanted(lane) - sum(record.running_at is not None for record in ours.live))
+    coming_s = max(0.0, left_s - runs_in_s(job, state, lane, now))
+    return growth_usd + coming * new_instance_usd(offer, chosen.market, coming_s)
 
 
-def _functions_left_usd(job: Job, state: State, now: float) -> float:
-    chosen = state.chosen()
-    coming = max(0, chosen.instances - sum(record.running_at is not None for record in state.live()))
-    left_s = _running_left_s(job, state, now) + [_trial_left_s(job, state, trial) for trial in state.queued()]
+def _functions_left_usd(job: Job, state: State, lane: Lane, now: float) -> float:
+    chosen = state.chosen(lane)
+    coming = max(0, chosen.instances - sum(record.running_at is not None for record in state.held(lane).live))
+    left_s = _running_left_s(job, state, lane, now)
+    left_s += [_trial_left_s(job, state, lane, trial) for trial in lane.queued()]
+    left_s += [left.trials * left.run_s for left in _rungs_left(job, state, lane)]
     usd_per_s = market_usd_per_s(job.offer, chosen.market) * chosen.gpus_per_trial / job.offer.gpus
     return usd_per_s * sum(left_s) + coming * new_instance_usd(job.offer, chosen.market, 0.0)
 
 
-def _stage_left_s(job: Job, state: State, now: float, instances: int | None = None) -> float:
+def _training_left_s(job: Job, state: State, lane: Lane, now: float, instances: int | None = None) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
-    chosen = state.chosen()
+    chosen = state.chosen(lane)
     num_slots = max(1, slots(instances or chosen.instances, job.offer.gpus, chosen.gpus_per_trial))
-    late = _lateness(len(state.running()) + len(state.queued()), num_slots)
-    free_in = _running_left_s(job, state, now, late)
+    if job.ladder is not None:
+        return _climb_left_s(job, state, lane, now, num_slots)
+    late = _lateness(len(lane.runners) + len(lane.waiters), num_slots)
+    free_in = _running_left_s(job, state, lane, now, late)
     free_in += [0.0] * (num_slots - len(free_in))
     heapq.heapify(free_in)
-    for trial in state.queued():
-        heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, trial, late=late))
+    for trial in lane.queued():
+        heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, lane, trial, late=late))
     return max(free_in)
+
+
+class _RungLeft(NamedTuple):
+    """Trials that are still to enter a rung, and what each takes there."""
+
+    trials: int
+    run_s: float
+
+
+def _rungs_left(job: Job, state: State, lane: Lane) -> list[_RungLeft]:
+    """Return the rungs that trials are still to enter."""
+    if job.ladder is None:
+        return []
+    iteration_s = state.profile.iteration_s(state.chosen(lane).gpus_per_trial)
+    startup_s = state.profile.trial_startup_s
+    return [_RungLeft(trials, startup_s + gain * iteration_s) for trials, gain in _to_come(job, state, job.ladder)]
+
+
+def _to_come(job: Job, state: State, ladder: Ladder) -> list[tuple[int, int]]:
+    """Return how many trials are still to enter each rung, and its iterations.
+
+    Those are the fewest: more do only where a result is among the best for a while.
+    """
+    wanted = zip(ladder.fewest(job.num_trials), ladder.gains, strict=True)
+    found = [(fewest - sum(t.rung >= rung for t in state.trials), gain) for rung, (fewest, gain) in enumerate(wanted)]
+    return [(trials, gain) for trials, gain in found if trials > 0]
+
+
+def expected_iterations(job: Job, state: State) -> int:
+    """Return the iterations of all trials at the end, as far as they are known; those of the stages without rungs."""
+    ladder = job.ladder
+    if ladder is None:
+        return sum(stage.trials * stage.iterations for stage in job.stages)
+    active = (TrialStatus.QUEUED, TrialStatus.RUNNING)
+    begun = sum(ladder.totals[t.rung] if t.status in active else t.iterations for t in state.trials)
+    if state.course in ("ending", "finished"):
+        return begun
+    return begun + sum(trials * gain for trials, gain in _to_come(job, state, ladder))
+
+
+def _climb_left_s(job: Job, state: State, lane: Lane, now: float, num_slots: int) -> float:
+    """Seconds until no trial climbs any more: all slots share the work, and one trial has all rungs ahead of it."""
+    running, later = _running_left_s(job, state, lane, now), _rungs_left(job, state, lane)
+    work_s = sum(running) + sum(_trial_left_s(job, state, lane, trial) for trial in lane.queued())
+    work_s += sum(left.trials * left.run_s for left in later)
+    return max(work_s / num_slots, max(running, default=0.0) + sum(left.run_s for left in later))
 
 
 def _lateness(trials: int, num_slots: int) -> float:
@@ -119,21 +198,21 @@ def _lateness(trials: int, num_slots: int) -> float:
     return NormalDist().inv_cdf((last - 0.375) / (last + 0.25)) / math.sqrt(waves)
 
 
-def _running_left_s(job: Job, state: State, now: float, late: float = 0.0) -> list[float]:
+def _running_left_s(job: Job, state: State, lane: Lane, now: float, late: float = 0.0) -> list[float]:
     """Seconds that each running trial still takes, what it has done since its start or last report left out."""
     trained = {use.trial for use in state.allocations if use.ended_at is None and use.training_at is not None}
     return [
-        max(0.0, _trial_left_s(job, state, trial, trial.trial not in trained, late) - (now - trial.progress_at))
-        for trial in state.running()
+        max(0.0, _trial_left_s(job, state, lane, trial, trial.trial not in trained, late) - (now - trial.progress_at))
+        for trial in lane.running()
     ]
 
 
-def _trial_left_s(job: Job, state: State, trial: TrialState, starts: bool = True, late: float = 0.0) -> float:
+def _trial_left_s(
+    job: Job, state: State, lane: Lane, trial: TrialState, starts: bool = True, late: float = 0.0
+) -> float:
     """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
-    stage = state.stages[-1].stage
-    target = total_iterations(job.stages[: stage + 1])
-    left, own = target - trial.iterations, _own_speed(job, state, trial)
-    training_s = left * state.profile.iteration_s(state.chosen().gpus_per_trial) * own.factor
+    left, own = target_iterations(job, lane, trial) - trial.iterations, _own_speed(job, state, lane, trial)
+    training_s = left * state.profile.iteration_s(state.chosen(lane).gpus_per_trial) * own.factor
     if late and left > 0:
         deviation = math.sqrt(math.log1p(own.error**2 + state.profile.iteration_cv**2 / left))
         training_s *= math.exp(late * deviation - deviation**2 / 2.0)
@@ -143,15 +222,14 @@ def _trial_left_s(job: Job, state: State, trial: TrialState, starts: bool = True
 _AVERAGE = OwnSpeed(factor=1.0, error=0.0)
 
 
-def _own_speed(job: Job, state: State, trial: TrialState) -> OwnSpeed:
+def _own_speed(job: Job, state: State, lane: Lane, trial: TrialState) -> OwnSpeed:
     """How much longer than the profile's the trial's iterations take, by earlier stages and by this one."""
-    latest = state.decisions[-1] if state.decisions else None
-    known = latest.own.get(trial.trial) if latest is not None else None
+    known = lane.own.get(trial.trial)
     if known is None:
-        if state.profile.trial_cv == 0.0:
+        if state.profile.trial_cv == 0.0 or job.ladder is not None:
             return _AVERAGE
         known = OwnSpeed(factor=1.0, error=state.profile.trial_cv)
-    done = trial.iterations - total_iterations(job.stages[: state.stages[-1].stage])
+    done = trial.iterations - (target_iterations(job, lane, trial) - job.stages[lane.stage.stage].iterations)
     if done <= 0 or trial.status is not TrialStatus.RUNNING:
         return known
     use = state.allocation(trial)

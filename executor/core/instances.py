@@ -1,4 +1,4 @@
-"""What becomes of instances: asked for, running, interrupted, lost, given back. Writes the state, returns orders."""
+"""The course of instances: asked for, running, interrupted, lost, given back. Writes the state, returns orders."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from rubberband.executor.core.events import (
     LiveInstance,
     ReleaseInstance,
 )
-from rubberband.executor.core.forecast import forecast, stage_forecast
+from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
+from rubberband.executor.core.forecast import forecast, runs_in_s, stage_left_s
 from rubberband.executor.core.purse import MONEY_SLACK_USD
-from rubberband.executor.core.state import GONE, LIVE, InstanceRecord, InstanceStatus, Job, State
+from rubberband.executor.core.state import Job, Lane, Phase, State
 from rubberband.executor.core.trials import stop
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.values.plan import Market
@@ -35,68 +36,70 @@ from rubberband.values.plan import Market
 DRY_S = 600.0
 """After a refusal, spot is tried again only after this long, where on demand is bought instead."""
 USUAL_TIMES = 2.0
-"""So many times the interruptions that are expected, and `launch_attempts` more, are no reason yet to leave spot."""
+"""Interruptions up to this multiple of the expected ones, and `launch_attempts` more, are no reason to leave spot."""
 
 
 def is_dry(state: State) -> bool:
     """Whether spot was refused, or taken away too often, just now."""
-    return state.now < state.spot_dry_until
+    return state.now < state.fleet.spot_dry_until
 
 
 def note_dry(state: State, reason: str) -> None:
     """Spot is not to be had."""
-    state.spot_dry_until, state.spot_dry_reason = state.now + DRY_S, reason
+    state.fleet.spot_dry_until, state.fleet.spot_dry_reason = state.now + DRY_S, reason
 
 
 def note_taken(job: Job, state: State, record: InstanceRecord) -> None:
     """A spot instance is taken away: too often in this stage is as good as a refusal."""
-    if record.market != "spot" or job.offer.spot is None or not state.stages:
+    lane = state.lanes[record.lane]
+    if record.market != "spot" or job.offer.spot is None or not lane.stages:
         return
-    since = state.stages[-1].started_at
-    taken = [r for r in state.instances.values() if (r.interrupted_at or (r.preempted and r.ended_at) or -1.0) >= since]
-    usual = job.offer.spot.interruptions_per_hour * state.chosen().instances * (state.now - since) / SECONDS_PER_HOUR
+    since, ours = lane.stage.started_at, [r for r in state.instances.values() if r.lane == lane.lane]
+    taken = [r for r in ours if (r.interrupted_at or (r.preempted and r.ended_at) or -1.0) >= since]
+    usual = (
+        job.offer.spot.interruptions_per_hour * state.chosen(lane).instances * (state.now - since) / SECONDS_PER_HOUR
+    )
     if len(taken) > job.launch_attempts + USUAL_TIMES * usual:
         note_dry(state, f"EC2 took {len(taken)} spot instances away in this stage")
 
 
-def affordable_on_demand(job: Job, state: State, wanted: int) -> int:
+def affordable_on_demand(job: Job, state: State, lane: Lane, wanted: int) -> int:
     """How many of `wanted` spot instances are bought on demand instead: 0 where spot may be had, or it is not worth it.
 
     It is worth it where no trial could train otherwise, or the deadline would be missed with the instances that there
     are (without a deadline, where the shortest time is asked for), and if the whole should stay within max_cost.
     """
-    if state.chosen().market != "spot" or job.offer.billing == "per_function" or not is_dry(state):
+    if state.chosen(lane).market != "spot" or job.offer.billing == "per_function" or not is_dry(state):
         return 0
-    if held := len(state.live()):
+    if held := len(state.held(lane).live):
         if job.deadline_s is None and job.objective == "min_cost":
             return 0
-        if job.deadline_s is not None and forecast(job, state, state.now, held).jct_s <= job.deadline_s:
+        if job.deadline_s is not None and forecast(job, state, state.now, {lane.lane: held}).jct_s <= job.deadline_s:
             return 0
-    return next((count for count in range(wanted, 0, -1) if _missing_usd(job, state, count) <= 0.0), 0)
+    return next((count for count in range(wanted, 0, -1) if _missing_usd(job, state, lane, count) <= 0.0), 0)
 
 
-def stays_on_demand(job: Job, state: State) -> bool:
+def stays_on_demand(job: Job, state: State, lane: Lane) -> bool:
     """Whether what was bought on demand instead of spot is kept for the stage that begins."""
-    return (
-        state.chosen().market == "spot" and is_dry(state) and _missing_usd(job, state, state.chosen().instances) <= 0.0
-    )
+    chosen = state.chosen(lane)
+    return chosen.market == "spot" and is_dry(state) and _missing_usd(job, state, lane, chosen.instances) <= 0.0
 
 
-def _missing_usd(job: Job, state: State, count: int) -> float:
-    """What max_cost lacks for the expected cost with `count` of the stage's instances on demand."""
+def _missing_usd(job: Job, state: State, lane: Lane, count: int) -> float:
+    """Return what max_cost lacks for the expected cost with `count` of the stage's instances on demand."""
     if job.max_cost_usd is None:
         return 0.0
-    left_s = stage_forecast(job, state, state.now).jct_s - (state.now - state.started_at)
+    left_s = stage_left_s(job, state, lane, state.now)
     dearer = market_usd_per_s(job.offer, "on_demand") - market_usd_per_s(job.offer, "spot")
     cost_usd = forecast(job, state, state.now).cost_usd + count * max(0.0, dearer) * left_s
     return cost_usd - job.max_cost_usd - MONEY_SLACK_USD
 
 
-def needed_usd(job: Job, state: State) -> float | None:
+def needed_usd(job: Job, state: State, lane: Lane) -> float | None:
     """The max_cost with which one instance would be bought on demand instead; None where that is not what it lacks."""
-    if job.max_cost_usd is None or state.chosen().market != "spot" or not is_dry(state):
+    if job.max_cost_usd is None or state.chosen(lane).market != "spot" or not is_dry(state):
         return None
-    lacking_usd = _missing_usd(job, state, 1)
+    lacking_usd = _missing_usd(job, state, lane, 1)
     return job.max_cost_usd + lacking_usd if lacking_usd > 0.0 else None
 
 
@@ -118,15 +121,16 @@ INSTANCE_EVENTS = get_args(InstanceEvent)
 
 
 def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
-    """Take in what happened to an instance. What is gone stays gone, whatever is told of it later but its price."""
+    """Take in what happened to an instance. An instance that is gone stays gone; only its price may still change."""
     record = _record(state, event)
     if isinstance(event, InstancePriced):
         record.hour_prices_usd = event.hour_prices_usd
     if record.status in GONE:
         if isinstance(event, InstancePriced):
-            state.reckon_gone_again()
+            state.fleet.reckon_gone_again()
         return []
-    state.rent_changed()
+    state.fleet.rent_changed()
+    lane = state.lanes[record.lane]
     match event:
         case InstanceRunning():
             _note_running(record, event)
@@ -139,10 +143,10 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
         case InstanceRefused():
             was_wanted = record.status in LIVE
             record.status, record.reason = InstanceStatus.REFUSED, event.reason
-            rounds = job.launch_attempts - state.launches_left
-            state.relaunch_at = event.occurred_at + RETRY_DELAY_S * 2 ** max(0, rounds - 1)
+            rounds = job.launch_attempts - lane.launches_left
+            lane.relaunch_at = event.occurred_at + RETRY_DELAY_S * 2 ** max(0, rounds - 1)
             if event.sold_out and was_wanted and record.market == "spot":
-                _note_sold_out(job, state, event.reason)
+                _note_sold_out(job, state, lane, event.reason)
             if event.failed_start and was_wanted:
                 _note_failed_start(job, state, record)
         case InstanceInterrupted():
@@ -167,8 +171,8 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
 def _record(state: State, event: InstanceEvent) -> InstanceRecord:
     """The instance's record; a new one of what only the version that wrote the journal would have asked for."""
     if event.instance not in state.instances:
-        market = state.chosen().market
-        state.add(InstanceRecord(instance=event.instance, requested_at=event.occurred_at, market=market))
+        market = state.chosen(state.lanes[0]).market
+        state.fleet.add(InstanceRecord(instance=event.instance, requested_at=event.occurred_at, market=market))
     return state.instances[event.instance]
 
 
@@ -186,38 +190,41 @@ def _note_interrupted(job: Job, state: State, record: InstanceRecord, event: Ins
     if record.interrupted_at is None:
         record.interrupted_at = event.occurred_at
         note_taken(job, state, record)
-        _allow_another_launch(job, state)
+        _allow_another_launch(job, state.lanes[record.lane])
     if record.status is not InstanceStatus.RELEASING:
         record.status = InstanceStatus.LEAVING
 
 
-def _note_sold_out(job: Job, state: State, reason: str) -> None:
+def _note_sold_out(job: Job, state: State, lane: Lane, reason: str) -> None:
     """Spot is dry: on demand may be asked for at once, and that is no attempt more."""
     note_dry(state, reason)
-    if (lacking := rules.missing(job, state)) and affordable_on_demand(job, state, lacking):
-        state.relaunch_at, state.round_until = state.now, state.now + RETRY_DELAY_S
+    if (lacking := rules.missing(state, lane)) and affordable_on_demand(job, state, lane, lacking):
+        lane.relaunch_at, lane.round_until = state.now, state.now + RETRY_DELAY_S
 
 
 def _note_failed_start(job: Job, state: State, record: InstanceRecord) -> None:
-    """It never got ready: the next one is bought later, and after too many in a row none is, for now."""
+    """Note an instance that never got ready: the next one is bought later, and none for now after too many in a row."""
     record.failed_start = True
     if job.start_attempts is None:
         return
-    state.failed_starts += 1
-    past = state.failed_starts - job.start_attempts
-    delay_s = RETRY_DELAY_S * 2 ** (state.failed_starts - 1) if past < 0 else PAUSE_S * 2 ** min(past, 20)
-    state.relaunch_at = max(state.relaunch_at, state.now + delay_s)
+    state.fleet.failed_starts += 1
+    past = state.fleet.failed_starts - job.start_attempts
+    delay_s = RETRY_DELAY_S * 2 ** (state.fleet.failed_starts - 1) if past < 0 else PAUSE_S * 2 ** min(past, 20)
+    for lane in state.lanes:
+        lane.relaunch_at = max(lane.relaunch_at, state.now + delay_s)
 
 
 def _note_started(job: Job, state: State) -> None:
     """One got ready: what kept others from it is over, or was theirs alone."""
-    if job.start_attempts is not None and state.failed_starts:
-        state.failed_starts, state.relaunch_at = 0, 0.0
+    if job.start_attempts is not None and state.fleet.failed_starts:
+        state.fleet.failed_starts = 0
+        for lane in state.lanes:
+            lane.relaunch_at = 0.0
 
 
-def _allow_another_launch(job: Job, state: State) -> None:
-    """What the provider takes away was not refused: to replace it costs none of the attempts."""
-    state.launches_left = min(job.launch_attempts, state.launches_left + 1)
+def _allow_another_launch(job: Job, lane: Lane) -> None:
+    """Allow another launch: replacing an instance that the provider took away costs none of the attempts."""
+    lane.launches_left = min(job.launch_attempts, lane.launches_left + 1)
 
 
 def lose(
@@ -228,32 +235,43 @@ def lose(
     record.preempted = preempted
     if preempted and record.interrupted_at is None:
         note_taken(job, state, record)
-        _allow_another_launch(job, state)
-    state.rent_changed()
-    return [stop(job, state, trial, preempted=preempted) for trial in state.runners.on(record.instance)]
+        _allow_another_launch(job, state.lanes[record.lane])
+    state.fleet.rent_changed()
+    struck = state.lanes[record.lane].runners.on(record.instance)
+    return [stop(job, state, trial, preempted=preempted) for trial in struck]
 
 
-def launch_missing(job: Job, state: State) -> list[Command]:
-    """Ask for the instances that the stage still lacks, as far as the budget allows."""
-    if state.now < state.relaunch_at or (missing := rules.missing(job, state)) == 0:
+def launch_missing(job: Job, state: State, lane: Lane) -> list[Command]:
+    """Ask for the instances that the lane's stage still lacks, as far as the budget allows."""
+    if state.now < lane.relaunch_at or (missing := rules.missing(state, lane)) == 0:
         return []
-    if (missing := rules.startable(job, state, missing)) == 0:
+    if (missing := rules.startable(job, state, lane, missing)) == 0:
         return []
-    if (count := rules.affordable(job, state, missing)) == 0 or not _may_launch(state):
+    if (count := rules.affordable(job, state, missing)) == 0 or not _may_launch(state, lane):
         return []
-    on_demand = affordable_on_demand(job, state, count)
+    on_demand = affordable_on_demand(job, state, lane, count)
     count = on_demand or count
-    market: Market = "on_demand" if on_demand else state.chosen().market
+    market: Market = "on_demand" if on_demand else state.chosen(lane).market
     records = [
-        InstanceRecord(instance=f"i-{number:03d}", requested_at=state.now, market=market, instead_of_spot=on_demand > 0)
+        InstanceRecord(
+            instance=f"i-{number:03d}",
+            requested_at=state.now,
+            market=market,
+            instead_of_spot=on_demand > 0,
+            lane=lane.lane,
+        )
         for number in range(len(state.instances) + 1, len(state.instances) + 1 + count)
     ]
     for record in records:
-        state.add(record)
+        state.fleet.add(record)
     _bind_leases(job, state, records)
-    stage = state.stages[-1]
-    stage.widest = max(stage.widest, len(state.live()))
+    note_width(state, lane)
     return [launch(record) for record in records]
+
+
+def note_width(state: State, lane: Lane) -> None:
+    """Remember the most instances that the lane's stage has held."""
+    lane.stage.widest = max(lane.stage.widest, len(state.held(lane).live))
 
 
 def launch(record: InstanceRecord) -> LaunchInstance:
@@ -261,14 +279,14 @@ def launch(record: InstanceRecord) -> LaunchInstance:
     return LaunchInstance(instance=record.instance, market=record.market, first_lease_s=record.first_lease_s)
 
 
-def _may_launch(state: State) -> bool:
-    """Whether an attempt is left; it is used up. What is lacking within moments (many are lost at once) is one."""
-    if state.now < state.round_until:
+def _may_launch(state: State, lane: Lane) -> bool:
+    """Use up an attempt, and return whether one was left. Launches within moments (many are lost at once) are one."""
+    if state.now < lane.round_until:
         return True
-    if state.launches_left <= 0:
+    if lane.launches_left <= 0:
         return False
-    state.launches_left -= 1
-    state.round_until = state.now + RETRY_DELAY_S
+    lane.launches_left -= 1
+    lane.round_until = state.now + RETRY_DELAY_S
     return True
 
 
@@ -279,7 +297,7 @@ def _bind_leases(job: Job, state: State, records: Sequence[InstanceRecord]) -> N
         return
     for record in records:
         record.first_lease_s = until - state.now
-    state.rent_changed()
+    state.fleet.rent_changed()
 
 
 def let_go(job: Job, state: State, records: Iterable[InstanceRecord]) -> None:
@@ -288,7 +306,7 @@ def let_go(job: Job, state: State, records: Iterable[InstanceRecord]) -> None:
     for record in records:
         if record.running_at is not None and record.leased_until is None:
             record.leased_until = until
-    state.rent_changed()
+    state.fleet.rent_changed()
 
 
 def release(job: Job, state: State, records: Sequence[InstanceRecord]) -> list[Command]:
@@ -301,33 +319,87 @@ def release(job: Job, state: State, records: Sequence[InstanceRecord]) -> list[C
     return [ReleaseInstance(instance=record.instance) for record in records]
 
 
-def release_left(job: Job, state: State) -> list[Command]:
+def release_left(job: Job, state: State, lane: Lane) -> list[Command]:
     """Give back what is taken away soon and has no trial on it any more."""
-    leaving = state.leaving()
+    leaving = state.held(lane).leaving
     if not leaving:
         return []
-    return release(job, state, [record for record in leaving if not state.runners.uses(record.instance)])
+    return release(job, state, [record for record in leaving if not lane.runners.uses(record.instance)])
 
 
-def release_surplus(job: Job, state: State) -> list[Command]:
-    """Give back what the stage that begins does not need: those billed longest, and all of another market.
+def release_surplus(job: Job, state: State, lane: Lane) -> list[Command]:
+    """Give back what the lane's stage that begins does not need: those billed longest, and all of another market.
 
     As long as there is no spot capacity, what was bought on demand instead stays.
     """
-    chosen = state.chosen()
-    stays = stays_on_demand(job, state)
-    ours = [r for r in state.live() if r.market == chosen.market or (stays and r.instead_of_spot)]
-    others = [record for record in state.live() if record not in ours]
+    chosen = state.chosen(lane)
+    stays = stays_on_demand(job, state, lane)
+    live = state.held(lane).live
+    ours = [r for r in live if r.market == chosen.market or (stays and r.instead_of_spot)]
+    others = [record for record in live if record not in ours]
     unbilled_first = sorted(ours, key=lambda record: (record.running_at is not None, record.market == chosen.market))
     surplus = max(0, len(ours) - chosen.instances)
-    return release(job, state, [*others, *unbilled_first[:surplus]])
+    return give_up(job, state, lane, [*others, *unbilled_first[:surplus]])
+
+
+def release_all(job: Job, state: State, lane: Lane) -> list[Command]:
+    """Give back what a lane holds that is over."""
+    return give_up(job, state, lane, state.held(lane).live)
+
+
+# What one lane does not need goes warm to another that lacks it. Only where that is surely no dearer than to buy anew.
+
+
+def give_up(job: Job, state: State, lane: Lane, records: Sequence[InstanceRecord]) -> list[Command]:
+    """Hand on to other lanes what they lack, and give back the rest of what `lane` does not need."""
+    spare, commands = list(records), list[Command]()
+    for other in state.lanes if len(state.lanes) > 1 else ():
+        if other is not lane and other.phase in (Phase.SCALING, Phase.TRAINING):
+            taken = _wanted(job, state, other, [r for r in spare if r.status is InstanceStatus.READY])
+            commands += _hand_on(job, state, other, taken)
+            spare = [record for record in spare if record not in taken]
+    return commands + release(job, state, spare)
+
+
+def _wanted(job: Job, state: State, lane: Lane, spare: Sequence[InstanceRecord]) -> list[InstanceRecord]:
+    """Return the instances of `spare` that a lane takes instead of those that it waits for, or cannot buy.
+
+    A stage that lacks more than there is goes on waiting, and what it was handed is paid for meanwhile: by no more than
+    the data of a new instance costs.
+    """
+    chosen, held = state.chosen(lane), state.held(lane)
+    kept = len(held.live) - len(_not_running(job, state, lane))
+    lacking = min(chosen.instances - kept, lane.max_instances - kept - len(held.leaving))
+    taken = [record for record in spare if record.market == chosen.market][: max(0, lacking)]
+    if lane.phase is Phase.TRAINING or len(taken) == lacking or job.offer.billing == "per_function":
+        return taken
+    waits_usd = market_usd_per_s(job.offer, chosen.market) * runs_in_s(job, state, lane, state.now)
+    return taken if waits_usd <= job.offer.once_usd_per_instance else []
+
+
+def _not_running(job: Job, state: State, lane: Lane) -> list[InstanceRecord]:
+    """Return the requested instances of a lane that cost nothing to give up: they are not expected to run by now."""
+    coming = (record for record in state.held(lane).live if record.running_at is None)
+    return [record for record in coming if record.requested_at + job.offer.provision_delay_s > state.now]
+
+
+def _hand_on(job: Job, state: State, lane: Lane, records: Sequence[InstanceRecord]) -> list[Command]:
+    """Allot instances to a lane; what it had asked for instead is given up."""
+    if not records:
+        return []
+    for record in records:
+        state.fleet.hand_on(record, lane.lane, state.now)
+    surplus = max(0, len(state.held(lane).live) - state.chosen(lane).instances)
+    given_up = release(job, state, _not_running(job, state, lane)[:surplus])
+    note_width(state, lane)
+    return given_up
 
 
 # What a new driver makes of the instances that it finds: which go on, which are asked for again, which are lost.
 
 
 Loss = tuple[InstanceRecord, float, str, bool]
-"""What is gone, since when, why, and whether the provider took it away."""
+"""A lost instance, the instant, the reason, and whether the provider took it away."""
 
 
 def sort_out(state: State, event: DriverResumed) -> tuple[list[Command], list[Loss]]:
@@ -353,7 +425,7 @@ def sort_out(state: State, event: DriverResumed) -> tuple[list[Command], list[Lo
             commands.append(launch(record))
         else:
             record.status, record.reason = InstanceStatus.REFUSED, "abandoned before it ran"
-    state.rent_changed()
+    state.fleet.rent_changed()
     return commands, lost
 
 

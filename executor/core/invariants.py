@@ -1,13 +1,14 @@
-"""What must hold after every event, whatever happens: checked in tests, and by anyone who doubts the controller."""
+"""Invariants of the controller after every event: checked in tests, and by anyone who doubts it."""
 
 from __future__ import annotations
 
 import math
 
-from rubberband.executor.core import budget
+from rubberband.executor.core import budget, rules
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
-from rubberband.executor.core.state import GONE, InstanceStatus, Job, Phase, State, TrialStatus
+from rubberband.executor.core.fleet import GONE, InstanceStatus
+from rubberband.executor.core.state import Job, Lane, Phase, State, TrialStatus
 
 
 def validate(controller: Controller, *, is_told: bool = True) -> None:
@@ -20,18 +21,26 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
     _validate_indices(job, state)
     owner: dict[Slot, int] = {}
     for trial in state.running():
+        number = state.lane_of[trial.trial]
         for slot in trial.gang:
             assert slot not in owner, f"{slot} is given to trials {owner[slot]} and {trial.trial}"
             owner[slot] = trial.trial
             status = state.instances[slot.instance].status
             assert status in _USABLE, f"trial {trial.trial} runs on {slot.instance}, which is {status}"
+            allotted = state.instances[slot.instance].lane
+            assert allotted == number, f"trial {trial.trial} of lane {number} runs on lane {allotted}'s"
         spread = {slot.instance for slot in trial.gang}
         whole = len(trial.gang) == len(spread) * job.offer.gpus
         assert len(spread) == 1 or whole, f"trial {trial.trial} is spread over {spread} without owning them"
-    held = len(state.live()) + len(state.leaving())
+    held = len(state.fleet.live()) + len(state.fleet.leaving())
     assert held <= job.offer.max_instances, f"{held} instances are held"
-    others = [r for r in state.live() if r.market != state.chosen().market and not r.instead_of_spot]
-    assert not others, f"{others} are held where {state.chosen().market} is planned"
+    most = sum(lane.max_instances for lane in state.active())
+    assert most <= job.offer.max_instances, f"lanes may have {most} instances"
+    for lane in state.active() if state.stages else ():
+        ours, market = state.held(lane), state.chosen(lane).market
+        assert len(ours.live) + len(ours.leaving) <= lane.max_instances, f"lane {lane.lane} holds {ours}"
+        others = [r for r in ours.live if r.market != market and not r.instead_of_spot]
+        assert not others, f"{others} are held where {market} is planned"
     open_uses = [use for use in state.allocations if use.ended_at is None]
     assert sorted(use.trial for use in open_uses) == sorted(t.trial for t in state.running()), "an allocation leaks"
     for trial in state.trials:
@@ -46,30 +55,64 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
         held_still = [r.instance for r in state.instances.values() if r.status not in GONE]
         assert not held_still, f"finished with {held_still} held"
         if state.outcome == "done":
-            ranked = state.stages[-1].ranking
-            assert all(state.trials[t].status is TrialStatus.COMPLETED for t in ranked), "a winner is not complete"
+            winners = [trial for trial in state.trials if trial.status is TrialStatus.COMPLETED]
+            assert winners, "there is no winner"
+            for winner in winners:
+                last = job.bracket_of(winner.last_stage).end_stage - 1
+                assert winner.iterations == job.iterations_by(last), f"the winner {winner.trial} is not complete"
 
 
 def _validate_indices(job: Job, state: State) -> None:
-    """What is kept of trials and slots is what a walk through all of them finds."""
-    running = [trial for trial in state.trials if trial.status is TrialStatus.RUNNING]
-    queued = [trial for trial in state.trials if trial.status is TrialStatus.QUEUED]
-    assert (state.running(), len(state.runners)) == (running, len(running)), "the running trials are others"
-    assert (state.queued(), len(state.waiters)) == (queued, len(queued)), "the waiting trials are others"
-    assert state.waiters.first(2) == queued[:2], "others are the first to get a slot"
-    first_due_at = min((trial.due_at for trial in running), default=math.inf)
-    assert state.runners.first_due_at() == first_due_at, f"the first trial is due at {first_due_at}"
-    assert state.runners.due(first_due_at) == [t for t in running if t.due_at <= first_due_at], "others are due"
-    for instance in state.instances:
-        there = [trial for trial in running if any(slot.instance == instance for slot in trial.gang)]
-        assert (state.runners.on(instance), state.runners.uses(instance)) == (there, bool(there)), f"on {instance}"
-    usable = {record.instance for record in state.instances.values() if record.status is InstanceStatus.READY}
-    taken = sum(slot.instance in usable for trial in running for slot in trial.gang)
-    free_gpus = len(usable) * job.offer.gpus - taken
-    assert state.free_slots(job.offer.gpus).gpus == free_gpus, f"{free_gpus} GPUs are free"
+    """Check that the indices of trials and slots are what a walk through all of them finds."""
+    for lane in state.lanes:
+        _validate_lane(job, state, lane)
+        _validate_rungs(job, state, lane)
     over = [(use, use.ended_at) for use in state.allocations if use.ended_at is not None]
     gpu_s = sum(len(use.gang) * max(0.0, ended_at - use.started_at) for use, ended_at in over)
     assert math.isclose(sum(state.used_gpu_s().values()), gpu_s, abs_tol=1e-6), f"{gpu_s} GPU-seconds are over"
+
+
+def _validate_rungs(job: Job, state: State, lane: Lane) -> None:
+    """Check the trials and the results of every rung, of a job whose trials climb rungs (asha)."""
+    if job.ladder is None or lane.rungs is None or not lane.stages:
+        return
+    totals, eta = job.ladder.totals, job.ladder.reduction_factor
+    for trial in state.trials:
+        ended = trial.status in (TrialStatus.PAUSED, TrialStatus.COMPLETED)
+        assert not ended or trial.iterations == totals[trial.rung], f"trial {trial.trial} pauses within a rung"
+        active = trial.status in (TrialStatus.RUNNING, TrialStatus.QUEUED)
+        assert not active or trial.iterations < totals[trial.rung], f"trial {trial.trial} trains past its rung"
+        assert trial.status is not TrialStatus.COMPLETED or trial.rung + 1 == len(totals), f"{trial.trial} ended early"
+    for rung, count in enumerate(lane.rungs.counts()):
+        above = sum(trial.rung > rung for trial in state.trials)
+        here = sum(t.rung == rung and t.iterations == totals[rung] for t in state.trials)
+        assert count == above + here, f"{count} results count in rung {rung}, and {above + here} trials ended it"
+        if state.course == "running" and lane.phase is Phase.TRAINING and lane.runners:
+            best = lane.rungs.promotable()
+            assert best is None or not rules.room(job, state, lane), f"{best} may go on, and a slot is free"
+        assert above <= count, f"{above} trials left rung {rung} of {count}"
+        assert above >= count // eta or lane.rungs.may_promote(rung), f"rung {rung} has promoted {above} of {count}"
+
+
+def _validate_lane(job: Job, state: State, lane: Lane) -> None:
+    ours = [state.trials[trial] for trial in lane.stage.trials] if lane.stages else []
+    running = [trial for trial in ours if trial.status is TrialStatus.RUNNING]
+    queued = [trial for trial in ours if trial.status is TrialStatus.QUEUED]
+    assert (lane.running(), len(lane.runners)) == (running, len(running)), "the running trials are others"
+    assert (lane.queued(), len(lane.waiters)) == (queued, len(queued)), "the waiting trials are others"
+    assert lane.waiters.first(2) == queued[:2], "others are the first to get a slot"
+    first_due_at = min((trial.due_at for trial in running), default=math.inf)
+    assert lane.runners.first_due_at() == first_due_at, f"the first trial is due at {first_due_at}"
+    assert lane.runners.due(first_due_at) == [t for t in running if t.due_at <= first_due_at], "others are due"
+    records = [record for record in state.instances.values() if record.lane == lane.lane]
+    for record in records:
+        there = [trial for trial in running if any(slot.instance == record.instance for slot in trial.gang)]
+        found = lane.runners.on(record.instance), lane.runners.uses(record.instance)
+        assert found == (there, bool(there)), f"on {record.instance}"
+    usable = {record.instance for record in records if record.status is InstanceStatus.READY}
+    taken = sum(slot.instance in usable for trial in running for slot in trial.gang)
+    free_gpus = len(usable) * job.offer.gpus - taken
+    assert state.free_slots(lane, job.offer.gpus).gpus == free_gpus, f"{free_gpus} GPUs are free"
 
 
 _USABLE = (InstanceStatus.READY, InstanceStatus.LEAVING)

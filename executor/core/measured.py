@@ -2,8 +2,8 @@
 
 A factor (observed over expected) is the median over trials, which a few broken ones do not move; a lognormal mean lies
 above its median, by as much as the trials differ. Its deviation from 1 is shrunk by what chance would explain (the
-James-Stein estimator): to nothing where few trials that vary much were seen, not at all where all of them agree. What
-is each trial's own is `rubberband.executor.core.own_speeds`.
+James-Stein estimator): to nothing if few trials that vary much were seen, not at all if all of them agree. The speed of
+each trial is in `rubberband.executor.core.own_speeds`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from rubberband.executor.core import rules
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
 from rubberband.executor.core.rules import promoted
-from rubberband.executor.core.state import Allocation, Job, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
 from rubberband.units import format_duration, format_usd
-from rubberband.values.chance import Spread
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Speeds
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, Spread
 
 # What the batches of a run tell of its noise scale, and how long iterations should take by that. Pure.
 #
@@ -33,7 +31,7 @@ from rubberband.values.profile import Profile
 
 
 _STEP = 0.02
-"""Noise scales that differ by less count as one, so that a run of a thousand trials is reckoned with quickly."""
+"""Noise scales that differ by less count as one, which is fast for a run of a thousand trials."""
 _LEAST = 1e-6
 SETTLED = 1.5
 """A batch that changes by more within an iteration is still being found."""
@@ -50,7 +48,7 @@ class Expected:
         self._known: dict[int, Profile] = {}
 
     def mean_s(self, gpus: int, noise_scales: Sequence[float | None]) -> float:
-        """Of iterations of a gang of `gpus`, at these noise scales; where one is not known, as the profile has it."""
+        """Return the mean seconds of iterations of a gang of `gpus`, at these noise scales; None: the profile's."""
         if self._profile.goodput is None:
             return self._profile.iteration_s(gpus)
         return fmean(self.profile(noise_scale).iteration_s(gpus) for noise_scale in noise_scales)
@@ -66,31 +64,39 @@ class Expected:
 
 
 def noise_scale_of(report: TrialReport) -> float | None:
-    """What a trial knew of its noise scale at the end of an iteration."""
+    """Return the noise scale that a trial knew at the end of an iteration."""
     known = [use.noise_scale for use in report.batches if use.noise_scale is not None]
     return known[-1] if known else None
 
 
 def is_settled(report: TrialReport) -> bool:
-    """Whether an iteration tells how fast adaptive steps are: not while the batch, or phi, is still being found."""
+    """Whether an iteration shows how fast adaptive steps are: not while the batch, or phi, is still being found."""
     sizes = [use.batch_size for use in report.batches]
     return not sizes or (noise_scale_of(report) is not None and max(sizes) <= SETTLED * min(sizes))
 
 
-def present_noise_scale(job: Job, state: State) -> float | None:
+def present_noise_scale(job: Job, state: State, lane: Lane) -> float | None:
     """The median of the trials that go on; None where the profile has no model, none is known, or it is as expected."""
     if job.profile.goodput is None:
         return None
-    latest = [found for trial in _left(job, state) if (found := _latest(trial)) is not None]
+    latest = [found for trial in _left(job, state, lane) if (found := _latest(trial)) is not None]
     if not latest or abs(median(latest) / job.profile.goodput.noise_scale - 1.0) <= WITHIN_NOISE_SCALE:
         return None
     return median(latest)
 
 
-def _left(job: Job, state: State) -> list[TrialState]:
-    if state.stages and state.stages[-1].ranking:
-        return [state.trials[trial] for trial in rules.promoted(job, state.stages[-1])]
+def _left(job: Job, state: State, lane: Lane) -> list[TrialState]:
+    if lane.stages and lane.stage.ranking:
+        return [state.trials[trial] for trial in _next(job, lane)]
     return [trial for trial in state.trials if trial.status is not TrialStatus.FAILED]
+
+
+def _next(job: Job, lane: Lane) -> tuple[int, ...]:
+    """The trials that go on after the lane's last SYNC: the promoted ones, or those of the lane's next bracket."""
+    following, bracket = lane.stage.stage + 1, lane.bracket
+    if following < bracket.end_stage or following == lane.end_stage:
+        return promoted(job, lane.stage)
+    return job.trials_of(job.bracket_of(following))
 
 
 def _latest(trial: TrialState) -> float | None:
@@ -148,14 +154,14 @@ def settled(expected_s: float, seen_s: Sequence[float], cv: float) -> float:
 
 
 FEWEST_STARTS = 3
-"""Fewer starts of trials do not tell how long one takes."""
+"""Fewer starts of trials do not show how long one takes."""
 LATEST_STARTS = 8
 """Earlier ones do not count: of wide stages, where more trials start at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStarts:
-    """What the start of a trial takes."""
+    """Duration of a trial's start."""
 
     warm_s: float
     """On workers that have trained before, as a profile has it."""
@@ -191,9 +197,9 @@ def _seen(state: State) -> tuple[list[float], list[float]]:
 
 
 FEWEST_ITERATIONS = 3
-"""Fewer do not tell the speed of a gang size."""
+"""Fewer do not show the speed of a gang size."""
 SMALLEST_TOLD_S = 1.0
-"""A delay that differs by less is corrected without a word."""
+"""A delay that differs by less is corrected and not reported."""
 
 
 _GOING_ON = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
@@ -201,7 +207,7 @@ _GOING_ON = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredTerms:
-    """What the rest is to be planned with, and what differs from what was expected, in words ("" if nothing does)."""
+    """Terms to plan the rest with, and their differences from the expected ones, in words ("" if there are none)."""
 
     profile: Profile
     offer: Offer
@@ -233,14 +239,15 @@ class _Speed:
     iterations: int
 
 
-def measured(job: Job, state: State) -> MeasuredTerms:
+def measured(job: Job, state: State, lane: Lane | None = None) -> MeasuredTerms:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
     Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where trials
     adapt their batch, a factor is what their noise scale does not explain, and the rest is expected at the noise scale
-    of the trials that go on.
+    of the trials that go on: those of `lane`, or of the first one. The trials of all lanes show the speed.
     """
-    expected, noise_scale = Expected(job.profile, job.offer.gpus), present_noise_scale(job, state)
+    lane = state.lanes[0] if lane is None else lane
+    expected, noise_scale = Expected(job.profile, job.offer.gpus), present_noise_scale(job, state, lane)
     speeds, own = _speeds(job, state, expected)
     overall = _overall(speeds)
     seen = starts(job, state)
@@ -254,7 +261,7 @@ def measured(job: Job, state: State) -> MeasuredTerms:
         iteration_cv=own.iteration_cv,
         mean_cv=0.0 if speeds else job.profile.mean_cv,
     )
-    going_on = _going_on(job, state, own)
+    going_on = _going_on(job, lane, own)
     startup = _delay("a trial starts in", job.profile.trial_startup_s, seen.warm_s)
     findings = [noise_finding(job.profile, noise_scale), _pace(overall), _survivors(own, going_on), startup]
     offer, changes = _delays(job.offer, state, seen.cold_surplus_s)
@@ -313,7 +320,7 @@ def _own(profile: Profile, seen: Mapping[int, Mapping[int, list[float]]], speeds
 
 
 def _ratios(state: State, use: Allocation, expected: Expected) -> list[float]:
-    """What the iterations that were reported from one stretch on a gang took, each over what was expected of it."""
+    """Return the times of the iterations reported from one stretch on a gang, each over the expected one."""
     if use.training_at is None:
         return []
     until = math.inf if use.ended_at is None else use.ended_at
@@ -338,11 +345,11 @@ def _factor(trials: Mapping[int, list[float]], profile: Profile, known: OwnSpeed
     return shrunk(ratios, median(cvs), WITHIN_NOISE)
 
 
-def _going_on(job: Job, state: State, own: OwnSpeeds) -> dict[int, OwnSpeed]:
-    if not own.of or not state.stages or not state.stages[-1].ranking:
+def _going_on(job: Job, lane: Lane, own: OwnSpeeds) -> dict[int, OwnSpeed]:
+    if not own.of or not lane.stages or not lane.stage.ranking:
         return {}
     unseen = OwnSpeed(factor=1.0, error=own.trial_cv)
-    return {trial: own.of.get(trial, unseen) for trial in promoted(job, state.stages[-1])}
+    return {trial: own.of.get(trial, unseen) for trial in _next(job, lane)}
 
 
 def _with_metric(state: State, own: OwnSpeeds) -> float:
@@ -407,7 +414,7 @@ def _spot_price(offer: Offer, state: State) -> tuple[Offer, str]:
     if offer.spot is None or not bought:
         return offer, ""
     latest = max(bought, key=lambda record: record.requested_at)
-    held = [r.hour_prices_usd[-1] for r in state.live() if r.market == "spot" and r.hour_prices_usd]
+    held = [r.hour_prices_usd[-1] for r in state.fleet.live() if r.market == "spot" and r.hour_prices_usd]
     price = fmean(held) if held else latest.price_usd_per_hour
     expected = offer.spot.price_usd_per_hour
     if price is None or abs(price - expected) <= WITHIN_NOISE * expected:

@@ -1,7 +1,7 @@
-"""How fast each trial is for itself, as far as its iterations tell: a random-effects estimate. Pure.
+"""The speed of each trial by itself, as far as its iterations show it: a random-effects estimate. Pure.
 
-The logarithm of a trial's seconds per iteration (over what is expected of the gang that it had) is that of all trials,
-plus what is its own, plus chance. What is its own is shrunk by what chance would explain (the best linear unbiased
+The logarithm of a trial's seconds per iteration (over the expected ones of its gang) is that of all trials, plus its
+own deviation, plus chance. Its own deviation is shrunk by what chance would explain (the best linear unbiased
 prediction). How much trials differ, and iterations of one trial, is as profiled, or as the run shows.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 FEWEST_TRIALS = 4
-"""Fewer do not tell how much trials differ, nor whether the better ones are slower."""
+"""Fewer do not show how much trials differ, nor whether the better ones are slower."""
 LEAST_CV = 0.01
 """Trials that differ by less count as equally fast."""
 _PRIOR_TRIALS = 10
@@ -99,7 +99,7 @@ def _middle(logs: Mapping[int, float], errors: Mapping[int, float], between: flo
 
 
 def _iteration_variance(ratios: Mapping[int, Sequence[float]], means: Mapping[int, float], profiled: float) -> float:
-    """Of the logarithm of one iteration's time, within trials."""
+    """Return the variance of the logarithm of one iteration's time, within trials."""
     deviations = [
         math.sqrt(len(taken) / (len(taken) - 1)) * (ratio / means[trial] - 1.0)
         for trial, taken in ratios.items()
@@ -129,7 +129,7 @@ def _trial_variance(
 
 
 def _settled(profiled: float, seen: float, told: int) -> float:
-    """The variance to go on with: as profiled, unless `told` degrees of freedom show another one."""
+    """Return the variance to go on with: as profiled, unless `told` degrees of freedom show another one."""
     if told < FEWEST_TRIALS - 1 or profiled == seen:
         return profiled
     if profiled == 0.0:
@@ -140,7 +140,7 @@ def _settled(profiled: float, seen: float, told: int) -> float:
 
 
 def _mean_square(deviations: Sequence[float]) -> float:
-    """Of deviations, those that are far out cut off."""
+    """Return the mean square of deviations; those that are far out are cut off."""
     if not deviations:
         return 0.0
     typical = 1.4826 * median(map(abs, deviations))

@@ -1,7 +1,7 @@
 """Placement: which GPUs of which instances a gang trains on (RubberBand §4.4, Algorithm 3). A pure function.
 
-A gang that fits an instance sits whole on one (best fit); a wider one owns whole instances. What need not move stays.
-Wider gangs go first, and may displace narrower ones, which are then placed anew. `FreeSlots` places one gang more.
+A gang that fits an instance sits whole on one (best fit); a wider one owns whole instances. Trials that need not move
+stay. Wider gangs go first, and may displace narrower ones, which are then placed anew. `FreeSlots` adds one gang.
 """
 
 from __future__ import annotations
@@ -183,6 +183,12 @@ class FreeSlots:
         for instance in {slot.instance for slot in gang}:
             if instance in self._free:
                 self._list(instance)
+
+    def room(self, size: int) -> int:
+        """Return how many more gangs of `size` there is room for."""
+        if size <= self._width:
+            return 0 if self.gpus < size else sum(len(free) // size for free in self._free.values())
+        return sum(len(free) == self._width for free in self._free.values()) // (size // self._width)
 
     def place(self, size: int, before: Sequence[Gang]) -> list[Gang | None]:
         """Gangs of `size` for trials that wait, each of which had a gang before: it stays there where it can.

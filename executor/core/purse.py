@@ -2,7 +2,7 @@
 
 It knows two courses of the bill: what it will be at the prices that are known (on spot those of the hours that have
 begun; after them, the most that they may be), and what is reserved, at the prices that may still come (spot up to its
-maximum price, an instance that is not bought yet up to the dearest that may stand in).
+maximum price, an instance that is not bought yet up to the dearest type that may be used instead).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ MONEY_SLACK_USD = 1e-9
 """Sums of the same parts in another order may differ by this much."""
 
 SHORTEST_REACH_S = 2.0
-"""Where prices lie below the reserved ones, the stop comes while the budget still reaches about so far."""
+"""If prices are below the reserved ones, the stop comes while the budget still reaches about this far."""
 
 
 class RunningCost(NamedTuple):
-    """One instance that runs. (A tuple: thousands are made a second, whenever the rent changes.)"""
+    """One running instance. It is a tuple, as thousands are made a second whenever the rent changes."""
 
     since: float
-    """When the hour began whose price is `usd_per_s`; where the price stays, when it began to run."""
+    """Start of the hour whose price is `usd_per_s`; if the price never changes, start of the instance."""
     before_usd: float
-    """What the hours before that cost."""
+    """Cost of the hours before that."""
     paid_until: float
     """Billed until then whatever happens: the minimum."""
     bound_until: float
@@ -36,7 +36,7 @@ class RunningCost(NamedTuple):
     reserved_usd_per_s: float
 
     def spent_usd(self, until: float) -> float:
-        """What it has cost by then."""
+        """Return its cost by then."""
         known_s = (until if until < self.known_until else self.known_until) - self.since
         spent_usd = self.before_usd + self.usd_per_s * known_s
         return (
@@ -48,7 +48,7 @@ class Coming(NamedTuple):
     """One instance that is asked for, and may begin to run at any moment."""
 
     bound_s: float
-    """It is billed for so long at least, once it runs."""
+    """Shortest time that is billed once it runs."""
     reserved_usd_per_s: float
     data_usd: float
 
@@ -59,9 +59,9 @@ class Purse:
 
     cap_usd: float
     settled_usd: float
-    """What has ended, and what was paid at once (data)."""
+    """Cost of ended instances, and of one-off charges (data)."""
     rate_usd_per_s: float
-    """Of what grows all the time (the head, functions)."""
+    """Rate of the costs that grow all the time (the head, functions)."""
     rate_since: float
     """`settled_usd` holds what grows all the time up to then."""
     lines: tuple[RunningCost, ...]
@@ -95,7 +95,7 @@ class Purse:
         return self._reaches(now, [(line, line.reserved_usd_per_s) for line in self.lines], 0.0)
 
     def reaches_about(self, now: float) -> float:
-        """What `reaches` says, or a little less: it is asked again once a sixteenth of what it reached has passed.
+        """Return `reaches`, or a little less: it is computed again once a sixteenth of that time has passed.
 
         As time passes it moves on, since prices are lower than the reserved ones, and what may come has not come.
         """
@@ -108,7 +108,7 @@ class Purse:
         return until
 
     def refresh_at(self, now: float) -> float:
-        """When it is to be asked again how far the budget reaches, since it will reach farther; infinite: never.
+        """Return when to compute the reach again, as it will be farther then; infinite: never.
 
         Long before it reaches no farther than to the very moment, so that leases can be put off in time.
         """
@@ -162,7 +162,7 @@ class Purse:
 
 
 def _exhausted_at(now: float, left_usd: float, rate_usd_per_s: float, growths: list[tuple[float, float]]) -> float:
-    """When `left_usd` is used up, at a rate that grows at each of `growths`: (instant, by how much)."""
+    """Return when `left_usd` is used up, at a rate that grows at each of `growths`: (instant, by how much)."""
     at = now
     for growth_at, growth in growths:
         if rate_usd_per_s > 0 and left_usd < rate_usd_per_s * (growth_at - at):

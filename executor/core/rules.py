@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from rubberband.executor.core import budget
 from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged
+from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.purse import MONEY_SLACK_USD, Purse
-from rubberband.executor.core.state import InstanceRecord, InstanceStatus, Job, Phase, StageRecord, State, TrialState
+from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState
 from rubberband.units import format_usd
 from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.plan import total_iterations
 
 SHORTEST_HANG_S = 60.0
 """A trial that trains is never taken to hang before this long without a report, unless the user set a timeout."""
@@ -26,9 +26,6 @@ BLAMELESS_FAILURES: frozenset[FailureKind] = frozenset({"checkpoint", "died", "h
 """Failures that come of stores and machines as often as of a trial's code: the user may have them tried again."""
 SMALLEST_WAIT_S = 1e-6
 """A stop that is so near is reached: sums of instants are no more exact than that."""
-
-
-_IDLE = (Phase.NEW, Phase.FINISHED, Phase.ENDING)
 
 
 def begun(job: Job, started_at: float) -> Job:
@@ -62,10 +59,8 @@ def can_go_on(job: Job, state: State) -> bool:
 
 def failed_blameless(state: State) -> list[TrialState]:
     """The trials that a resume tries again where all of a stage failed: what failed them is not their own code."""
-    stage = state.stages[-1] if state.stages else None
-    if stage is None or stage.ended_at is None or stage.ranking:
-        return []
-    contenders = [state.trials[trial] for trial in stage.trials]
+    over = [lane.stage for lane in state.lanes if lane.stages and lane.stage.ended_at is not None]
+    contenders = [state.trials[trial] for stage in over if not stage.ranking for trial in stage.trials]
     return [trial for trial in contenders if trial.failure is not None and trial.failure[0] in BLAMELESS_FAILURES]
 
 
@@ -79,19 +74,19 @@ def hang_limit_s(job: Job, state: State, trial: TrialState) -> float:
 
 
 def due_at(job: Job, state: State, trial: TrialState) -> float:
-    """When a running trial is taken to hang, unless it reports before."""
+    """Return when a running trial is taken to hang, unless it reports before."""
     return trial.progress_at + hang_limit_s(job, state, trial)
 
 
 def stop_at(job: Job, state: State) -> float:
-    """When everything must be given back for the bill to stay within max_cost; infinite without a cap."""
+    """Return when everything must be given back for the bill to stay within max_cost; infinite without a cap."""
     if job.max_cost_usd is None:
         return math.inf
     return budget.purse(job, state).stops_at(state.now, job.release_margin_s)
 
 
 def look_ahead(job: Job, state: State) -> tuple[float, float | None]:
-    """When whatever is held ends itself, driver or not, and when a Tick is due, if no other event comes before.
+    """Return when all instances end themselves without a driver, and when a Tick is due if no other event comes before.
 
     The first is half of the release margin before max_cost is reached at the reserved prices: the driver's own stop
     comes first, and a machine takes a while to notice that its lease is over. It is infinite without a cap. A Tick is
@@ -101,11 +96,14 @@ def look_ahead(job: Job, state: State) -> tuple[float, float | None]:
     purse = None if job.max_cost_usd is None else budget.purse(job, state)
     if purse is not None:
         ends_at = max(now, purse.reaches_about(now) - job.release_margin_s / 2.0)
-    if state.phase in _IDLE:
+    if state.course != "running":
         return ends_at, None
-    earliest = state.runners.first_due_at()
-    if now < state.relaunch_at < earliest:
-        earliest = state.relaunch_at
+    earliest = math.inf
+    for lane in state.lanes:
+        if (due_at := lane.runners.first_due_at()) < earliest:
+            earliest = due_at
+        if now < lane.relaunch_at < earliest and lane.phase is not Phase.FINISHED:
+            earliest = lane.relaunch_at
     if purse is not None:
         earliest = min(earliest, purse.refresh_at(now), max(now, purse.stops_at(now, job.release_margin_s)))
     return ends_at, earliest if earliest < math.inf else None
@@ -137,7 +135,7 @@ def not_started(failed: int, instances: int, reason: str) -> str:
 def fails_to_start(state: State) -> str:
     """Say why the latest instances never got ready, and how many did not."""
     failed = [record for record in state.instances.values() if record.failed_start]
-    in_a_row, bought = state.failed_starts, len(state.instances)
+    in_a_row, bought = state.fleet.failed_starts, len(state.instances)
     share = f"{len(failed)} of {bought}"
     count = f"{share} in a row" if in_a_row == bought else f"{in_a_row} in a row, {share} in all"
     return f"instances fail to start: {failed[-1].reason} ({count})"
@@ -158,8 +156,9 @@ def leased_until(job: Job, state: State, *, booting: bool = False) -> float | No
 def affordable(job: Job, state: State, wanted: int = 1) -> int:
     """How many of `wanted` instances may be asked for: all that is held, and they, can be given back within max_cost.
 
-    However dear they turn out to be, and however soon they begin to run. What is released cannot be told a shorter
-    lease, and counts up to it until it is given back; none is asked for meanwhile whose own lease would suffer.
+    This holds for any price that they may have, and for any time at which they may begin to run. The lease of a
+    released instance cannot be shortened, and counts until it is given back; none is asked for meanwhile whose own
+    lease would be shorter for that.
     """
     if job.max_cost_usd is None:
         return wanted
@@ -180,9 +179,9 @@ def cut_short(job: Job, record: InstanceRecord) -> bool:
     return record.ended_at >= record.running_at + record.first_lease_s
 
 
-def awaits_release(job: Job, state: State) -> bool:
+def awaits_release(job: Job, state: State, lane: Lane) -> bool:
     """Whether another instance could be asked for, were all given back that is released."""
-    lacking = missing(job, state)
+    lacking = missing(state, lane)
     if lacking == 0 or affordable(job, state, lacking):
         return False
     rest = _if_given_back(job, state)
@@ -191,7 +190,7 @@ def awaits_release(job: Job, state: State) -> bool:
 
 def _if_given_back(job: Job, state: State) -> Purse | None:
     """The purse if all were given back that is released; None if nothing is."""
-    if not any(record.status is InstanceStatus.RELEASING for record in state.current()):
+    if not any(record.status is InstanceStatus.RELEASING for record in state.fleet.current()):
         return None
     return budget.purse_without_released(job, state)
 
@@ -207,93 +206,103 @@ def _affordable(job: Job, state: State, purse: Purse, wanted: int) -> tuple[int,
     return 0, math.inf
 
 
-def gang_size(job: Job, state: State) -> int:
+def gang_size(job: Job, state: State, lane: Lane) -> int:
     """GPUs per trial: as planned, or the widest gang that fits what is ready; 0 if trials wait, or none fits.
 
     While an instance starts, trials wait for it: a gang keeps its width until the stage ends, so that a narrower one
     would be late by far more than the start takes. Never fewer than were profiled: a trial may not fit there.
     """
-    planned = state.chosen().gpus_per_trial
-    ready = len(state.ready())
+    planned, held = state.chosen(lane).gpus_per_trial, state.held(lane)
+    ready = len(held.ready)
     if slots(ready, job.offer.gpus, planned) > 0:
         return planned
-    if ready < len(state.live()) and not buys_none(job, state):
+    if ready < len(held.live) and not buys_none(job, state):
         return 0
     allowed = gang_sizes(job.offer.gpus, job.profile.smallest_gpus, planned)
     return max((size for size in allowed if slots(ready, job.offer.gpus, size) > 0), default=0)
 
 
-def target_iterations(job: Job, state: State) -> int:
-    """Iterations in all that a trial has done at the current stage's end."""
-    stage = state.stages[-1].stage
-    if state.target is None or state.target[0] != stage:
-        state.target = stage, total_iterations(job.stages[: stage + 1])
-    return state.target[1]
+def target_iterations(job: Job, lane: Lane, trial: TrialState) -> int:
+    """Iterations in all that a trial has done at the end of the lane's current stage, or of its rung (asha)."""
+    if job.ladder is not None:
+        return job.ladder.totals[trial.rung]
+    stage = lane.stages[-1].stage
+    if lane.target is None or lane.target[0] != stage:
+        lane.target = stage, job.iterations_by(stage)
+    return lane.target[1]
 
 
-def missing(job: Job, state: State) -> int:
-    """Instances that the current stage still lacks, and may ask for beside those that are taken away soon."""
-    lacking = state.chosen().instances - len(state.live())
+def missing(state: State, lane: Lane) -> int:
+    """Instances that the lane's stage still lacks, and may ask for beside those that are taken away soon."""
+    held = state.held(lane)
+    lacking = state.wanted(lane) - len(held.live)
     if lacking <= 0:
         return 0
-    return max(0, min(lacking, job.offer.max_instances - len(state.live()) - len(state.leaving())))
+    return max(0, min(lacking, lane.max_instances - len(held.live) - len(held.leaving)))
 
 
 def buys_none(job: Job, state: State) -> bool:
     """Whether buying has stopped for now, since too many instances in a row never got ready."""
-    return job.start_attempts is not None and state.failed_starts >= job.start_attempts
+    return job.start_attempts is not None and state.fleet.failed_starts >= job.start_attempts
 
 
-def startable(job: Job, state: State, wanted: int) -> int:
+def startable(job: Job, state: State, lane: Lane, wanted: int) -> int:
     """How many of `wanted` instances may be asked for, as far as it is known whether instances get ready.
 
     Once one has failed to, those that are on their way count among the attempts that are left. When none is left, one
     is tried now and then, while trials train on others.
     """
-    if job.start_attempts is None or state.failed_starts == 0:
+    if job.start_attempts is None or state.fleet.failed_starts == 0:
         return wanted
-    ready = state.ready()
-    coming = len(state.live()) - len(ready)
+    coming = sum(record.status is not InstanceStatus.READY for record in state.fleet.live())
     if buys_none(job, state):
-        return 1 if ready and not coming and state.phase is Phase.TRAINING else 0
-    return max(0, min(wanted, job.start_attempts - state.failed_starts - coming))
+        return 1 if state.held(lane).ready and not coming and lane.phase is Phase.TRAINING else 0
+    return max(0, min(wanted, job.start_attempts - state.fleet.failed_starts - coming))
 
 
-def awaited(job: Job, state: State) -> bool:
-    """Whether an instance of this stage may still come before its trials start."""
-    if buys_none(job, state) and state.phase is Phase.SCALING and starts(job, state):
+def awaited(job: Job, state: State, lane: Lane) -> bool:
+    """Whether an instance of the lane's stage may still come before its trials start."""
+    if buys_none(job, state) and lane.phase is Phase.SCALING and starts(job, state, lane):
         return False
-    if len(state.ready()) < len(state.live()):
+    held = state.held(lane)
+    if len(held.ready) < len(held.live):
         return True
-    if state.launches_left <= 0 or startable(job, state, 1) == 0:
+    if lane.launches_left <= 0 or startable(job, state, lane, 1) == 0:
         return False
-    return (state.relaunch_at > state.now and missing(job, state) > 0) or awaits_release(job, state)
+    return (lane.relaunch_at > state.now and missing(state, lane) > 0) or awaits_release(job, state, lane)
 
 
-def starts(job: Job, state: State) -> Mapping[int, Gang]:
-    """Trial -> its gang, for the queued trials (in order) for which slots are free."""
-    if not state.waiters or not state.ready():
+def room(job: Job, state: State, lane: Lane) -> int:
+    """How many more trials can start on what the lane holds."""
+    if not state.held(lane).ready or (size := gang_size(job, state, lane)) == 0:
+        return 0
+    return state.free_slots(lane, job.offer.gpus).room(size)
+
+
+def starts(job: Job, state: State, lane: Lane) -> Mapping[int, Gang]:
+    """Trial -> its gang, for the lane's queued trials (in order) for which slots are free."""
+    if not lane.waiters or not state.held(lane).ready:
         return {}
-    free = state.free_slots(job.offer.gpus)
-    if free.gpus == 0 or (size := gang_size(job, state)) == 0:
+    free = state.free_slots(lane, job.offer.gpus)
+    if free.gpus == 0 or (size := gang_size(job, state, lane)) == 0:
         return {}
-    waiting = state.waiters.first(free.gpus // size)
+    waiting = [trial for trial in lane.waiters.first(free.gpus // size) if is_drawn(job, state, trial)]
     placed = free.place(size, [trial.gang for trial in waiting])
     return {trial.trial: gang for trial, gang in zip(waiting, placed, strict=True) if gang is not None}
 
 
-def moves(job: Job, state: State, trial: TrialState) -> bool:
+def moves(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
     """Whether a running trial is to leave an instance that is taken away soon, since there is room on those that stay.
 
     Where there is none, it may as well go on.
     """
-    if state.waiters or all(state.instances[slot.instance].status is not InstanceStatus.LEAVING for slot in trial.gang):
+    if lane.waiters or all(state.instances[slot.instance].status is not InstanceStatus.LEAVING for slot in trial.gang):
         return False
-    gpus = {record.instance: job.offer.gpus for record in state.ready()}
-    others = [other for other in state.running() if other is not trial]
+    gpus = {record.instance: job.offer.gpus for record in state.held(lane).ready}
+    others = [other for other in lane.running() if other is not trial]
     held = {other.trial: tuple([slot for slot in other.gang if slot.instance in gpus]) for other in others}
     held = {other: gang for other, gang in held.items() if gang}
-    size = gang_size(job, state)
+    size = gang_size(job, state, lane)
     if size == 0 or sum(gpus.values()) - sum(map(len, held.values())) < size:
         return False
     allocation = {other: len(gang) for other, gang in held.items()} | {trial.trial: size}
@@ -301,6 +310,33 @@ def moves(job: Job, state: State, trial: TrialState) -> bool:
 
 
 def promoted(job: Job, stage: StageRecord) -> tuple[int, ...]:
-    """The trials that go on after a stage whose SYNC is over, best first; all of its ranking after the last stage."""
-    following = job.stages[stage.stage + 1 : stage.stage + 2]
-    return stage.ranking[: following[0].trials] if following else stage.ranking
+    """The trials that go on after a stage whose SYNC is over, best first; all of its ranking after a bracket's last."""
+    is_last = stage.stage + 1 == job.bracket_of(stage.stage).end_stage
+    return stage.ranking if is_last else stage.ranking[: job.stages[stage.stage + 1].trials]
+
+
+def next_stage(lane: Lane) -> int:
+    """The stage that follows the lane's current one; past its bracket, if all trials of that failed."""
+    failed = lane.stage.ended_at is not None and not lane.stage.ranking
+    return lane.bracket.end_stage if failed else lane.stage.stage + 1
+
+
+def is_drawn(job: Job, state: State, trial: TrialState) -> bool:
+    """Whether a trial has its configuration: without a SYNC a sampler that learns draws it only when it starts."""
+    return not job.draws or job.ladder is None or trial.trial in state.drawn
+
+
+def to_draw(job: Job, state: State, stage: int) -> tuple[int, ...]:
+    """The trials that a sampler has to draw before a stage begins: those of a new bracket, or none."""
+    if not job.draws or job.ladder is not None:
+        return ()
+    bracket = job.bracket_of(stage)
+    if stage != bracket.first_stage or bracket.first_trial in state.drawn:
+        return ()
+    return job.trials_of(bracket)
+
+
+def begins_with(job: Job, lane: Lane, stage: int) -> tuple[int, ...]:
+    """The trials that train in the lane's next stage, by number: the promoted ones, or those of another bracket."""
+    bracket = job.bracket_of(stage)
+    return job.trials_of(bracket) if stage == bracket.first_stage else tuple(sorted(promoted(job, lane.stage)))

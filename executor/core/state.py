@@ -1,31 +1,76 @@
-"""The controller's state: what is known of every trial, instance and stage. Plain data; the controller writes it."""
+"""The controller's state: what is known of every trial, stage and lane. Plain data; the controller writes it.
+
+A job is one fleet and one or more brackets (chains of stages that halve trials of their own). Brackets of one lane run
+one after another, lanes side by side; the fleet's allotment says which lane may use which instances.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
+from rubberband.executor.core.fleet import Fleet, Held, InstanceRecord
+from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
-from rubberband.executor.core.purse import Purse
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
+from rubberband.values.plan import Plan, Prediction, Stage, StagePlan, StagePrediction, total_iterations
 from rubberband.values.profile import Profile
+from rubberband.values.rungs import Ladder, Rungs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bracket:
+    """One successive halving of a job: a chain of its stages, with trials of its own."""
+
+    bracket: int = 0
+    """Its number, as the scheduler lists them."""
+    first_stage: int = 0
+    num_stages: int
+    first_trial: int = 0
+    lane: int = 0
+
+    @property
+    def end_stage(self) -> int:
+        """The stage after its last one."""
+        return self.first_stage + self.num_stages
+
+
+def brackets_of(stages: Sequence[Sequence[Stage]], lanes: Sequence[Sequence[int]]) -> tuple[Bracket, ...]:
+    """Return the brackets of a job, in the order of its stages: lane by lane. Empty if there is only one.
+
+    `stages` are those of each bracket, as the scheduler lists them; trials are numbered in that order. `lanes` are the
+    brackets of each lane, by number.
+    """
+    if len(stages) == 1:
+        return ()
+    found, first_stage = list[Bracket](), 0
+    for lane, numbers in enumerate(lanes):
+        for number in numbers:
+            first_trial = sum(bracket[0].trials for bracket in stages[:number])
+            count = len(stages[number])
+            found.append(
+                Bracket(bracket=number, first_stage=first_stage, num_stages=count, first_trial=first_trial, lane=lane)
+            )
+            first_stage += count
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Everything the controller is told before its first event; the journal's header holds it."""
+    """Input of the controller before its first event; the journal's header holds it."""
 
     name: str
     stages: tuple[Stage, ...]
+    """The stages of all brackets, one after another; those of a lane follow each other."""
     plan: Plan
     prediction: Prediction
+    """If there are several brackets, its stages do not include the head node."""
     offer: Offer
     profile: Profile
     metric: str
@@ -33,12 +78,12 @@ class Job:
     deadline_s: float | None = None
     """From Started."""
     deadline_at: float | None = None
-    """Where the deadline is an instant: that, on the backend's clock. It is known at Started how far off it is."""
+    """The deadline on the backend's clock, if it is an instant; `deadline_s` follows from it at Started."""
     max_cost_usd: float | None = None
     max_failures: int = 1
     """How often a trial is tried again after a failure."""
     iteration_timeout_s: float | None = None
-    """A trial that trains and reports nothing for so long hangs. None: a minute, or ten times what is expected."""
+    """A trial that reports nothing for this long is taken to hang. None: a minute, or ten times the expected time."""
     release_margin_s: float = 0.0
     """How long a release may take; the cap on the cost keeps clear of it."""
     launch_attempts: int = 3
@@ -46,25 +91,68 @@ class Job:
     replan: bool = True
     """Whether the rest is planned again at every SYNC; False where the plan was given, or is held fixed."""
     objective: Literal["min_cost", "min_time"] = "min_cost"
-    """What a replan minimises."""
+    """Objective of a replan."""
     min_gpus_per_trial: int | None = None
-    """Of a replan. None: the fewest that were profiled."""
+    """Limit of a replan. None: the fewest that were profiled."""
     max_gpus_per_trial: int | None = None
-    """Of a replan. None: the most that the plan gives."""
+    """Limit of a replan. None: the most that the plan gives."""
     confidence: float = 0.95
     """With which a replan keeps the limits, where times vary."""
     dearest_usd_per_hour: float | None = None
-    """The most that an instance may turn out to cost, where dearer types may stand in. None: the offer's price."""
+    """Highest price of an instance, if dearer types may be used instead. None: the offer's price."""
     lease_s: float | None = None
     """How long an instance may outlive the driver at most. None: not at all, as far as the budget is concerned."""
     boot_lease_s: float | None = None
     """The same of an instance that is not ready yet, if that is longer: it renews its lease itself then."""
     start_attempts: int | None = None
-    """After so many instances in a row that never got ready, buying stops. None: no limit, as in older journals."""
+    """Instances in a row that never got ready after which buying stops. None: no limit, as in older journals."""
+    draws: bool = False
+    """Whether a sampler that learns draws the configurations when a bracket begins; False: all are known beforehand."""
+    brackets: tuple[Bracket, ...] = ()
+    """In the order of their stages; empty: one, of all stages."""
+    lane_instances: tuple[int, ...] = ()
+    """The most instances that each lane may have; empty: the offer's, of the one lane."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it has several brackets."""
+        return len(self.brackets) > 1
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """The rungs of a job whose trials climb them without a SYNC (asha): its only stage is the whole run."""
+        return self.stages[0].ladder
+
+    def all_brackets(self) -> tuple[Bracket, ...]:
+        """Its brackets: one, unless it is divided."""
+        return self.brackets or (Bracket(num_stages=len(self.stages)),)
+
+    def bracket_of(self, stage: int) -> Bracket:
+        """The bracket that a stage belongs to."""
+        return next(bracket for bracket in self.all_brackets() if stage < bracket.end_stage)
+
+    def iterations_by(self, stage: int) -> int:
+        """Iterations that a trial of the stage's bracket has done in all at the stage's end."""
+        return total_iterations(self.stages[self.bracket_of(stage).first_stage : stage + 1])
+
+    def stage_name(self, stage: int) -> str:
+        """Return the name of a stage; if there are several brackets, stages are numbered within each."""
+        bracket = self.bracket_of(stage)
+        return f"bracket {bracket.bracket} stage {stage - bracket.first_stage}" if self.is_divided else f"stage {stage}"
+
+    def trials_of(self, bracket: Bracket) -> tuple[int, ...]:
+        """The trials that a bracket starts with."""
+        count = self.stages[bracket.first_stage].trials
+        return tuple(range(bracket.first_trial, bracket.first_trial + count))
+
+    @property
+    def num_trials(self) -> int:
+        """Trials of all brackets."""
+        return sum(self.stages[bracket.first_stage].trials for bracket in self.all_brackets())
 
     @property
     def longest_lease_s(self) -> float:
-        """Of an instance that is not ready yet."""
+        """Return the longest lease of an instance that is not ready yet."""
         return max(self.lease_s or 0.0, self.boot_lease_s or 0.0)
 
     @property
@@ -75,22 +163,22 @@ class Job:
 
     @property
     def reserved_usd_per_hour(self) -> float:
-        """What an instance is reserved at until its price is known, and on the spot market also after that.
+        """Return the price that is reserved until an instance's price is known, and on the spot market also after that.
 
-        With its side costs, as every price that the bill grows by."""
+        It includes side costs, as every price that the bill grows by."""
         rent = max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)
         return rent + self.offer.side_usd_per_hour
 
 
 class TrialStatus(StrEnum):
-    """Where a trial stands."""
+    """Status of a trial."""
 
     QUEUED = "queued"
     RUNNING = "running"
     PAUSED = "paused"
-    """It has done its stage's iterations and waits for SYNC."""
+    """Its iterations of the stage are done, and it waits for SYNC."""
     STOPPED = "stopped"
-    """It was not promoted."""
+    """Not promoted."""
     COMPLETED = "completed"
     FAILED = "failed"
 
@@ -130,71 +218,20 @@ class TrialState:
     failure: tuple[FailureKind, str] | None = None
     """The latest failure, also of a trial that was tried again."""
     gang: Gang = ()
-    """Where it trains now, or trained last."""
+    """Slots of its present attempt, or of its latest."""
     allocation: int = -1
     """Index of its latest stretch on a gang in `State.allocations`."""
     progress_at: float = 0.0
-    """When it was started, or last reported."""
+    """Instant of its start or its latest report."""
     due_at: float = math.inf
-    """When it is taken to hang, unless it tells of progress before."""
+    """Instant at which it is taken to hang, unless it makes progress before."""
     last_stage: int = 0
+    rung: int = 0
+    """How often it was promoted, where trials climb rungs (asha)."""
 
     def metric(self, name: str) -> float | None:
         """The latest value of a metric; None before the first report."""
         return self.reports[-1].metrics.get(name) if self.reports else None
-
-
-class InstanceStatus(StrEnum):
-    """Where an instance stands."""
-
-    REQUESTED = "requested"
-    RUNNING = "running"
-    """Billed, its workers not yet warm."""
-    READY = "ready"
-    LEAVING = "leaving"
-    """It was interrupted, and is taken away soon: trials on it go on until their next report, and no other starts."""
-    RELEASING = "releasing"
-    ENDED = "ended"
-    REFUSED = "refused"
-
-
-LIVE = frozenset({InstanceStatus.REQUESTED, InstanceStatus.RUNNING, InstanceStatus.READY})
-"""An instance that is held, or on its way."""
-GONE = frozenset({InstanceStatus.ENDED, InstanceStatus.REFUSED})
-"""An instance that costs nothing any more."""
-
-
-@dataclass(slots=True, kw_only=True)
-class InstanceRecord:
-    """One rented instance and its instants, which the bill is reckoned from."""
-
-    instance: str
-    requested_at: float
-    status: InstanceStatus = InstanceStatus.REQUESTED
-    running_at: float | None = None
-    ready_at: float | None = None
-    ended_at: float | None = None
-    reason: str = ""
-    market: Market = "on_demand"
-    instance_type: str = ""
-    """What was bought; empty: the offer's."""
-    zone: str = ""
-    price_usd_per_hour: float | None = None
-    """At purchase; None: the offer's, for the market."""
-    hour_prices_usd: tuple[float, ...] | None = None
-    """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
-    first_lease_s: float | None = None
-    """How long it may live, once it runs, before the driver can shorten its lease; None: as long as any lease."""
-    leased_until: float | None = None
-    """How long it may live that is released, or that another driver held: it is told no shorter lease any more."""
-    interrupted_at: float | None = None
-    """When the provider gave notice that it takes the instance away."""
-    preempted: bool = False
-    """Whether it ended because the provider took it away."""
-    instead_of_spot: bool = False
-    """Whether it was bought on demand in a stage that is planned on spot, since there was no spot capacity."""
-    failed_start: bool = False
-    """Whether it was started and never got ready, by a fault of its own: neither released nor taken away."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,7 +247,7 @@ class Allocation:
     training_at: float | None = None
     """The first step."""
     repeated_until: float | None = None
-    """When it had done again what its checkpoint did not hold; None where that held all."""
+    """End of the repeated iterations that its checkpoint did not hold; None if it held all."""
     ended_at: float | None = None
     preempted: bool = False
     """Whether it ended because the provider took an instance of the gang away, or was about to."""
@@ -218,7 +255,7 @@ class Allocation:
 
 @dataclass(slots=True, kw_only=True)
 class StageRecord:
-    """What a stage really took."""
+    """Actual course of a stage."""
 
     stage: int
     trials: tuple[int, ...]
@@ -235,7 +272,7 @@ class StageRecord:
 
 
 class Phase(StrEnum):
-    """What the controller waits for."""
+    """Phase of a lane, or of the whole experiment."""
 
     NEW = "new"
     SCALING = "scaling"
@@ -244,6 +281,11 @@ class Phase(StrEnum):
     """SYNC is over; the driver plans the rest and answers with RestPlanned, which the journal keeps."""
     ENDING = "ending"
     FINISHED = "finished"
+
+
+Course = Literal["new", "running", "ending", "finished"]
+"""Course of the whole experiment; while it runs, each lane has its own phase."""
+_PHASES: Mapping[Course, Phase] = {"new": Phase.NEW, "ending": Phase.ENDING, "finished": Phase.FINISHED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +297,15 @@ class Setback:
     from_iterations: int
     to_iterations: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promotion:
+    """A trial goes on to a rung, where trials climb rungs (asha)."""
+
+    at: float
+    trial: int
+    rung: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,28 +329,98 @@ class Granted:
 
 
 @dataclass(slots=True, kw_only=True)
+class Lane:
+    """Brackets that run one after another on the instances that are allotted to them."""
+
+    lane: int
+    brackets: tuple[Bracket, ...]
+    max_instances: int
+    """The most that it may have; more once a replan gives it what other lanes do not need."""
+    phase: Phase = Phase.NEW
+    stages: list[StageRecord] = field(default_factory=list)
+    """Begun stages, in order."""
+    own: Mapping[int, OwnSpeed] = field(default_factory=dict)
+    """How fast its trials are beside the profile, by its latest replan."""
+    launches_left: int = 0
+    round_until: float = -math.inf
+    """Launches before this instant belong to the attempt before."""
+    relaunch_at: float = 0.0
+    """Not before this instant is a refused launch, or one that came to nothing, tried again."""
+    needs: int | None = None
+    """Most instances that the trials under way may use, if trials climb rungs. None: as many as are planned."""
+    rungs: Rungs | None = field(default=None, init=False, repr=False, compare=False)
+    """Results in every rung, if trials climb rungs (asha)."""
+    target: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
+    """A stage, and how many iterations a trial has done in all at its end."""
+    runners: RunningTrials = field(default_factory=lambda: RunningTrials(()), init=False, repr=False, compare=False)
+    """Its trials that train now."""
+    waiters: WaitingTrials = field(default_factory=lambda: WaitingTrials(()), init=False, repr=False, compare=False)
+    """The trials of its current stage that wait for a slot."""
+    free: tuple[list[InstanceRecord], FreeSlots] | None = field(default=None, init=False, repr=False, compare=False)
+    """Free GPUs of those instances."""
+
+    @property
+    def stage(self) -> StageRecord:
+        """The current stage, or the last one; it has begun."""
+        return self.stages[-1]
+
+    @property
+    def bracket(self) -> Bracket:
+        """The bracket of the current stage."""
+        return next(bracket for bracket in self.brackets if self.stages[-1].stage < bracket.end_stage)
+
+    @property
+    def end_stage(self) -> int:
+        """The stage after its last one."""
+        return self.brackets[-1].end_stage
+
+    def begin(self, record: StageRecord, trials: Iterable[TrialState]) -> None:
+        """Another stage begins; its `trials` wait."""
+        self.stages.append(record)
+        self.waiters = WaitingTrials(trials)
+
+    def running(self) -> Sequence[TrialState]:
+        """Its trials that train now, by number."""
+        return self.runners.sorted()
+
+    def queued(self) -> Sequence[TrialState]:
+        """Trials of the current stage that wait for a slot, in the order in which they get one."""
+        return self.waiters.sorted()
+
+
+@dataclass(slots=True, kw_only=True)
 class State:
     """Everything; `fold(events)` gives it again."""
 
     trials: list[TrialState]
+    lanes: list[Lane]
+    lane_of: Sequence[int]
+    """Trial -> its lane."""
     plan: Plan
     """In force: the job's, until a replan changes it."""
     predicted: tuple[StagePrediction, ...]
     """By the plan in force; a stage that is over stays as it was predicted when it began."""
     profile: Profile
     """Corrected by what was measured, at the latest replan."""
+    fleet: Fleet = field(default_factory=Fleet)
     decisions: list[RestPlanned] = field(default_factory=list)
+    drawn: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Trial -> its configuration, where a sampler that learns draws them."""
+    undrawn: tuple[int, ...] = ()
+    """Trials that have a slot now and wait for their configurations, if trials climb rungs (asha)."""
     failed: list[int] = field(default_factory=list)
     """The trial of each failed attempt, in order."""
     granted: list[Granted] = field(default_factory=list)
     setbacks: list[Setback] = field(default_factory=list)
+    promotions: list[Promotion] = field(default_factory=list)
+    """Promotions in order, if trials climb rungs (asha)."""
     pauses: list[Pause] = field(default_factory=list)
     requests: set[str] = field(default_factory=set)
     """Ids of what was asked of the driver and taken in."""
-    instances: dict[str, InstanceRecord] = field(default_factory=dict)
     allocations: list[Allocation] = field(default_factory=list)
     stages: list[StageRecord] = field(default_factory=list)
-    phase: Phase = Phase.NEW
+    """Begun stages of all lanes, in order."""
+    course: Course = "new"
     started_at: float = 0.0
     ended_at: float | None = None
     now: float = 0.0
@@ -313,45 +434,70 @@ class State:
     stopped: str = ""
     """Why the latest driver gave up, until another one goes on; empty if it did not."""
     resumed_at: list[float] = field(default_factory=list)
-    """When drivers went on with it."""
+    """Instants at which drivers resumed it."""
     woke_at: list[float] = field(default_factory=list)
-    """When the machine had slept: what took until then tells nothing of how fast trials are."""
+    """Instants at which the machine woke up: times that span one do not show how fast trials are."""
     just_woke: bool = False
-    """Whether the driver stood still until just now: what it holds may have ended, and be told next."""
+    """Whether the driver stood still until just now: ends of its instances may be reported next."""
     paused_s: float = 0.0
     """Between having ended and being resumed; nothing was held."""
-    launches_left: int = 0
-    round_until: float = -math.inf
-    """Launches before this instant belong to the attempt before."""
-    relaunch_at: float = 0.0
-    """Not before this instant is a refused launch, or one that came to nothing, tried again."""
-    failed_starts: int = 0
-    """Instances in a row that never got ready, since the last one that did."""
-    spot_dry_until: float = -math.inf
-    """Until then spot counts as not to be had: it was refused, or taken away too often."""
-    spot_dry_reason: str = ""
-    purse: Purse | None = field(default=None, init=False, repr=False, compare=False)
-    """What is known of the bill since it last took another course; None: to be reckoned again."""
-    settled_usd: float = field(default=0.0, init=False, repr=False, compare=False)
-    """What instances have cost that are gone, as far as the purse has been told of them."""
-    target: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)
-    """A stage, and how many iterations a trial has done in all at its end."""
     changes: int = field(default=0, init=False, repr=False, compare=False)
     """How often a trial was given another status."""
-    _current: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
-    _is_current: bool = field(default=False, init=False, repr=False, compare=False)
-    _gone: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
-    _live: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
-    _ready: list[InstanceRecord] = field(default_factory=list, init=False, repr=False, compare=False)
-    _is_ready: bool = field(default=False, init=False, repr=False, compare=False)
-    _leaving: list[InstanceRecord] | None = field(default=None, init=False, repr=False, compare=False)
     _used_gpu_s: dict[str, float] | None = field(default=None, init=False, repr=False, compare=False)
-    _free: tuple[list[InstanceRecord], FreeSlots] | None = field(default=None, init=False, repr=False, compare=False)
-    """For those instances."""
-    _runners: RunningTrials | None = field(default=None, init=False, repr=False, compare=False)
-    _waiters: WaitingTrials | None = field(default=None, init=False, repr=False, compare=False)
 
-    # Whoever changes a trial's status or an instance's record says so, since views of them are kept.
+    @classmethod
+    def of(cls, job: Job) -> State:
+        """The state of a job before its first event."""
+        lanes = lanes_of(job)
+        lane_of = [0] * job.num_trials
+        for bracket in job.all_brackets():
+            for trial in job.trials_of(bracket):
+                lane_of[trial] = bracket.lane
+        return cls(
+            trials=[TrialState(trial=trial) for trial in range(job.num_trials)],
+            lanes=lanes,
+            lane_of=lane_of,
+            plan=job.plan,
+            predicted=job.prediction.stages,
+            profile=job.profile,
+        )
+
+    @property
+    def instances(self) -> dict[str, InstanceRecord]:
+        """Every instance that was asked for, by name."""
+        return self.fleet.instances
+
+    @property
+    def phase(self) -> Phase:
+        """Phase of the run; of several lanes, that of the one farthest on in its stage."""
+        if self.course != "running":
+            return _PHASES[self.course]
+        phases = {lane.phase for lane in self.lanes}
+        return next((phase for phase in (Phase.PLANNING, Phase.TRAINING) if phase in phases), Phase.SCALING)
+
+    def lane_of_trial(self, trial: TrialState) -> Lane:
+        """The lane that trains a trial."""
+        return self.lanes[self.lane_of[trial.trial]]
+
+    def active(self) -> list[Lane]:
+        """The lanes that are not over."""
+        return [lane for lane in self.lanes if lane.phase is not Phase.FINISHED]
+
+    def to_draw(self) -> tuple[int, ...]:
+        """The trials that start as soon as a sampler has drawn them, where trials climb rungs."""
+        return self.undrawn if self.course == "running" else ()
+
+    def planning(self) -> Lane | None:
+        """The first lane whose rest is to be planned now."""
+        if self.course != "running":
+            return None
+        return next((lane for lane in self.lanes if lane.phase is Phase.PLANNING), None)
+
+    def record_of(self, stage: int) -> StageRecord | None:
+        """Return the record of a stage of the job; None if it has not begun."""
+        return next((record for record in self.stages if record.stage == stage), None)
+
+    # Whoever changes a trial's status says so, since views of them are kept.
 
     def put(self, trial: TrialState, status: TrialStatus) -> None:
         """Give a trial its status; one that runs has its gang."""
@@ -359,101 +505,43 @@ class State:
         if before is status:
             return
         self.changes += 1
-        for kept, of in ((self._runners, TrialStatus.RUNNING), (self._waiters, TrialStatus.QUEUED)):
-            if kept is not None and before is of:
-                kept.remove(trial)
-            elif kept is not None and status is of:
-                kept.add(trial)
-        if self._free is not None and before is TrialStatus.RUNNING:
-            self._free[1].give_back(trial.gang)
-        elif self._free is not None and status is TrialStatus.RUNNING:
-            self._free[1].take(trial.gang)
+        lane = self.lanes[self.lane_of[trial.trial]]
+        if before is TrialStatus.QUEUED:
+            lane.waiters.remove(trial)
+        elif status is TrialStatus.QUEUED:
+            lane.waiters.add(trial)
+        if before is TrialStatus.RUNNING:
+            lane.runners.remove(trial)
+            if lane.free is not None:
+                lane.free[1].give_back(trial.gang)
+        elif status is TrialStatus.RUNNING:
+            lane.runners.add(trial)
+            if lane.free is not None:
+                lane.free[1].take(trial.gang)
 
-    def rent_changed(self) -> None:
-        """Something about an instance, or about what is paid for, is not as it was."""
-        self.purse = self._live = self._leaving = None
-        self._is_current = self._is_ready = False
+    def chosen(self, lane: Lane) -> StagePlan:
+        """Return the plan in force for the lane's current stage."""
+        return self.plan.stages[lane.stages[-1].stage]
 
-    def add(self, record: InstanceRecord) -> None:
-        """Keep the record of an instance that is asked for."""
-        self.instances[record.instance] = record
-        if self._current is not None:
-            self._current.append(record)
-        self.rent_changed()
+    def wanted(self, lane: Lane) -> int:
+        """How many instances the lane's current stage is to have."""
+        planned = self.chosen(lane).instances
+        return planned if lane.needs is None else min(planned, lane.needs)
 
-    def current(self) -> list[InstanceRecord]:
-        """Instances that are not gone, in the order in which they were asked for."""
-        if self._current is None or not self._is_current:
-            known = list(self.instances.values()) if self._current is None else self._current
-            self._gone += [record for record in known if record.status in GONE]
-            self._current = [record for record in known if record.status not in GONE]
-            self._is_current = True
-        return self._current
+    def held(self, lane: Lane) -> Held:
+        """Return the instances that are allotted to a lane."""
+        return self.fleet.allotments.get(lane.lane) or self.fleet.of_lane(lane.lane)
 
-    def just_gone(self) -> list[InstanceRecord]:
-        """Instances that are gone since this was asked for the last time."""
-        gone, self._gone = self._gone, []
-        return gone
+    def free_slots(self, lane: Lane, width: int) -> FreeSlots:
+        """Return the free GPUs of the lane's ready instances; each has `width` GPUs."""
+        ready = self.held(lane).ready
+        if lane.free is None or lane.free[0] is not ready:
+            lane.free = ready, FreeSlots((r.instance for r in ready), width, (t.gang for t in lane.running()))
+        return lane.free[1]
 
-    def reckon_gone_again(self) -> None:
-        """What an instance that is gone has cost is not what the purse has been told."""
-        self._gone, self.settled_usd = [r for r in self.instances.values() if r.status in GONE], 0.0
-        self.rent_changed()
-
-    def live(self) -> list[InstanceRecord]:
-        """Instances that are held or on their way, longest billed first; not those that are taken away soon."""
-        if self._live is None:
-            found = [record for record in self.current() if record.status in LIVE]
-            found.sort(key=lambda record: (_or_never(record.running_at), record.instance))
-            self._live = found
-        return self._live
-
-    def leaving(self) -> list[InstanceRecord]:
-        """Instances that are taken away soon."""
-        if self._leaving is None:
-            self._leaving = [r for r in self.current() if r.status is InstanceStatus.LEAVING]
-        return self._leaving
-
-    def chosen(self) -> StagePlan:
-        """What the plan in force gives the current stage."""
-        return self.plan.stages[self.stages[-1].stage]
-
-    def ready(self) -> list[InstanceRecord]:
-        """Instances that trials can start on: the same list, as long as they are the same."""
-        if not self._is_ready:
-            found = [record for record in self.live() if record.status is InstanceStatus.READY]
-            self._ready, self._is_ready = self._ready if found == self._ready else found, True
-        return self._ready
-
-    def free_slots(self, width: int) -> FreeSlots:
-        """What is free of the instances that trials can start on; each has `width` GPUs."""
-        ready = self.ready()
-        if self._free is None or self._free[0] is not ready:
-            slots = FreeSlots((r.instance for r in ready), width, (t.gang for t in self.running()))
-            self._free = ready, slots
-        return self._free[1]
-
-    @property
-    def runners(self) -> RunningTrials:
-        """The trials that train now."""
-        if self._runners is None:
-            self._runners = RunningTrials(t for t in self.trials if t.status is TrialStatus.RUNNING)
-        return self._runners
-
-    @property
-    def waiters(self) -> WaitingTrials:
-        """The trials of the current stage that wait for a slot."""
-        if self._waiters is None:
-            self._waiters = WaitingTrials(t for t in self.trials if t.status is TrialStatus.QUEUED)
-        return self._waiters
-
-    def running(self) -> Sequence[TrialState]:
-        """Trials that train now, by number."""
-        return self.runners.sorted()
-
-    def queued(self) -> Sequence[TrialState]:
-        """Trials of the current stage that wait for a slot, in the order in which they get one."""
-        return self.waiters.sorted()
+    def running(self) -> list[TrialState]:
+        """Trials that train now, by number in each lane."""
+        return [trial for lane in self.lanes for trial in lane.running()]
 
     def end(self, use: Allocation, at: float) -> None:
         """A gang's stretch is over."""
@@ -475,10 +563,19 @@ class State:
         return self.allocations[trial.allocation]
 
 
+def lanes_of(job: Job) -> list[Lane]:
+    """The lanes of a job, before its first event."""
+    brackets = job.all_brackets()
+    most = job.lane_instances or (job.offer.max_instances,)
+    lanes = [
+        Lane(lane=number, brackets=tuple(b for b in brackets if b.lane == number), max_instances=instances)
+        for number, instances in enumerate(most)
+    ]
+    if job.ladder is not None:
+        lanes[0].rungs = Rungs(job.ladder)
+    return lanes
+
+
 def _add_gpu_s(used: dict[str, float], use: Allocation, ended_at: float) -> None:
     instance = use.gang[0].instance
     used[instance] = used.get(instance, 0.0) + len(use.gang) * max(0.0, ended_at - use.started_at)
-
-
-def _or_never(instant: float | None) -> float:
-    return math.inf if instant is None else instant

@@ -1,6 +1,6 @@
 """Which trials run and which wait, kept as their statuses change, so that no event walks through all trials.
 
-It tells what a walk through them would.
+The result is that of a walk through all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RunningTrials:
         return len(self._trials)
 
     def add(self, trial: TrialState) -> None:
-        """It trains."""
+        """Add a trial that starts to train."""
         self._trials[trial.trial] = trial
         self._sorted = None
         for slot in trial.gang:
@@ -41,7 +41,7 @@ class RunningTrials:
         heapq.heappush(self._due, (trial.due_at, trial.trial))
 
     def remove(self, trial: TrialState) -> None:
-        """It trains no more."""
+        """Remove a trial that no longer trains."""
         del self._trials[trial.trial]
         self._sorted = None
         for instance in {slot.instance for slot in trial.gang}:
@@ -56,7 +56,7 @@ class RunningTrials:
         return self._sorted
 
     def on(self, instance: str) -> list[TrialState]:
-        """Those that train there, by number."""
+        """Return the trials that train there, by number."""
         there = self._on.get(instance, {})
         return [there[number] for number in sorted(there)]
 
@@ -65,13 +65,13 @@ class RunningTrials:
         return instance in self._on
 
     def note_due(self, trial: TrialState, due_at: float) -> None:
-        """It is due then."""
+        """Set when a trial is due."""
         if due_at < trial.due_at and trial.trial in self._trials:
             heapq.heappush(self._due, (due_at, trial.trial))
         trial.due_at = due_at
 
     def first_due_at(self) -> float:
-        """When the first of them is due; infinite if none is."""
+        """Return when the first of them is due; infinite if none is."""
         heap = self._due
         while heap:
             at, number = heap[0]
@@ -85,7 +85,7 @@ class RunningTrials:
         return math.inf
 
     def due(self, now: float) -> list[TrialState]:
-        """Those that are due by now, by number."""
+        """Return the trials that are due by now, by number."""
         if not self._due or self._due[0][0] > now:
             return []
         found: dict[int, TrialState] = {}
@@ -111,7 +111,7 @@ class WaitingTrials:
         return len(self._trials)
 
     def add(self, trial: TrialState) -> None:
-        """It waits."""
+        """Add a trial that waits."""
         self._trials[trial.trial] = trial
         self._sorted = None
         if trial.trial not in self._listed:
@@ -119,7 +119,7 @@ class WaitingTrials:
             heapq.heappush(self._order, trial.trial)
 
     def remove(self, trial: TrialState) -> None:
-        """It waits no more."""
+        """Remove a trial that no longer waits."""
         del self._trials[trial.trial]
         self._sorted = None
 

@@ -1,4 +1,4 @@
-"""What becomes of a trial's attempts: started, reporting, moved, failed, stopped. Writes the state, returns orders."""
+"""The attempts of a trial: started, reporting, moved, failed, stopped. Writes the state, returns orders."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Literal
 from rubberband.executor.core import rules
 from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
-from rubberband.executor.core.state import Allocation, Job, Setback, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.state import Allocation, Job, Lane, Setback, State, TrialReport, TrialState, TrialStatus
 
 FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
 """Failures that another try would only repeat."""
 
 
-def start(job: Job, state: State, trial: TrialState, gang: Gang) -> StartTrial:
-    """Order a queued trial to train on `gang`, until the current stage's end."""
+def start(job: Job, state: State, lane: Lane, trial: TrialState, gang: Gang) -> StartTrial:
+    """Order a queued trial to train on `gang`, until its lane's current stage ends."""
     trial.gang = gang
     state.put(trial, TrialStatus.RUNNING)
     trial.attempt += 1
@@ -24,61 +24,72 @@ def start(job: Job, state: State, trial: TrialState, gang: Gang) -> StartTrial:
     state.allocations.append(
         Allocation(trial=trial.trial, attempt=trial.attempt, stage=trial.last_stage, gang=gang, started_at=state.now)
     )
-    note_progress(job, state, trial, state.now)
+    note_progress(job, state, lane, trial, state.now)
     _function_changed(job, state)
     return StartTrial(
         trial=trial.trial,
         attempt=trial.attempt,
         gang=gang,
         from_iterations=trial.iterations,
-        until_iterations=rules.target_iterations(job, state),
+        until_iterations=rules.target_iterations(job, lane, trial),
         checkpoint=trial.checkpoint,
     )
 
 
-def note_progress(job: Job, state: State, trial: TrialState, at: float) -> None:
+def note_progress(job: Job, state: State, lane: Lane, trial: TrialState, at: float) -> None:
     """The trial did something: it is not taken to hang for a while."""
     trial.progress_at = at
-    state.runners.note_due(trial, rules.due_at(job, state, trial))
+    lane.runners.note_due(trial, rules.due_at(job, state, trial))
 
 
-def note_started(job: Job, state: State, trial: TrialState, at: float) -> None:
+def note_started(job: Job, state: State, lane: Lane, trial: TrialState, at: float) -> None:
     """The gang is up, and its first step begins."""
     state.allocation(trial).training_at = at
-    note_progress(job, state, trial, at)
+    note_progress(job, state, lane, trial, at)
 
 
-def note_repeated(job: Job, state: State, trial: TrialState, at: float) -> None:
+def note_repeated(job: Job, state: State, lane: Lane, trial: TrialState, at: float) -> None:
     """An iteration is done again that was reported before: that is progress, and nothing new."""
     state.allocation(trial).repeated_until = at
-    note_progress(job, state, trial, at)
+    note_progress(job, state, lane, trial, at)
 
 
-def note_report(job: Job, state: State, trial: TrialState, event: Reported) -> list[Command]:
-    """One more iteration is done: pause at the stage's end, and leave an instance that is taken away soon.
+def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Reported) -> list[Command]:
+    """One more iteration is done: pause at the end of stage or rung, and leave an instance that is taken away soon.
 
     The checkpoint before is kept, to go back to should the new one be lost.
     """
     replaced, at = trial.before, event.occurred_at
     trial.iterations, trial.checkpoint, trial.before = event.iterations, event.checkpoint, trial.checkpoint
-    note_progress(job, state, trial, at)
+    note_progress(job, state, lane, trial, at)
     trial.reports.append(
         TrialReport(
             reported_at=at,
             iterations=event.iterations,
             metrics=event.metrics,
-            stage=state.stages[-1].stage,
+            stage=lane.stages[-1].stage,
             batches=event.batches,
             saved_iterations=event.saved_iterations,
         )
     )
     orders: list[Command] = [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
-    if trial.iterations >= rules.target_iterations(job, state):
+    if trial.iterations >= rules.target_iterations(job, lane, trial):
         free(job, state, trial)
-        state.put(trial, TrialStatus.PAUSED)
-    elif state.leaving() and rules.moves(job, state, trial):
+        _pause(job, state, lane, trial)
+    elif state.held(lane).leaving and rules.moves(job, state, lane, trial):
         orders.append(stop(job, state, trial, at=at, preempted=True))
     return orders
+
+
+def _pause(job: Job, state: State, lane: Lane, trial: TrialState) -> None:
+    """The trial waits for SYNC; where it climbs rungs (asha), its result counts at once."""
+    if lane.rungs is None or job.ladder is None:
+        state.put(trial, TrialStatus.PAUSED)
+        return
+    *merit, number = _key(job.metric, job.mode)(trial)
+    lane.rungs.record(trial.rung, tuple(merit), number)
+    is_last = trial.rung + 1 == len(job.ladder.totals)
+    state.put(trial, TrialStatus.COMPLETED if is_last else TrialStatus.PAUSED)
 
 
 def free(job: Job, state: State, trial: TrialState, *, at: float | None = None, preempted: bool = False) -> None:
@@ -109,7 +120,7 @@ def note_failure(job: Job, state: State, trial: TrialState, kind: FailureKind, m
 def go_back(job: Job, state: State, trial: TrialState, at: float, reason: str) -> None:
     """The trial's checkpoint is lost: another attempt goes on from the one before, or from the beginning.
 
-    What was reported since is trained again, so that no iteration counts twice. The trial has not failed.
+    The iterations since then are trained again, so that none counts twice. The trial has not failed.
     """
     free(job, state, trial)
     iterations = 0 if trial.before is None else trial.iterations - 1
@@ -129,7 +140,7 @@ def let_go(trial: TrialState) -> list[Command]:
 
 def _function_changed(job: Job, state: State) -> None:
     if job.offer.billing == "per_function":
-        state.purse = None
+        state.fleet.purse = None
 
 
 # The order of trials at a SYNC, and the best one at the end. Pure.
@@ -153,10 +164,11 @@ def _key(metric: str, mode: Literal["max", "min"]) -> Callable[[TrialState], tup
 def best_trial(state: State, metric: str, mode: Literal["max", "min"]) -> TrialState | None:
     """The winner, or the best so far; None before any report.
 
-    After a finished experiment it is the last stage's best. After one that was cut short it is the best latest metric
-    of all trials that did not fail.
+    After a finished experiment it is the best of the last stages' first ones: each bracket has a winner of its own.
+    After one that was cut short it is the best latest metric of all trials that did not fail.
     """
     if state.outcome == "done":
-        return state.trials[state.stages[-1].ranking[0]]
-    reported = (trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED)
-    return min(reported, key=_key(metric, mode), default=None)
+        candidates = [trial for trial in state.trials if trial.status is TrialStatus.COMPLETED]
+    else:
+        candidates = [trial for trial in state.trials if trial.reports and trial.status is not TrialStatus.FAILED]
+    return min(candidates, key=_key(metric, mode), default=None)

@@ -1,1 +1,1 @@
-"""The journal of an experiment, its folder, and what others write into it."""
+"""The journal of an experiment, its folder, and its inbox."""

@@ -1,6 +1,6 @@
 """A database by its URL: SQLite or PostgreSQL, one pool of connections per server and process, errors of one line.
 
-What is written is durable, whole or not at all. The password in a URL is never shown. It knows no table.
+Writes are durable and atomic. The password in a URL is never shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -18,15 +18,15 @@ import sqlalchemy as sql
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
-from rubberband.distribution import install_hint
 from rubberband.errors import InputError, JournalError
+from rubberband.installation import install_hint
 
 if TYPE_CHECKING:
     from sqlalchemy.dialects import postgresql
 
 EXAMPLES = "sqlite:////folder/file.db or postgresql+psycopg://user:password@host/database"
 _SQLITE_WAIT_S = 30.0
-"""How long a writer waits for the one before it."""
+"""How long a writer waits for another one."""
 _RETRY_S = 0.2
 _POSTGRESQL = {
     "connect_timeout": 10,
@@ -34,21 +34,21 @@ _POSTGRESQL = {
     "client_encoding": "utf8",
     "application_name": "rubberband",
 }
-"""What libpq is told, unless the URL tells it; a server that is gone is noticed in half a minute."""
+"""Defaults for libpq, which the URL overrides; a server that is gone is noticed within half a minute."""
 _FILE_ACCESS = "its folder must exist, be writable and have room"
 _SERVER_ACCESS = "check that the server runs and accepts this user"
 _MAKING = 0x52424244
-"""The lock (in PostgreSQL) of whoever makes tables."""
+"""The advisory lock (PostgreSQL) for making tables."""
 
 
 class Database:
     """A handle on the database at a URL. Safe to use from several threads."""
 
     def __init__(self, url: str | sql.URL, *, what: str, remedy: str, patience_s: float = 0.0) -> None:
-        """`what` is kept there ("the journal of 'x'"), and `remedy` what to do if it cannot be written: for errors.
+        """Connect to nothing yet. `what` names the content ("the journal of 'x'") and `remedy` the fix, for errors.
 
-        Who writes waits up to `patience_s` for a server that lets nobody in, as one that is restarted. Connects to
-        nothing yet. Raises InputError for a URL that cannot be used.
+        A writer waits up to `patience_s` for a server that refuses connections, such as one that restarts. Raises
+        InputError for a URL that cannot be used.
         """
         self._url = parse_url(url)
         self._what, self._remedy, self._patience_s = what, remedy, patience_s
@@ -61,38 +61,32 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """Whether it is a file."""
         return self.engine.dialect.name == "sqlite"
 
     @property
     def path(self) -> str | None:
-        """The file; None for a server."""
         return self._url.database if self.is_sqlite else None
 
     @contextmanager
     def reading(self) -> Iterator[sql.Connection]:
-        """A connection to read by; each query sees what is there then. Raises JournalError, in the block as well."""
+        """Give a connection to read; each query sees the latest data. Raises JournalError, in the block as well."""
         try:
             with self._reader.connect() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise JournalError(f"{self._what} cannot be read: {self._told(error)}") from error
+            raise JournalError(f"{self._what} cannot be read: {self._explained(error)}") from error
 
     @contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[sql.Connection]:
-        """A transaction: all of the block, or nothing of it. Raises JournalError if that fails.
+        """Give a connection in a transaction. Raises JournalError if it fails.
 
-        What is not `durable` may be lost in a power failure (and then as a whole).
+        A write that is not `durable` may be lost, as a whole, in a power failure.
         """
         try:
-            if self._one_writer is None:
-                with self._begin(durable) as connection:
-                    yield connection
-            else:
-                with self._one_writer, self._begin(durable) as connection:
-                    yield connection
+            with self._one_writer or nullcontext(), self._begin(durable) as connection:
+                yield connection
         except SQLAlchemyError as error:
-            raise JournalError(f"{self._what} cannot be written: {self._told(error)}; {self._remedy}") from error
+            raise JournalError(f"{self._what} cannot be written: {self._explained(error)}; {self._remedy}") from error
 
     @contextmanager
     def _begin(self, durable: bool) -> Iterator[sql.Connection]:
@@ -114,7 +108,7 @@ class Database:
                 time.sleep(_RETRY_S)
 
     def insert(self, table: sql.Table, rows: Sequence[Mapping[str, Any]], *, durable: bool = True) -> None:
-        """Add rows to a table of a SQLite file, as `writing` would, but at a tenth of its cost."""
+        """Add rows to a table of a SQLite file, at a tenth of the cost of `writing`."""
         names = list(rows[0])
         statement = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
         assert self._one_writer is not None, "it is a SQLite file"
@@ -130,14 +124,16 @@ class Database:
                     connection.rollback()
                     raise
         except sqlite3.Error as error:
-            told = DBAPIError.instance(statement, None, error, sqlite3.Error)
-            raise JournalError(f"{self._what} cannot be written: {self._told(told)}; {self._remedy}") from told
+            wrapped = DBAPIError.instance(statement, None, error, sqlite3.Error)
+            raise JournalError(
+                f"{self._what} cannot be written: {self._explained(wrapped)}; {self._remedy}"
+            ) from wrapped
 
     def write(self, work: Callable[[sql.Connection, bool], None], *, durable: bool = True) -> None:
-        """Have `work` write in a transaction, and again where the connection was lost, as long as patience lasts.
+        """Let `work` write in a transaction, and retry within the patience if the connection was lost.
 
-        Nobody knows whether what was lost had been committed: `work` is told by True that it may be there already.
-        Raises JournalError.
+        A lost transaction may have been committed: `work` gets True if its rows may be there already. Raises
+        JournalError.
         """
         deadline = time.monotonic() + self._patience_s
         again = False
@@ -154,7 +150,7 @@ class Database:
             time.sleep(_RETRY_S)
 
     def make(self, metadata: sql.MetaData) -> None:
-        """Make the tables that are not there. Others may do so at the same time. Raises JournalError."""
+        """Make the missing tables. Others may do so at the same time. Raises JournalError."""
         if self.has(metadata):
             return
         with self.writing() as connection:
@@ -164,7 +160,7 @@ class Database:
             metadata.create_all(connection)
 
     def has(self, metadata: sql.MetaData) -> bool:
-        """Whether the tables are there; they stay. Raises JournalError."""
+        """Whether the tables exist; that they do is cached. Raises JournalError."""
         wanted, known = set(metadata.tables), _tables.setdefault(self.engine, set())
         if not wanted <= known:
             with self.reading() as connection:
@@ -172,7 +168,7 @@ class Database:
         return wanted <= known
 
     def if_absent(self, table: sql.Table) -> sqlite.Insert | postgresql.Insert:
-        """An INSERT that can do nothing, or something else, where the row is there already."""
+        """Return an INSERT that can do nothing, or something else, if the row exists."""
         if self.is_sqlite:
             return sqlite.insert(table)
         from sqlalchemy.dialects import postgresql
@@ -181,15 +177,15 @@ class Database:
 
     @property
     def access(self) -> str:
-        """What it takes to open it."""
+        """Conditions for opening it."""
         return _FILE_ACCESS if self.is_sqlite else _SERVER_ACCESS
 
-    def _told(self, error: SQLAlchemyError) -> str:
-        told = first_line(error)
-        return told if self.is_sqlite else f"{told} ({self.shown}: {_SERVER_ACCESS})"
+    def _explained(self, error: SQLAlchemyError) -> str:
+        line = first_line(error)
+        return line if self.is_sqlite else f"{line} ({self.shown}: {_SERVER_ACCESS})"
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release the connections. Idempotent."""
         if self._open:
             self._open = False
             if self._inserter is not None:
@@ -198,7 +194,7 @@ class Database:
 
 
 def parse_url(url: str | sql.URL) -> sql.URL:
-    """A URL that names its driver. Raises InputError for one of no database that is known here."""
+    """Return a URL that names its driver. Raises InputError for an unknown kind of database."""
     try:
         parsed = sql.make_url(url)
     except (ArgumentError, ValueError):
@@ -214,12 +210,11 @@ def parse_url(url: str | sql.URL) -> sql.URL:
 
 
 def shown_url(url: str | sql.URL) -> str:
-    """A URL as people may see it: without a password, nor anything else that might be one."""
+    """Return a URL without its password and query."""
     return sql.make_url(url).set(query={}).render_as_string(hide_password=True)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -235,11 +230,11 @@ def _require_utf8(connection: sql.Connection) -> None:
 _shared: dict[tuple[int, str], tuple[sql.Engine, int]] = {}
 _sharing = threading.Lock()
 _tables: WeakKeyDictionary[sql.Engine, set[str]] = WeakKeyDictionary()
-"""Those that were seen."""
+"""Tables that were seen."""
 
 
 def _acquire(url: sql.URL) -> sql.Engine:
-    """The engine of a server, shared in this process; a SQLite file is opened anew, as it may have been replaced."""
+    """Return the engine of a server, shared in this process. A SQLite file may have been replaced: open it again."""
     if url.get_backend_name() == "sqlite":
         return _sqlite(url)
     key = (os.getpid(), url.render_as_string(hide_password=False))
@@ -276,7 +271,7 @@ def _prepare(connection: Any, _record: object) -> None:
 
 
 def _log_ahead(cursor: sqlite3.Cursor) -> None:
-    """Use a write-ahead log. Of several that open a new file at once SQLite refuses some, without waiting."""
+    """Use a write-ahead log. If several open a new file at once, SQLite refuses some without waiting."""
     deadline = time.monotonic() + _SQLITE_WAIT_S
     while True:
         try:
@@ -290,14 +285,14 @@ def _log_ahead(cursor: sqlite3.Cursor) -> None:
 
 
 def _begin_writing(connection: sql.Connection) -> None:
-    """A writer is the only one from its start, so that what it reads stays true until it writes."""
+    """Make a writer the only one from its start, so that its reads stay true until it writes."""
     durable = connection.get_execution_options().get("rubberband_writes")
     if durable is not None:
         _begin_immediate(connection.exec_driver_sql, connection.info, durable)
 
 
 def _begin_immediate(execute: Callable[[str], object], info: dict[Any, Any], durable: bool) -> None:
-    """Begin to write; `info` is kept as long as its connection."""
+    """Begin to write; `info` lives as long as its connection."""
     synchronous = "FULL" if durable else "NORMAL"
     if info.get("synchronous", "FULL") != synchronous:
         execute(f"PRAGMA synchronous={synchronous}")
@@ -306,9 +301,9 @@ def _begin_immediate(execute: Callable[[str], object], info: dict[Any, Any], dur
 
 
 def _postgresql(url: sql.URL) -> sql.Engine:
-    told = {name: value for name, value in _POSTGRESQL.items() if name not in url.query}
+    defaults = {name: value for name, value in _POSTGRESQL.items() if name not in url.query}
     try:
-        return sql.create_engine(url, pool_pre_ping=True, connect_args=told)
+        return sql.create_engine(url, pool_pre_ping=True, connect_args=defaults)
     except ImportError as error:
         ours = url.drivername == "postgresql+psycopg"
         remedy = f"install it: {install_hint('postgres')}" if ours else "install it, or begin with postgresql://"

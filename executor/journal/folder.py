@@ -1,15 +1,16 @@
-"""Where an experiment lives: `HOME/experiments/NAME`, with its journal, checkpoints, logs and instances.
+"""The folder of an experiment: `HOME/experiments/NAME`, with its journal, checkpoints, logs and instances.
 
-The journal may be in a store instead, a database that holds those of many experiments.
+The journal may be in a store instead, a database with those of many experiments.
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -18,20 +19,20 @@ import sqlalchemy as sql
 from rubberband.errors import InputError, NameTakenError
 from rubberband.executor.journal.database import shown_url
 from rubberband.executor.journal.journal import journalled, sqlite_url
-from rubberband.home import default_home, default_store
+from rubberband.installation import default_home, default_store
 
-# Locks on files (flock), which end with whoever holds them, however that ends.
+# Locks on files (flock), which end with their holder, also if it is killed.
 
 
 SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
 _GLANCE_S = 20.0
-"""Who only looks is waited for as long: it holds a shared lock for an instant, but may be stopped right then."""
+"""The longest wait for a shared lock: it is held for an instant, but its process may be paused right then."""
 
 
 def locked(file: IO[str] | int, kind: int, wait_s: float = 0.0) -> bool:
     """Lock `file` (or the file of a descriptor) until it is closed.
 
-    False if somebody has it to himself and does not let it go within `wait_s`, or if it is shared for very long.
+    Returns False if another process holds it exclusively for longer than `wait_s`, or shares it for very long.
     """
     begun_at = time.monotonic()
     while not _is_had(file, kind):
@@ -54,7 +55,7 @@ def _is_had(file: IO[str] | int, kind: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFolder:
-    """The paths of one experiment below `home`. Making one touches nothing."""
+    """Paths of one experiment below `home`. Constructing it touches nothing."""
 
     home: Path
     name: str
@@ -63,22 +64,20 @@ class ExperimentFolder:
 
     @property
     def path(self) -> Path:
-        """The experiment's own folder."""
         return self.home / "experiments" / self.name
 
     @property
     def journal(self) -> Path:
-        """The SQLite file of the journal, where it is not in a store."""
+        """The SQLite file of the journal, unless it is in a store."""
         return self.path / "journal.db"
 
     @property
     def journal_url(self) -> str | sql.URL:
-        """Where the journal is."""
         return sqlite_url(self.journal) if self.store is None else self.store
 
     @property
     def _place(self) -> str:
-        """Where the journal is, as people may see it."""
+        """Place of the journal, for messages."""
         return str(self.path) if self.store is None else shown_url(self.store)
 
     @property
@@ -88,54 +87,51 @@ class ExperimentFolder:
 
     @property
     def logs(self) -> Path:
-        """What trials print: `trial-NNN.log`."""
+        """Folder of the trials' output: `trial-NNN.log`."""
         return self.path / "logs"
 
     @property
     def instances(self) -> Path:
-        """What the provider writes down of the instances and the head."""
+        """Folder of the provider's records of the instances and the head."""
         return self.path / "local"
 
     @property
     def inbox(self) -> Path:
-        """What the user asks of the driver while it runs: `ID.json` (rubberband.executor.journal.inbox)."""
+        """Folder of requests to the running driver: `ID.json` (rubberband.executor.journal.inbox)."""
         return self.path / "inbox"
 
     @property
     def order(self) -> Path:
-        """What the service asked a process to run: the experiment's words, where its code is, and so on, as JSON."""
+        """The service's order to a process, as JSON: the experiment's words, its code, and so on."""
         return self.path / "order.json"
 
     @property
     def process_lock(self) -> Path:
-        """Locked (flock) for as long as a process that the service started is at work, planning included."""
+        """Locked (flock) while a process that the service started runs, planning included."""
         return self.path / "process.lock"
 
     @property
     def process_log(self) -> Path:
-        """What that process printed."""
+        """Output of that process."""
         return self.path / "process.log"
 
     @property
     def ending(self) -> Path:
-        """How that process ended, as JSON: exit code, and the error in one line."""
+        """End of that process, as JSON: exit code, and the error in one line."""
         return self.path / "ending.json"
 
     @property
     def exists(self) -> bool:
-        """Whether the experiment was created. Raises JournalError if the store does not tell."""
+        """Whether the experiment was created. Raises JournalError if the store does not answer."""
         return self.journal.exists() if self.store is None else bool(journalled(self.store, self.name))
 
     @property
     def is_here(self) -> bool:
-        """Whether a driver was ever at work on it in this home: its instances are written down here then."""
+        """Whether a driver ever ran it in this home, so that its instances are recorded here."""
         return self._lock.exists()
 
     def require_free(self) -> None:
-        """Raise NameTakenError, naming the ways out, if the experiment is here.
-
-        A folder whose journal is a file is not free for an experiment whose journal is in a store.
-        """
+        """Raise NameTakenError, naming the ways out, if the experiment exists, or another one has its folder."""
         if self.store is not None and self.journal.exists():
             raise NameTakenError(
                 f"{self.path} is the folder of an experiment whose journal is a file there, not in {self._place}; run "
@@ -144,11 +140,26 @@ class ExperimentFolder:
         if self.exists:
             raise NameTakenError(
                 f"the name {self.name!r} is taken by another experiment ({self._place}); continue it with `rubberband "
-                f"resume {self.name}`, or run this one under another name: -s name={self.name}-2"
+                f"resume {self.name}`, or run this one under another name: --new (the next free one), or "
+                f"-s name={self.name}-2"
             )
 
+    def next_free(self) -> ExperimentFolder:
+        """Return the folder of the first free name: its own, else with -2, -3 and so on; names stay within 63 letters.
+
+        Raises JournalError if the store does not answer.
+        """
+        if not self.exists and not (self.store is not None and self.journal.exists()):
+            return self
+        for number in itertools.count(2):
+            suffix = f"-{number}"
+            other = replace(self, name=f"{self.name[: _LONGEST_NAME - len(suffix)]}{suffix}")
+            if not other.path.exists() and not other.exists:
+                return other
+        raise AssertionError("counting does not end")
+
     def make(self) -> None:
-        """Make the folder. Raises NameTakenError if the experiment is here, InputError if it cannot be made."""
+        """Make the folder. Raises NameTakenError if the experiment exists, InputError if it cannot be made."""
         self.require_free()
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -156,7 +167,7 @@ class ExperimentFolder:
             raise InputError(_unwritable(self.path, error)) from None
 
     def require(self) -> None:
-        """Raise InputError, naming the experiments that exist, unless this one does."""
+        """Raise InputError, naming the known experiments, unless this one exists."""
         if not self.exists:
             known = ", ".join(folder.name for folder in folders(self.home, self.store)) or "none"
             place = self.home if self.store is None else self._place
@@ -164,7 +175,7 @@ class ExperimentFolder:
 
     @property
     def driven(self) -> bool:
-        """Whether a living driver is at work on it. Looking is harmless: it writes nothing and keeps no driver out."""
+        """Whether a driver runs it now. The check writes nothing and keeps no driver out."""
         if not self._lock.exists():
             return False
         with open(self._lock) as file:
@@ -172,7 +183,7 @@ class ExperimentFolder:
 
     @contextmanager
     def driving(self) -> Iterator[None]:
-        """Be its one driver. Raises InputError if there is another, or the folder cannot be written."""
+        """Hold the driver's lock. Raises InputError if another driver does, or the folder cannot be written."""
         try:
             self._lock.touch()
         except OSError as error:
@@ -192,25 +203,23 @@ class ExperimentFolder:
         return self.path / "driver.lock"
 
 
+_LONGEST_NAME = 63
 _LAST_S = 0.5
-"""Who ends just now is waited for."""
+"""The wait for a driver that is just ending."""
 
 
 def _unwritable(path: Path, error: OSError) -> str:
-    told = error.strerror or str(error)
-    return f"{path} cannot be written ({told}); make room or give access, or set RUBBERBAND_HOME to another folder"
+    reason = error.strerror or str(error)
+    return f"{path} cannot be written ({reason}); make room or give access, or set RUBBERBAND_HOME to another folder"
 
 
 def open_folder(name: str, home: Path | None = None) -> ExperimentFolder:
-    """The experiment of that name where the environment keeps experiments: RUBBERBAND_HOME and RUBBERBAND_STORE.
-
-    Making one touches nothing. Raises InputError where there is no home folder.
-    """
+    """Return the folder by RUBBERBAND_HOME and RUBBERBAND_STORE. Raises InputError without a home folder."""
     return ExperimentFolder(home=home or default_home(), name=name, store=default_store())
 
 
 def folders(home: Path, store: str | None = None) -> list[ExperimentFolder]:
-    """The experiments whose journals are in the store, or without one below `home`, by name. Raises JournalError."""
+    """Return the experiments in the store, or without one those below `home`, by name. Raises JournalError."""
     found = (journal.parent.name for journal in (home / "experiments").glob("*/journal.db"))
     names = sorted(found) if store is None else journalled(store)
     return [ExperimentFolder(home=home, name=name, store=store) for name in names]

@@ -1,11 +1,11 @@
-"""What the service and the process of an experiment leave for one another in its folder. No pipe is between them.
+"""Files by which the service and the process of an experiment communicate; there is no pipe between them.
 
-* `order.json`: what the process is to run; written by the service before it starts one.
-* `process.lock`: locked (flock) by the process for all its life, and from before it was started: the service locks it
-  and hands it down. Its text is the mark of the process that held it last.
+* `order.json`: the service's order, written before it starts a process.
+* `process.lock`: locked (flock) by the process for all its life; the service locks it first and hands it down. Its text
+  is the mark of its latest holder.
 * `ending.json`: how that process ended.
 
-Each file carries the number of the attempt that it belongs to.
+Each file carries the number of its attempt.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ from rubberband.executor.journal.folder import EXCLUSIVE, SHARED, ExperimentFold
 from rubberband.values.plan import Policy
 
 _LAST_S = 2.0
-"""A process that ends just now is waited for."""
+"""The wait for a process that is just ending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRun:
-    """What the process of an experiment is to run."""
+    """Order to the process of an experiment."""
 
     attempt: int
     resume: bool
-    """Whether to go on with what is journalled; `words` are not looked at then."""
+    """Whether to resume the journalled run; `words` are ignored then."""
     words: dict[str, Any]
-    """The experiment as its file describes it."""
+    """The experiment as in its file."""
     policy: Policy = "optimal"
     code: tuple[str, ...] = ()
-    """Folders in which the entry point is found."""
+    """Folders that are searched for the entry point."""
     entrypoints: tuple[str, ...] = ()
-    """What may be run: `module:attribute`, or `module:*` for what the module itself defines."""
+    """Entry points that may run: `module:attribute`, or `module:*` for those that the module itself defines."""
     most_usd: float | None = None
-    """The highest max_cost that may be advised."""
+    """The highest max_cost to suggest."""
     waits: bool = False
-    """Whether it waits for a checkpoint store that is away, and goes on once that is back."""
+    """Whether it waits for a checkpoint store that is away, and then resumes."""
     store: str | None = None
-    """URL of the store of the journal; None: a file in the experiment's folder. `order.json` does not have it, since it
-    may hold a password: the process has it as RUBBERBAND_STORE."""
+    """URL of the journal's store; None: a file in the experiment's folder. `order.json` lacks it, since it may hold a
+    password: the process gets it as RUBBERBAND_STORE."""
 
     @classmethod
     def of(cls, **values: Any) -> HostedRun:
-        """An order of values as the service's store keeps them. Raises ValidationError for what is none."""
+        """Return an order of values from the service's store. Raises ValidationError for invalid ones."""
         return TypeAdapter(cls).validate_python(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """The process that holds the lock, or held it last."""
+    """Identity of the process that holds the lock, or held it last."""
 
     pid: int
     attempt: int
     started_at: float
     """Unix time."""
     waits_for: str = ""
-    """What it waits for, holding nothing, in one line: its checkpoint store is away. Empty while it runs."""
+    """The checkpoint store for which it waits, holding no instances, in one line. Empty while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ _Note = TypeVar("_Note", HostedRun, Mark, Ending)
 
 
 def write_order(folder: ExperimentFolder, order: HostedRun) -> None:
-    """Leave an order, without the store, for this user alone. Raises InputError."""
+    """Write an order, without the store, readable by this user alone. Raises InputError."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         data = TypeAdapter(HostedRun).dump_json(order, exclude={"store"})
@@ -95,7 +95,7 @@ def write_order(folder: ExperimentFolder, order: HostedRun) -> None:
 
 
 def read_order(folder: ExperimentFolder) -> HostedRun:
-    """The order. Raises InputError if there is none."""
+    """Return the order. Raises InputError if there is none."""
     order = _read(folder.order, HostedRun)
     if order is None:
         raise InputError(
@@ -105,30 +105,30 @@ def read_order(folder: ExperimentFolder) -> HostedRun:
 
 
 def write_ending(folder: ExperimentFolder, ending: Ending) -> None:
-    """Tell how the process ended. Raises OSError."""
+    """Write how the process ended. Raises OSError."""
     write_atomically(folder.ending, TypeAdapter(Ending).dump_json(ending), durable=True, mode=0o600)
 
 
 def read_ending(folder: ExperimentFolder) -> Ending | None:
-    """How the latest process that told ended; None if none told."""
+    """Return how the latest process ended; None if it has not."""
     return _read(folder.ending, Ending)
 
 
 def read_mark(folder: ExperimentFolder) -> Mark | None:
-    """The process that is at work, or was last; None before the first one."""
+    """Return the process that runs, or ran last; None before the first one."""
     return _read(folder.process_lock, Mark)
 
 
 def write_mark(lock: int, mark: Mark) -> None:
-    """Sign the lock file, whose descriptor is `lock`. Who reads it finds the mark before or this one, never none."""
+    """Write the mark into the lock file (descriptor `lock`). A reader finds the mark before or this one, never none."""
     os.pwrite(lock, TypeAdapter(Mark).dump_json(mark).ljust(os.fstat(lock).st_size), 0)
 
 
 def is_hosted(folder: ExperimentFolder) -> bool:
-    """Whether a process that the service started is at work. Looking is harmless.
+    """Whether a process that the service started runs. The check is harmless.
 
-    Of another user's lock, which nobody here can take either, the answer is no. Raises OSError where that cannot be
-    told (too many open files, say): what is alive must not be taken for gone.
+    False for another user's lock, which this one cannot take either. Raises OSError if that is not known (say, too many
+    open files): a living process must not be taken for gone.
     """
     try:
         lock = os.open(folder.process_lock, os.O_RDONLY | os.O_CLOEXEC)
@@ -142,9 +142,9 @@ def is_hosted(folder: ExperimentFolder) -> bool:
 
 @contextmanager
 def holding(folder: ExperimentFolder, wait_s: float = _LAST_S) -> Iterator[int | None]:
-    """Hold the lock: gives its descriptor, which a child may inherit, or None if a process is at work.
+    """Hold the lock: gives its descriptor, or None if a process runs. A child that inherits it keeps holding the lock.
 
-    Whoever inherited it goes on holding it. Raises InputError if the folder cannot be written.
+    Raises InputError if the folder cannot be written.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

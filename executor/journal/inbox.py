@@ -1,7 +1,7 @@
-"""What is asked of a driver while it runs: to end, or other limits. By a signal, or by who may write in its folder.
+"""Requests to a running driver: to cancel, or for other limits. They come by a signal, or as files in its folder.
 
-Each request is a file that appears whole. The driver journals what it takes from here as an event that carries the
-request's id, so that one that is found again after a crash is not taken twice.
+Each request is a file that appears whole. The driver journals it as an event with the request's id, so that it is not
+applied twice if it is found again after a crash.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,87 +27,49 @@ from rubberband.executor.core.state import Job
 
 _ID = re.compile(r"[A-Za-z0-9-]{1,80}")
 _MOST_BYTES = 10_000
-"""A larger file is no request."""
+"""A larger file is ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverRequest:
-    """Something that is asked of the driver."""
+    """A request to the driver."""
 
     id: str
-    """Whoever asks twice by the same id asks once. Up to 80 letters, digits and -."""
+    """Up to 80 letters, digits and -. Two requests of one id are one."""
     kind: Literal["cancel", "extend"]
     asked_at: float
     """Unix time."""
     deadline_s: float | None = None
-    """Of `extend`: the new deadline, from Started as in `Job.deadline_s`; None: as it was."""
+    """For `extend`: the new deadline, from Started as in `Job.deadline_s`; None: unchanged."""
     max_cost_usd: float | None = None
-    """Of `extend`: the new cap, as in `Job.max_cost_usd`; None: as it was."""
+    """For `extend`: the new cap, as in `Job.max_cost_usd`; None: unchanged."""
 
 
-class Requests(Protocol):
-    """Where a driver finds what is asked of it."""
-
-    def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
-        """The requests that are not `done`, by when they were asked."""
-        ...
-
-    def discard(self, id: str) -> None:
-        """Let go of a request that is journalled. Idempotent."""
-        ...
-
-    def withdraw_cancels(self) -> None:
-        """Let go of every request to end."""
-        ...
-
-
-class NoRequests:
-    """Nobody asks for anything."""
+class Requests:
+    """Source of a driver's requests; this one is empty."""
 
     def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
-        """None."""
+        """Return the requests that are not `done`, oldest first."""
         return []
 
     def discard(self, id: str) -> None:
-        """Nothing is there to let go of."""
+        """Delete a request that is journalled. Idempotent."""
 
     def withdraw_cancels(self) -> None:
-        """Nothing is there to let go of."""
+        """Delete every cancel request. Called before a resume begins, and at the end."""
+        for request in self.pending():
+            if request.kind == "cancel":
+                self.discard(request.id)
 
 
-class MemoryInbox:
-    """Requests that live as long as their process: for virtual runs by the thousand."""
-
-    def __init__(self, requests: Sequence[DriverRequest] = ()) -> None:
-        self._requests: dict[str, DriverRequest] = {}
-        for request in requests:
-            self.put(request)
-
-    def put(self, request: DriverRequest) -> None:
-        """Leave a request. Idempotent by its id. Raises InputError if its id is none."""
-        self._requests.setdefault(_checked(request.id), request)
-
-    def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
-        """The requests that are not `done`, by when they were asked."""
-        return sorted((request for id, request in self._requests.items() if id not in done), key=_order)
-
-    def discard(self, id: str) -> None:
-        """Let go of a request. Idempotent."""
-        self._requests.pop(id, None)
-
-    def withdraw_cancels(self) -> None:
-        """Let go of every request to end."""
-        _withdraw_cancels(self)
-
-
-class Inbox:
-    """The requests to one driver, in a folder, which need not be there."""
+class Inbox(Requests):
+    """Requests to one driver, in a folder, which need not exist."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, request: DriverRequest) -> None:
-        """Leave a request. Idempotent by its id. Raises InputError if its id is none or it cannot be written."""
+        """Leave a request. Idempotent by its id. Raises InputError if its id is invalid or it cannot be written."""
         path = self._path(request.id)
         if path.exists():
             return
@@ -115,26 +77,22 @@ class Inbox:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, _stored.dump_json(request), durable=True)
         except OSError as error:
-            told = error.strerror or str(error)
-            raise InputError(f"{self._folder} cannot be written ({told}); make room or give access") from None
+            reason = error.strerror or str(error)
+            raise InputError(f"{self._folder} cannot be written ({reason}); make room or give access") from None
 
     def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
-        """The requests that are not `done`, by when they were asked. What is no request is left out, and left alone."""
+        """Return the requests that are not `done`, oldest first. Other files are ignored, and left alone."""
         ids = [id for id in self._ids() if id not in done]
         found = [request for id in ids if (request := self._read(id)) is not None]
-        return sorted(found, key=_order)
+        return sorted(found, key=by_age)
 
     def discard(self, id: str) -> None:
-        """Let go of a request that is journalled. Idempotent; one that cannot be removed is known by the journal."""
+        """Delete a request that is journalled. Idempotent; the journal knows one that cannot be removed."""
         with suppress(OSError):
             self._path(id).unlink(missing_ok=True)
 
-    def withdraw_cancels(self) -> None:
-        """Let go of every request to end, since whoever resumes wants to go on. To be called before a resume begins."""
-        _withdraw_cancels(self)
-
     def _path(self, id: str) -> Path:
-        return self._folder / f"{_checked(id)}.json"
+        return self._folder / f"{checked_id(id)}.json"
 
     def _ids(self) -> Iterator[str]:
         try:
@@ -162,24 +120,19 @@ def _is_sound(request: DriverRequest) -> bool:
     return math.isfinite(request.asked_at) and all(math.isfinite(limit) and limit > 0.0 for limit in limits)
 
 
-def _checked(id: str) -> str:
+def checked_id(id: str) -> str:
     if not _ID.fullmatch(id):
         raise InputError(f"{id!r} is not the id of a request; use 1 to 80 letters, digits and -")
     return id
 
 
-def _order(request: DriverRequest) -> tuple[float, str]:
+def by_age(request: DriverRequest) -> tuple[float, str]:
+    """Sort key of requests."""
     return request.asked_at, request.id
 
 
-def _withdraw_cancels(inbox: Requests) -> None:
-    for request in inbox.pending():
-        if request.kind == "cancel":
-            inbox.discard(request.id)
-
-
 def _read(path: Path) -> bytes:
-    """What a plain file holds. Anybody may have put anything there: no link is followed, no pipe waited for."""
+    """Return the content of a plain file. The folder may hold anything: follow no link, and wait for no pipe."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -188,21 +141,18 @@ def _read(path: Path) -> bytes:
     return data if len(data) <= _MOST_BYTES else b""
 
 
-# What the user asks of a driver while it drives, as events: by a signal, or by a request in the experiment's inbox.
-
-
 POLL_S = 0.5
-"""How long a request lies in the inbox at most while a driver is at work."""
+"""The longest time that a request waits in the inbox of a running driver."""
 
 
 def asked_limits(requests: Requests, controller: Controller, now: float) -> list[LimitsChanged]:
-    """The limits that are asked for and not taken in yet."""
+    """Return the requested limits that are not applied yet."""
     extends = (asked for asked in requests.pending(controller.state.requests) if asked.kind == "extend")
     return [event for event in _as_events(extends, controller.job, now) if isinstance(event, LimitsChanged)]
 
 
 class Desk:
-    """Takes requests in for one driver. They are let go of once the journal has them, not before."""
+    """Turns requests to one driver into events. A request is deleted once the journal has it, not before."""
 
     def __init__(self, requests: Requests, cancelled: Callable[[], bool]) -> None:
         self._requests = requests
@@ -212,7 +162,7 @@ class Desk:
         self._taken: list[str] = []
 
     def open(self, controller: Controller, now: float) -> list[LimitsChanged]:
-        """What counts before anything else does: limits. What an earlier driver had taken in is let go of."""
+        """Return the requested limits, which apply before anything else; delete the requests that are journalled."""
         for id in controller.state.requests:
             self._requests.discard(id)
         limits = asked_limits(self._requests, controller, now)
@@ -220,7 +170,7 @@ class Desk:
         return limits
 
     def asked(self, controller: Controller, now: float, *, at_once: bool) -> list[Event]:
-        """What is asked since, to be journalled in this order; `at_once` where it cannot wait for the next poll."""
+        """Return the new requests, to be journalled in this order; `at_once` if they cannot wait for the next poll."""
         events: list[Event] = []
         if not self._is_signalled and self._cancelled():
             self._is_signalled = True
@@ -233,13 +183,13 @@ class Desk:
         return events
 
     def journalled(self) -> None:
-        """Everything that was asked is in the journal."""
+        """Delete the requests, which are journalled now."""
         for id in self._taken:
             self._requests.discard(id)
         self._taken.clear()
 
     def close(self) -> None:
-        """The experiment has ended: whoever asks for that has it."""
+        """Delete cancel requests, since the experiment has ended."""
         self._requests.withdraw_cancels()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,9 +24,6 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.journal.database import Database, first_line
 from rubberband.values.kinds import KINDS, ProviderKind
 
-# Events and jobs as JSON, and back. The journal holds nothing else; an unknown or broken record is refused.
-
-
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
 
 
@@ -40,12 +37,12 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 
 
 def encode_event(event: Event) -> tuple[str, str]:
-    """An event as (kind, JSON object)."""
+    """Return an event as (kind, JSON object)."""
     return type(event).__name__, _adapter(type(event)).serializer.to_json(event).decode()
 
 
 def decode_event(kind: str, body: str) -> Event:
-    """The event that `encode_event` made these of. Raises JournalError if it is none that is known, or broken."""
+    """Return the event that was encoded. Raises JournalError if it is unknown or broken."""
     if kind not in _KINDS:
         raise JournalError(f"the journal holds an event {kind!r}, unknown to this version; use the newer one")
     event: Event = _decode(_KINDS[kind], body)
@@ -53,14 +50,13 @@ def decode_event(kind: str, body: str) -> Event:
 
 
 def encode_job(job: Job) -> str:
-    """A job as a JSON object."""
     return _adapter(Job).dump_json(job).decode()
 
 
 def decode_job(body: str) -> Job:
-    """The job that `encode_job` made this of. Raises JournalError if it is none.
+    """Return the job that was encoded. Raises JournalError if it is broken.
 
-    A job without `replan` is of a version that did not plan again: its journal goes on from SYNC to stage at once.
+    A job without `replan` is of a version without replanning: its journal has no RestPlanned after a SYNC.
     """
     job: Job = _decode(Job, body)
     return job if '"replan":' in body else replace(job, replan=False)
@@ -76,13 +72,13 @@ def _decode(kind: type[Any], body: str) -> Any:
 
 
 _PATIENCE_S = 180.0
-"""A database server is restarted, or replaced by its standby, in less; a run, which costs money, need not end for that.
+"""A database server restarts, or fails over, in less, so that a run need not end for it.
 
-Leases are renewed meanwhile, as far as the budget is reserved.
+Leases are renewed meanwhile, within the reserved budget.
 """
 
 _AT_ONCE = 1000
-"""Rows that are fetched at a time."""
+"""Rows per fetch."""
 
 _metadata = sql.MetaData()
 _experiments = sql.Table(
@@ -106,51 +102,33 @@ _events = sql.Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What an experiment was before its first event."""
+    """The experiment before its first event."""
 
     name: str
     created_at: float
     """Unix time."""
     job: Job
     setup: Mapping[str, Any]
-    """What the driver needs beside the job: configurations, entry point, stores, … as plain JSON values."""
+    """Other needs of the driver: configurations, entry point, stores, … as plain JSON values."""
 
     @property
     def kind(self) -> ProviderKind:
-        """What its provider is."""
         return KINDS[self.setup["provider"]]
 
     @property
     def offset_s(self) -> float:
-        """What makes an instant on the clock of its events one in Unix time."""
+        """Difference between Unix time and the clock of its events."""
         return self.created_at if self.kind.is_simulated else 0.0
 
 
 class EventLog(Protocol):
-    """What the driver loop needs of a journal."""
+    """A journal as the driver loop uses it."""
 
     def append(self, events: Sequence[Event]) -> None:
-        """Keep events, in order, all or none, before anything is done about them. Raises JournalError if that fails."""
-        ...
+        """Keep events, in order, all or none, before they take effect. Raises JournalError if that fails."""
 
     def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
         """(sequence number, event) of all events past `after`, in order. Raises JournalError if they cannot be read."""
-        ...
-
-
-class MemoryJournal:
-    """An `EventLog` that lives as long as its process: for virtual runs by the thousand."""
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-
-    def append(self, events: Sequence[Event]) -> None:
-        """Keep events, in order."""
-        self._events.extend(events)
-
-    def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
-        """(sequence number, event) of all events past `after`, in order."""
-        return iter(list(enumerate(self._events))[after + 1 :])
 
 
 class Journal:
@@ -176,28 +154,21 @@ class Journal:
                 self._database.make(_metadata)
             with self._noticing_damage():
                 _require_file(self._database)
-                self._next_seq = self._count()
-        except DamagedJournalError:
+                mine = sql.select(sql.func.max(_events.c.seq)).where(_events.c.experiment == self.name)
+                with self._database.reading() as connection:
+                    latest = connection.execute(mine).scalar()
+                self._next_seq = 0 if latest is None else int(latest) + 1
+        except BaseException as error:
             self._database.close()
-            raise
-        except JournalError as error:
-            self._database.close()
-            told = first_line(error.__cause__ or error)
+            if not isinstance(error, JournalError) or isinstance(error, DamagedJournalError):
+                raise
+            reason = first_line(error.__cause__ or error)
             raise JournalError(
-                f"the journal {self._database.shown} cannot be opened: {told}; {self._database.access}"
+                f"the journal {self._database.shown} cannot be opened: {reason}; {self._database.access}"
             ) from error
-        except BaseException:
-            self._database.close()
-            raise
-
-    def _count(self) -> int:
-        mine = sql.select(sql.func.max(_events.c.seq)).where(_events.c.experiment == self.name)
-        with self._database.reading() as connection:
-            latest = connection.execute(mine).scalar()
-        return 0 if latest is None else int(latest) + 1
 
     def create(self, *, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
-        """Write the header. Raises NameTakenError if the name has one; of several at once, one succeeds."""
+        """Write the header. Raises NameTakenError if the name is taken; if several try at once, one succeeds."""
         row = {"name": self.name, "created_at": created_at, "job": encode_job(job), "setup": dict(setup)}
         insert = self._database.if_absent(_experiments).values(row).on_conflict_do_nothing(index_elements=["name"])
         with self._database.writing() as connection:
@@ -205,11 +176,11 @@ class Journal:
         if made is None:
             raise NameTakenError(
                 f"the name {self.name!r} is taken by another experiment; resume it with `rubberband resume {self.name}`"
-                f", or run this one under another name: -s name={self.name}-2"
+                f", or run this one under another name: --new (the next free one), or -s name={self.name}-2"
             )
 
     def header(self) -> Header | None:
-        """The header; None if the experiment is not here. Raises JournalError if it cannot be read."""
+        """Return the header; None without the experiment. Raises JournalError if it cannot be read."""
         with self._noticing_damage(), self._database.reading() as connection:
             row = connection.execute(sql.select(_experiments).where(_experiments.c.name == self.name)).first()
         if row is None:
@@ -217,7 +188,7 @@ class Journal:
         return Header(name=row.name, created_at=row.created_at, job=decode_job(row.job), setup=row.setup)
 
     def append(self, events: Sequence[Event]) -> None:
-        """Make events durable, in order, all or none. Raises JournalError if that fails: nothing may be done then."""
+        """Make events durable, in order, all or none. Raises JournalError if that fails; no command may run then."""
         rows = []
         for offset, event in enumerate(events):
             kind, body = encode_event(event)
@@ -263,16 +234,16 @@ class Journal:
                 yield seq, decode_event(kind, body)
 
     def require_whole(self) -> None:
-        """Look through all of a SQLite file, before more is written to it. Raises DamagedJournalError."""
+        """Check all of a SQLite file, before more is written to it. Raises DamagedJournalError."""
         if self._database.is_sqlite:
             with self._noticing_damage(), self._database.reading() as connection:
-                told = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
-                if told != "ok":
-                    raise DamagedJournalError(str(told).splitlines()[-1])
+                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if found != "ok":
+                    raise DamagedJournalError(str(found).splitlines()[-1])
 
     @contextmanager
     def _noticing_damage(self) -> Iterator[None]:
-        """Tell what is broken from what cannot be reached."""
+        """Distinguish a damaged journal from one that cannot be reached."""
         try:
             yield
         except DamagedJournalError as error:
@@ -284,14 +255,14 @@ class Journal:
             raise
 
     def last_event_at(self) -> float | None:
-        """The latest instant in the journal; None if nothing has happened yet."""
+        """Return the latest instant in the journal; None before the first event."""
         latest = sql.select(sql.func.max(_events.c.occurred_at)).where(_events.c.experiment == self.name)
         with self._database.reading() as connection:
             found: float | None = connection.execute(latest).scalar()
         return found
 
     def close(self) -> None:
-        """Let go of the store. Idempotent."""
+        """Close the store. Idempotent."""
         self._database.close()
 
 
@@ -302,10 +273,10 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _require_file(database: Database) -> None:
-    """Raise JournalError for a file that SQLite would take for a new one, and write to.
+    """Raise JournalError for a missing or empty file, which SQLite would write to as a new one.
 
-    It is not opened: a process that closes a file lets go of all locks that it has on it, those of SQLite too, and
-    another process would then take away the log that this one follows (SQLite, How To Corrupt, 2.2).
+    It is not opened: a process that closes a file drops all its locks on it, SQLite's included, and another process
+    would then remove the log that this one follows (SQLite, How To Corrupt, 2.2).
     """
     path = database.path
     if path is None:
@@ -319,26 +290,23 @@ def _require_file(database: Database) -> None:
 
 
 def journalled(url: str, name: str | None = None) -> list[str]:
-    """The experiments in the store at `url`, by name; with `name`, that one if it is there. Makes nothing.
+    """Return the experiments in the store at `url`, by name; with `name`, that one if it is there. Makes nothing.
 
     Raises JournalError if it cannot be read, InputError for a URL that cannot be used.
     """
-    database = Database(url, what="the store of the journals", remedy="")
     query = sql.select(_experiments.c.name).order_by(_experiments.c.name)
-    try:
+    with closing(Database(url, what="the store of the journals", remedy="")) as database:
         if not database.has(_metadata):
             return []
         with database.reading() as connection:
             return list(connection.scalars(query if name is None else query.where(_experiments.c.name == name)))
-    finally:
-        database.close()
 
 
 def begin(place: Path | str, name: str, *, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
-    """Make the journal of an experiment, header included, whole or not at all: in a store, or a SQLite file of its own.
+    """Make the journal of an experiment, header included, atomically: in a store (URL), or its own SQLite file (path).
 
-    `place` is the file, or the store's URL. Where it is a file, the caller sees to it that there is none, and that
-    nobody else begins one. Raises NameTakenError, if it is in the store already, or JournalError.
+    For a file, the caller ensures that there is none yet, and that no other process makes one. Raises NameTakenError
+    if it is in the store already, or JournalError.
     """
     if isinstance(place, Path):
         _begin_file(place, name, created_at, job, setup)
@@ -347,11 +315,8 @@ def begin(place: Path | str, name: str, *, created_at: float, job: Job, setup: M
 
 
 def _begin_at(url: str | sql.URL, name: str, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
-    journal = Journal(url, name, create=True)
-    try:
+    with closing(Journal(url, name, create=True)) as journal:
         journal.create(created_at=created_at, job=job, setup=setup)
-    finally:
-        journal.close()
 
 
 def _begin_file(path: Path, name: str, created_at: float, job: Job, setup: Mapping[str, Any]) -> None:
@@ -362,8 +327,8 @@ def _begin_file(path: Path, name: str, created_at: float, job: Job, setup: Mappi
         _remove(path, *_LOGS)
         os.replace(unborn, path)
     except OSError as error:
-        told = error.strerror or str(error)
-        raise JournalError(f"the journal {path} cannot be made ({told}); make room or give access") from error
+        reason = error.strerror or str(error)
+        raise JournalError(f"the journal {path} cannot be made ({reason}); make room or give access") from error
     finally:
         _remove(unborn, *_LOGS, "")
     with suppress(OSError):
@@ -371,7 +336,7 @@ def _begin_file(path: Path, name: str, created_at: float, job: Job, setup: Mappi
 
 
 _LOGS = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a file; left over, it would be taken for that of the next file of the name."""
+"""SQLite's logs beside a file; a leftover would be taken for that of the next file of the name."""
 
 
 def _remove(path: Path, *suffixes: str) -> None:
@@ -381,5 +346,5 @@ def _remove(path: Path, *suffixes: str) -> None:
 
 
 def sqlite_url(path: Path) -> sql.URL:
-    """The SQLAlchemy URL of a SQLite file, whatever characters its path has."""
+    """Return the SQLAlchemy URL of a SQLite file; its path may have any characters."""
     return sql.URL.create("sqlite", database=str(path))

@@ -1,7 +1,7 @@
-"""The user's code on its way to instances that are other machines: packed by the driver, unpacked beside the workers.
+"""The user's code for instances that are other machines: packed by the driver, unpacked beside the workers.
 
-What is sent are the folders of the entry point's search path, links followed, less what no trial imports and what is
-secret. Installed packages are not: an instance installs them itself.
+It holds the folders of the entry point's search path, links followed, without secrets and without files that no trial
+imports. An instance installs packages itself.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rubberband.executor.training.entrypoint import Entrypoint
 MAX_BYTES = 50 * 10**6
 MAX_FILES = 20_000
 IGNORE_FILE = ".rubberbandignore"
-"""In a folder of the search path: patterns of what is not sent, one a line, as of file names (`data`, `*.parquet`)."""
+"""In a folder of the search path: patterns of file names to leave out, one per line (`data`, `*.parquet`)."""
 
 _SKIPPED = (".*", "__pycache__", "node_modules", "checkpoints", "*.egg-info", "*.pyc", "*.pyo", "*.ckpt")
 _SECRET = ("*.pem", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
-"""Private keys; credentials and settings lie in files that begin with a dot."""
+"""Private keys; credentials and settings are in files that begin with a dot."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -44,13 +44,13 @@ class Code:
     archive: bytes
     digest: str
     places: tuple[tuple[str, str], ...]
-    """(folder of the driver, where in the archive it is)."""
+    """(folder of the driver, its place in the archive)."""
     working: str | None
-    """Where in the archive the driver's working folder is."""
+    """Place of the driver's working folder in the archive."""
 
 
 def pack(folders: Sequence[str]) -> Code:
-    """Pack the folders. Raises InputError, which names what is large, where they hold too much, or cannot be read."""
+    """Pack the folders. Raises InputError if they are too large (it names the largest parts), or cannot be read."""
     places = _places([folder for folder in dict.fromkeys(map(os.path.abspath, folders)) if _is_the_users(folder)])
     buffer = io.BytesIO()
     found = _files([(folder, place) for folder, place in places if "/" not in place])
@@ -58,7 +58,7 @@ def pack(folders: Sequence[str]) -> Code:
         for name, path in found:
             try:
                 archive.writestr(_entry(name, path), path.read_bytes())
-            except (OSError, UnicodeError) as error:  # also of a name that is no text
+            except (OSError, UnicodeError) as error:  # also for a name that is no text
                 named = os.fsencode(path).decode(errors="backslashreplace")
                 reason = getattr(error, "strerror", None) or "its name is not text"
                 raise InputError(
@@ -67,13 +67,12 @@ def pack(folders: Sequence[str]) -> Code:
                 ) from None
     payload = buffer.getvalue()
     working = dict(places).get(os.getcwd())
-    told = repr((places, working)).encode()
-    digest = hashlib.sha256(told + payload).hexdigest()[:32]
+    digest = hashlib.sha256(repr((places, working)).encode() + payload).hexdigest()[:32]
     return Code(archive=payload, digest=digest, places=tuple(places), working=working)
 
 
 def install(code: Code, entrypoint: Entrypoint) -> Entrypoint:
-    """Unpack the code on this machine, unless it is there, make this process work in it, and say where it is now."""
+    """Unpack the code on this machine, unless it is there, and change to it; return the entry point in it."""
     root = _unpack(code)
     if code.working is not None:
         os.chdir(root / code.working)
@@ -82,7 +81,7 @@ def install(code: Code, entrypoint: Entrypoint) -> Entrypoint:
 
 
 def _is_the_users(folder: str) -> bool:
-    """Whether it is a folder of the user's own code, not Python's or one of installed packages."""
+    """Whether it is a folder of the user's own code, not of Python or of installed packages."""
     installed = {os.path.abspath(path) for path in sysconfig.get_paths().values()} | {os.path.abspath(sys.prefix)}
     return (
         os.path.isdir(folder)
@@ -92,7 +91,7 @@ def _is_the_users(folder: str) -> bool:
 
 
 def _places(folders: Sequence[str]) -> list[tuple[str, str]]:
-    """Where each folder lies in the archive: one that is within another is not packed twice."""
+    """Return each folder's place in the archive: one that is within another is not packed twice."""
     tops: dict[str, str] = {}
     found = {}
     for folder in sorted(folders, key=len):
@@ -114,7 +113,7 @@ def _holds(top: str, folder: str) -> bool:
 
 
 def _files(tops: Iterable[tuple[str, str]]) -> list[tuple[str, Path]]:
-    """(name in the archive, path) of everything that is sent. Raises InputError where that is too much."""
+    """Return (name in the archive, path) of every file. Raises InputError if they are too large."""
     found: list[tuple[str, Path]] = []
     sizes: dict[str, int] = {}
     for folder, place in tops:
@@ -150,12 +149,12 @@ def _walk(top: Path) -> Iterator[tuple[str, Path, int]]:
 
 
 def _is_installed(folder: Path) -> bool:
-    """Whether it is a virtual environment, or this package, which instances have."""
+    """Whether it is a virtual environment, or this package."""
     return (folder / "pyvenv.cfg").exists() or folder.resolve() == Path(rubberband.__file__).parent.resolve()
 
 
 def _leads_back(path: Path, top: Path) -> bool:
-    """Whether it is a link to a folder that it lies in."""
+    """Whether it is a link to a folder that contains it."""
     if not path.is_symlink():
         return False
     target = path.resolve()
@@ -164,15 +163,11 @@ def _leads_back(path: Path, top: Path) -> bool:
 
 
 def _patterns(top: Path) -> tuple[str, ...]:
-    """Of what is not sent."""
-    return (*_SKIPPED, *_SECRET, *_ignored(top))
-
-
-def _ignored(top: Path) -> list[str]:
+    ignored = []
     with suppress(OSError, UnicodeError):
         lines = (line.strip() for line in (top / IGNORE_FILE).read_text().splitlines())
-        return [line.rstrip("/") for line in lines if line and not line.startswith("#")]
-    return []
+        ignored = [line.rstrip("/") for line in lines if line and not line.startswith("#")]
+    return (*_SKIPPED, *_SECRET, *ignored)
 
 
 def _skips(patterns: Iterable[str], name: str, relative: str) -> bool:
@@ -181,11 +176,11 @@ def _skips(patterns: Iterable[str], name: str, relative: str) -> bool:
 
 def _too_much(sizes: dict[str, int], files: int, *, at_least: bool) -> str:
     largest = sorted(sizes, key=lambda part: -sizes[part])[:3]
-    told = ", ".join(f"{part} ({sizes[part] / 1e6:.0f} MB)" for part in largest)
+    named = ", ".join(f"{part} ({sizes[part] / 1e6:.0f} MB)" for part in largest)
     more = "more than " if at_least else ""
     return (
         f"the code to send to the instances is {more}{sum(sizes.values()) / 1e6:.0f} MB in {files} files; the limit "
-        f"is {MAX_BYTES / 1e6:.0f} MB in {MAX_FILES}; the most is in {told}: list what trials do not import in "
+        f"is {MAX_BYTES / 1e6:.0f} MB in {MAX_FILES}; the most is in {named}: list what trials do not import in "
         f"{IGNORE_FILE} beside it, or start from a folder of its own"
     )
 
@@ -199,7 +194,7 @@ def _entry(name: str, path: Path) -> zipfile.ZipInfo:
 
 
 def _unpack(code: Code) -> Path:
-    """The folder of the unpacked code; it is there whole or not at all, whoever else unpacks it at the same time."""
+    """Return the folder of the unpacked code. It appears whole, also if several workers unpack at the same time."""
     codes = machine_folder() / "code"
     root = codes / code.digest
     if root.is_dir():

@@ -17,18 +17,18 @@ from rubberband.cloud.provider import INSTANCE_LABEL, Head
 from rubberband.errors import ProviderError
 
 _OUTLIVE_HEAD = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""For how long Ray bears a head that does not answer before it ends this whole process, even one that has disconnected
-(a call that was under way leaves a client behind). Heads end as a matter of course here, so it must not; and as such a
-client may be made at any later time, this stays in the environment. Nodes do not inherit it: see `cloud`."""
+"""How long Ray waits for a head that does not answer before it ends this whole process, even after a disconnect (a
+pending call leaves a client behind). Heads end normally here, so it must not. Such a client may be made at any later
+time, so the variable stays in the environment. Nodes do not inherit it: see `cloud`."""
 _FAREWELL_S = 1.0
-"""A living head answers well within this time; a dead one is not waited for."""
+"""A living head answers well within this time."""
 _LOOK_S = 0.1
 _TRIES = 10
 _NOT_THERE_YET = "No node info found"
 
 
 class Connection:
-    """At most one at a time in a process, as Ray has it."""
+    """The driver's connection; Ray allows one at a time per process."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -37,9 +37,9 @@ class Connection:
         self._asking = threading.Lock()
         """Never held while anything is waited for."""
         self._asked: Future[dict[str, bool]] | None = None
-        """The latest question to the head; no new one is asked once this has begun to leave."""
+        """The latest request to the head; no new one is sent once this begins to leave."""
         self._found: dict[str, str | None] = {}
-        """What the environment held before we were let in."""
+        """Environment variables as they were before connecting."""
 
     @property
     def address(self) -> str | None:
@@ -47,10 +47,7 @@ class Connection:
         return self._address
 
     def open(self, head: Head) -> None:
-        """Connect to `head`, unless that is the case; leave another head that this was connected to.
-
-        Raises ProviderError if the head does not let it in.
-        """
+        """Connect to `head` unless connected; leave any other head. Raises ProviderError if the head refuses."""
         with self._mutex:
             if self._address == head.address:
                 return
@@ -61,7 +58,7 @@ class Connection:
             self._connect(head)
 
     def check(self) -> None:
-        """Raises ProviderError if the process is connected to a Ray cluster that is not ours."""
+        """Raise ProviderError if the process is connected to a Ray cluster of its own."""
         with self._mutex:
             if self._address is None and ray.is_initialized():
                 raise ProviderError(
@@ -83,9 +80,9 @@ class Connection:
         self._address = head.address
 
     def dead_instances(self) -> set[str]:
-        """Instances whose Ray node has stopped answering, as the head sees it; none once this leaves the head.
+        """Return the instances whose Ray node has stopped answering the head; none once this leaves the head.
 
-        A question that is under way when Ray disconnects is never answered, so it has a thread of its own.
+        A request that is pending when Ray disconnects is never answered, so it has its own thread.
         """
         with self._asking:
             if self._address is None:
@@ -124,7 +121,7 @@ class Connection:
 
 
 def _join(head: Head) -> None:
-    """Attach to the head's node; on a crowded machine that may answer later than Ray waits for it, a minute."""
+    """Attach to the head's node; on a busy machine it may take longer than Ray's timeout of a minute."""
     for tries_left in reversed(range(_TRIES)):
         try:
             ray.init(
@@ -155,7 +152,7 @@ def _ask_for_nodes() -> Future[dict[str, bool]]:
 
 
 def ray_nodes() -> dict[str, bool]:
-    """Instance -> whether its Ray node answers, for all that the head has ever seen."""
+    """Return instance -> whether its Ray node answers, for all instances that the head has ever seen."""
     nodes: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
     found: dict[str, bool] = {}
     for node in nodes:
@@ -165,7 +162,7 @@ def ray_nodes() -> dict[str, bool]:
 
 
 def _read_environment_again() -> None:
-    """Let Ray see the authentication mode and the token of now: it reads them once, when it is first imported."""
+    """Make Ray read the authentication mode and token again: it reads them once, when it is first imported."""
     with contextlib.suppress(AttributeError):  # a Ray that knows no authentication
         core: Any = ray._raylet
         core.Config.initialize("")
@@ -173,7 +170,7 @@ def _read_environment_again() -> None:
 
 
 def _forbid_clusters_of_its_own() -> None:
-    """Ray starts a whole cluster when it is called while unconnected, as our threads may do when the head has died."""
+    """Keep Ray from starting a cluster when it is called while unconnected, as our threads may do after a head died."""
     from ray._private import auto_init_hook
 
     if hasattr(auto_init_hook, "enable_auto_connect"):
@@ -181,14 +178,14 @@ def _forbid_clusters_of_its_own() -> None:
 
 
 def _silence_raylet_messages() -> None:
-    """Keep pages of raylet state off the user's standard output whenever a worker or an instance ends; we say it."""
+    """Keep pages of raylet state off the user's standard output whenever a worker or an instance ends."""
     from ray._private import worker
 
     if hasattr(worker, "listen_error_messages"):
         worker.listen_error_messages = lambda *_: None
 
 
-# Threads that call Ray. Ray ends the whole process if one calls it after `ray.shutdown()`: they are waited for.
+# Threads that call Ray. Ray ends the whole process if one calls it after `ray.shutdown()`, so `settle` waits for them.
 
 
 _mutex = threading.Lock()

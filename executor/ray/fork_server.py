@@ -1,11 +1,9 @@
 """One process that has imported what training needs, and forks the workers of all instances of this machine.
 
-Importing takes a worker most of its start, and all of them import the same. Who asks is `cloud/local/worker_start.py`,
-in whose place the forked worker goes on: with its words, environment, folder and streams, so that leases, sweeps and
-logs find what they would have found. It forks only where that is safe: no thread runs that could hold a lock, and no
-GPU is in use. Else, and on a machine that is no Linux, workers start on their own.
-
-It ends with the driver, and takes no worker with it.
+Imports are most of a worker's start, and all workers import the same. `cloud/local/worker_start.py` asks for a worker;
+the forked one replaces it, with its arguments, environment, folder and streams, so that leases, sweeps and logs work as
+usual. It forks only if that is safe: no thread may hold a lock, and no GPU may be in use. Otherwise, and on other
+systems than Linux, workers start on their own. It ends with the driver, without its workers.
 """
 
 from __future__ import annotations
@@ -40,38 +38,38 @@ from rubberband.executor.training.entrypoint import Entrypoint
 _NAME = "fork-server"
 _PADDING = "RUBBERBAND_PADDING"
 _PADDING_BYTES = 16 * 1024
-"""By so much a worker's environment may be larger than this process's: it is written over that."""
+"""How much larger a worker's environment may be than this process's, which it overwrites."""
 _QUEUE = 256
 _FAREWELL_S = 3.0
 _ORDER_S = 10.0
 _HARMLESS_THREADS = {"jemalloc_bg_thd"}
-"""Threads that look after a fork themselves (jemalloc's, in pyarrow)."""
+"""Threads that handle a fork themselves (jemalloc's, in pyarrow)."""
 _RAY_IMPORTS = ("google.protobuf.json_format", "jsonschema", "msgpack", "psutil", "requests", "yaml")
-"""What Ray imports. It is not imported itself: it reads, once, of which raylet and job it is a worker."""
+"""Imports of Ray, which itself is not imported: it reads only once of which raylet and job it is a worker."""
 _ENVIRONMENT_FIELDS = slice(47, 49)
-"""Where /proc/self/stat has the addresses of the environment, counted from behind the command's name."""
+"""Fields of /proc/self/stat after the command's name that hold the addresses of the environment."""
 
 
 class ForkServer:
-    """The driver's end of it."""
+    """The driver's end."""
 
     def __init__(self, experiment: str, directory: Path, entrypoint: Entrypoint) -> None:
-        """Start it for the provider's `directory`; it imports what `entrypoint` needs. Nothing where that cannot be."""
+        """Start it, if possible, for the provider's `directory`; it imports what `entrypoint` needs."""
         self._directory = directory.resolve()
         self._process: subprocess.Popen[bytes] | None = None
         if sys.platform == "linux":
-            with contextlib.suppress(OSError, RuntimeError):  # no process to be had, or no home
+            with contextlib.suppress(OSError, RuntimeError):  # too many processes, or no home
                 self._start(experiment, entrypoint)
 
     def _start(self, experiment: str, entrypoint: Entrypoint) -> None:
         tags = {EXPERIMENT_TAG: experiment, DIRECTORY_TAG: str(self._directory), INSTANCE_TAG: _NAME}
         environment = ray_node.environment(os.environ, ray_node.default_token_path(), tags, ())
-        environment.setdefault("OMP_NUM_THREADS", "1")  # as Ray has it in its workers; a pool of threads is not forked
+        environment.setdefault("OMP_NUM_THREADS", "1")  # as in Ray's workers; a pool of threads cannot be forked
         environment[_PADDING] = " " * _PADDING_BYTES
         name = secrets.token_hex(16)
         with socket.socket(socket.AF_UNIX) as listener, open(self._directory / f"{_NAME}.log", "wb") as log:
             listener.bind(f"\0{name}")
-            listener.listen(_QUEUE)  # who comes early waits for the imports
+            listener.listen(_QUEUE)  # early clients wait for the imports
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "rubberband.executor.ray.fork_server", str(listener.fileno())],
                 env=environment,
@@ -104,13 +102,13 @@ class ForkServer:
 
 
 def main() -> None:
-    """Be the server; in a process that was forked, be the worker."""
+    """Run the server; in a forked process, run the worker."""
     entrypoint = pickle.load(sys.stdin.buffer)
     _end_with_driver()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         if not _import(entrypoint):
             return
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not waited for
         gc.collect()
         gc.freeze()
         order = _serve(listener)
@@ -119,7 +117,7 @@ def main() -> None:
 
 
 def _end_with_driver() -> None:
-    """Let the kernel end this process when the driver is gone, whatever is imported just then."""
+    """Let the kernel end this process when the driver is gone, also during an import."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO at the end of the pipe
     if select.select([0], [], [], 0.0)[0]:
@@ -127,8 +125,8 @@ def _end_with_driver() -> None:
 
 
 def _import(entrypoint: Entrypoint) -> bool:
-    """Import what a worker imports, Ray excepted, and tell whether this process may be forked."""
-    from rubberband.executor.ray import slot_worker as worker  # noqa: F401 - this is what workers are made of
+    """Import what a worker imports, except Ray; return whether this process may be forked."""
+    from rubberband.executor.ray import slot_worker as worker  # noqa: F401 - workers are made of it
     from rubberband.executor.training.run import preload
 
     for name in _RAY_IMPORTS:
@@ -136,7 +134,7 @@ def _import(entrypoint: Entrypoint) -> bool:
             importlib.import_module(name)
     try:
         preload(entrypoint)
-    except EntrypointError as error:  # a worker tells that better
+    except EntrypointError as error:  # a worker reports it better
         print(error, flush=True)
         return False
     why_not = unforkable()
@@ -146,7 +144,7 @@ def _import(entrypoint: Entrypoint) -> bool:
 
 
 def unforkable() -> str:
-    """Why this process must not be forked; empty: it may be."""
+    """Return why this process must not be forked; empty if it may be."""
     if "ray" in sys.modules:
         return "Ray is imported, which takes in its process's environment then"
     threads = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
@@ -161,7 +159,7 @@ def unforkable() -> str:
 
 
 def _serve(listener: socket.socket) -> Mapping[str, Any] | None:
-    """Fork workers until the driver is gone (None); in a worker, what it was told."""
+    """Fork workers until the driver is gone (None); in a worker, return its order."""
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     while True:
         readable = select.select([0, listener.fileno()], [], [])[0]
@@ -175,7 +173,7 @@ def _serve(listener: socket.socket) -> Mapping[str, Any] | None:
 
 
 def _take(connection: socket.socket) -> Mapping[str, Any] | None:
-    """Fork the worker that is asked for; what it was told, in the worker."""
+    """Fork the requested worker; in the worker, return its order."""
     if peer_uid(connection) != os.getuid():
         return None
     connection.settimeout(_ORDER_S)
@@ -195,7 +193,7 @@ def _take(connection: socket.socket) -> Mapping[str, Any] | None:
         try:
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
-        except OSError:  # a second server is not what was asked for
+        except OSError:  # it must not go on as a second server
             os._exit(1)
         return order
     finally:
@@ -204,19 +202,19 @@ def _take(connection: socket.socket) -> Mapping[str, Any] | None:
 
 
 def _block(environment: Mapping[str, str]) -> bytes:
-    """As the kernel lays it out."""
+    """Return the environment as the kernel lays it out."""
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
 
 
 def _environment_place() -> tuple[int, int]:
-    """Where in memory others (ps, sweep) read this process's environment: what it was started with, not os.environ."""
+    """Return where in memory others (ps, sweep) read this process's environment: that of its start, not os.environ."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = map(int, fields[_ENVIRONMENT_FIELDS])
     return begin, end
 
 
 def _become(order: Mapping[str, Any]) -> None:
-    """Go on as the worker."""
+    """Continue as the worker."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN if order["ignores_children"] else signal.SIG_DFL)
     signal.signal(signal.SIGIO, signal.SIG_DFL)
@@ -232,9 +230,9 @@ def _become(order: Mapping[str, Any]) -> None:
 
 
 def _take_over(environment: Mapping[str, str]) -> None:
-    """Let this process, and who looks at it from outside, find that environment and no other.
+    """Set the environment, for this process and for others that read it from outside.
 
-    The first variable stays where it is: a process sets its title by what lies before that.
+    The first variable stays in its place: a process sets its title in the memory before it.
     """
     first = next(iter(os.environ))
     for name in list(os.environ):

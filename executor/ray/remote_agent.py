@@ -1,17 +1,18 @@
 """The driver's presence on an instance that is another machine: a small actor there, and the thread that asks it.
 
-With every beat the machine's lease is put off, and back comes what the cloud says of an interruption, and what trials
-have printed. A beat that fails changes nothing: what cannot be reached is not dead, and its lease is long enough.
+Every beat extends the machine's lease, and returns the cloud's notice of an interruption and the new output of trials.
+A failed beat changes nothing: an instance that cannot be reached is not dead, and its lease is long enough.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,82 +23,138 @@ from rubberband.cloud.node import extend_lease, interruption
 from rubberband.cloud.provider import INSTANCE_LABEL
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.connection import ray_nodes
-from rubberband.executor.ray.logs import LogPart, append, logs_folder, read_new
+from rubberband.executor.ray.slot_worker import logs_folder
+from rubberband.executor.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
 
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 20.0
-"""For the answer to a beat; then the next one is sent."""
+"""The longest wait for the answer to a beat; then the next one is sent."""
 _SILENT_BEATS = 3
-"""After so many beats without an answer another actor is posted."""
+"""After this many beats without an answer another actor is started."""
 _NOTICED_INTERVAL_S = 0.5
-"""Between beats once the instance is about to be taken away, so that few lines of the logs go with it."""
+"""Between beats once the instance is about to be reclaimed, so that few log lines are lost with it."""
 _COLLECT_S = 1.5
-"""A release waits so long for the last lines of the logs."""
+"""The longest wait of a release for the last lines of the logs."""
+
+
+_PART_BYTES = 2**18
+_PARTS_BYTES = 2**20
+_NAME = re.compile(r"[A-Za-z0-9_-]+\.log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPart:
+    """A stretch of a log file."""
+
+    name: str
+    offset: int
+    content: bytes
+    left_out: int = 0
+    """Bytes before it that the driver does not get."""
+
+    @property
+    def end(self) -> int:
+        """Where the next part begins."""
+        return self.offset + len(self.content)
+
+
+def read_new(folder: Path, taken: Mapping[str, int], *, is_last: bool = False) -> Sequence[LogPart]:
+    """Return the logs beyond what the driver has `taken` (name -> bytes), 1 MiB at most; finally, the end of each.
+
+    What a driver has taken is noted beside the log, for the next driver.
+    """
+    parts: list[LogPart] = []
+    room = _PARTS_BYTES
+    paths = sorted(folder.glob("*.log"))
+    most_bytes = min(_PART_BYTES, _PARTS_BYTES // max(1, len(paths))) if is_last else _PART_BYTES
+    for path in paths:
+        note = path.with_suffix(".taken")
+        offset = taken.get(path.name)
+        if offset is None:
+            offset = _noted(note)
+        elif offset != _noted(note):
+            note.write_text(str(offset))
+        begin = max(offset, printed_bytes(path) - most_bytes) if is_last else offset
+        new = read(path, begin, min(most_bytes, room))
+        if new.content:
+            left_out = new.begin - offset
+            parts.append(LogPart(name=path.name, offset=new.begin, content=new.content, left_out=left_out))
+            room -= len(new.content)
+        if room <= 0:
+            break
+    return parts
+
+
+def _noted(note: Path) -> int:
+    with suppress(OSError, ValueError):
+        return int(note.read_text())
+    return 0
+
+
+def append(folder: Path, part: LogPart, limit_bytes: int) -> None:
+    """Add a part to the driver's log of that name, of which `limit_bytes` are kept. Raises OSError."""
+    if _NAME.fullmatch(part.name) is None:
+        return
+    missing = f"\n{left_out_line(part.left_out)}\n".encode() if part.left_out else b""
+    with closing(Appender(TrialLog(path=folder / part.name, limit_bytes=limit_bytes))) as log:
+        log.write(missing + part.content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What an instance answers."""
+    """Answer of an instance."""
 
     interruption: float | None
-    """When the cloud takes it away, if it has said so (Unix time)."""
+    """When the cloud reclaims it (Unix time); None without a notice."""
     logs: Sequence[LogPart]
 
 
-class WardenActor:
+class AgentActor:
     """Runs on the instance."""
 
     def beat(self, until: float | None, taken: Mapping[str, int], is_last: bool = False) -> Beat:
-        """Put the lease off to `until` (None: leave it), and tell what is new; `taken`: log -> bytes the driver has.
+        """Extend the lease to `until` (None: leave it), and return what is new; `taken`: log -> bytes the driver has.
 
-        The last time the end of each log is told, whatever lies before it.
+        The last beat returns the end of each log, even if that leaves a gap.
         """
         if until is not None:
             extend_lease(until)
         return Beat(interruption=interruption(), logs=read_new(logs_folder(), taken, is_last=is_last))
 
 
-class Warden:
+@dataclass(eq=False)
+class RemoteAgent:
     """The driver's side, for one instance. Any thread may call it."""
 
-    def __init__(
-        self,
-        instance: str,
-        *,
-        until: Callable[[], float | None],
-        interval_s: float,
-        logs: Path | None,
-        log_limit_bytes: int,
-        on_notice: Callable[[], None],
-    ) -> None:
-        """`until` is what the lease is put off to (None: it is left as it is).
+    instance: str
+    until: Callable[[], float | None] = field(kw_only=True)
+    """Gives the instant to which the lease is extended; None: it is left as it is."""
+    interval_s: float = field(kw_only=True)
+    logs: Path | None = field(kw_only=True)
+    """The folder of the files to which the trials' output is added."""
+    log_limit_bytes: int = field(kw_only=True)
+    """Bytes of each file that are kept."""
+    on_notice: Callable[[], None] = field(kw_only=True)
+    """Called at every beat that reports an interruption."""
 
-        What trials print is added to the files in `logs`, of each of which `log_limit_bytes` are kept.
-        `on_notice` is called at every beat that tells of an interruption.
-        """
-        self.instance = instance
-        self._until = until
-        self._interval_s = interval_s
-        self._logs = logs
-        self._log_limit_bytes = log_limit_bytes
-        self._on_notice = on_notice
+    def __post_init__(self) -> None:
         self._taken: dict[str, int] = {}
         self._mutex = threading.Lock()
         """Held while parts of logs are taken, so that none is taken twice."""
         self._dismissed = False
         self._wake = threading.Event()
         self.reaches = -math.inf
-        """The latest instant at which the machine may end itself, as far as it was told one."""
+        """The latest instant at which the machine may end itself, as far as it was given one."""
         self._actor: Any = None
         self._silent = 0
 
     def begin(self) -> None:
-        """Post the actor once the instance has joined, and go on asking it until dismissed."""
-        connection.start(self._run, f"warden-{self.instance}")
+        """Start the actor once the instance has joined, and send beats until dismissed."""
+        connection.start(self._run, f"agent-{self.instance}")
 
     def dismiss(self) -> None:
-        """The lease is not put off any more."""
+        """Stop extending the lease."""
         self._dismissed = True
         self._wake.set()
 
@@ -106,7 +163,7 @@ class Warden:
         self._wake.set()
 
     def collect(self) -> None:
-        """Take the last of the logs, if that is quickly done; the lease is left as it is."""
+        """Take the end of the logs, if that is quick; the lease is left as it is."""
         actor = self._actor
         if actor is not None:
             with suppress(Exception):  # it may be gone, and the release must not wait for it
@@ -118,7 +175,7 @@ class Warden:
             try:
                 actor = self._actor or self._post()
                 if actor is not None:
-                    self._ask(actor, self._until(), _PATIENCE_S)
+                    self._ask(actor, self.until(), _PATIENCE_S)
                     self._silent = 0
             except Exception as error:
                 _log.debug("instance %s did not answer: %s: %s", self.instance, type(error).__name__, error)
@@ -126,14 +183,14 @@ class Warden:
                 if isinstance(error, RayActorError) or self._silent >= _SILENT_BEATS:
                     self._discard()
             if not self._dismissed:
-                self._wake.wait(self._interval_s if self._actor is not None else min(1.0, self._interval_s))
+                self._wake.wait(self.interval_s if self._actor is not None else min(1.0, self.interval_s))
 
     def _post(self) -> Any:
-        """The actor, if the instance has joined: one that must wait for its node would keep the head busy."""
+        """Start the actor if the instance has joined: one that waits for its node would keep the head busy."""
         if not ray_nodes().get(self.instance, False):
             return None
         where = {INSTANCE_LABEL: self.instance}
-        self._actor = ray.remote(WardenActor).options(num_cpus=0, max_restarts=0, label_selector=where).remote()
+        self._actor = ray.remote(AgentActor).options(num_cpus=0, max_restarts=0, label_selector=where).remote()
         return self._actor
 
     def _discard(self) -> None:
@@ -151,8 +208,8 @@ class Warden:
             if until is not None:
                 self.reaches = until  # beats arrive in their order
             if beat.interruption is not None:
-                self._interval_s = min(self._interval_s, _NOTICED_INTERVAL_S)
-                self._on_notice()
+                self.interval_s = min(self.interval_s, _NOTICED_INTERVAL_S)
+                self.on_notice()
             with suppress(OSError):  # a full disk; they are asked for again
                 self._keep(beat.logs)
         finally:
@@ -160,6 +217,6 @@ class Warden:
 
     def _keep(self, parts: Sequence[LogPart]) -> None:
         for part in parts:
-            if self._logs is not None:
-                append(self._logs, part, self._log_limit_bytes)
+            if self.logs is not None:
+                append(self.logs, part, self.log_limit_bytes)
             self._taken[part.name] = part.end

@@ -1,4 +1,4 @@
-"""The process of one slot: a Ray actor that stays warm and runs the segments of whatever trials come to the slot.
+"""The process of one slot: a Ray actor that stays warm and runs the segments of the slot's trials.
 
 It runs one thing at a time, on its main thread, so that user code may set signal handlers and the like.
 """
@@ -6,17 +6,23 @@ It runs one thing at a time, on its main thread, so that user code may set signa
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import os
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rubberband.cloud.node import machine_folder
+from rubberband.executor import trial_log
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.code import Code, install
-from rubberband.executor.ray.logs import LogPump, logs_folder
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
-from rubberband.executor.trial_log import TrialLog
+from rubberband.executor.trial_log import PIPE_BYTES, TrialLog
 
 if TYPE_CHECKING:
     from rubberband.executor.training.entrypoint import Entrypoint
@@ -24,16 +30,125 @@ if TYPE_CHECKING:
 Device = Literal["cpu", "cuda"]
 
 SegmentItem = SegmentStarted | SegmentRepeated | SegmentReport | SegmentFailure
-"""What a worker streams."""
+"""Item of a worker's stream."""
+
+
+def logs_folder() -> Path:
+    """Return the folder of this machine's logs."""
+    folder = machine_folder() / "logs"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+_LOG_PATIENCE_S = 5.0
+"""The longest wait until output is in the log; a slower disk does not delay the trial."""
+
+
+class LogPump:
+    """The worker's end of `executor/trial_log.py`'s process. It serves one log at a time, from one thread."""
+
+    def __init__(self) -> None:
+        self._control: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the process, unless it runs; it ends after the worker, once all is written."""
+        if self._control is not None:
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-I", "-S", trial_log.__file__, str(theirs.fileno())]
+            nowhere = subprocess.DEVNULL
+            starting = subprocess.Popen(
+                command,
+                stdin=nowhere,
+                stdout=nowhere,
+                stderr=nowhere,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+            starting.wait()
+        ours.settimeout(_LOG_PATIENCE_S)
+        self._control = ours
+
+    def close(self) -> None:
+        """Let the process end."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    @contextlib.contextmanager
+    def redirected(self, log: TrialLog | None) -> Iterator[Callable[[], None]]:
+        """Add the output of this process, its children and C libraries to `log` while in the block.
+
+        Yields a function that waits until all output so far is there.
+        """
+        if log is None:
+            yield lambda: None
+            return
+        pipe = self._open(log)
+        streams = sys.stdout, sys.stderr
+        _flush(*streams)
+        kept = os.dup(1), os.dup(2)
+        with open(pipe, "w", buffering=1, encoding="utf-8", errors="backslashreplace") as file:
+            os.dup2(pipe, 1)
+            os.dup2(pipe, 2)
+            sys.stdout = sys.stderr = file
+            try:
+                yield lambda: self._drain(file)
+            finally:
+                self._drain(file)
+                sys.stdout, sys.stderr = streams
+                for number, original in zip((1, 2), kept, strict=True):
+                    os.dup2(original, number)
+                    os.close(original)
+
+    def _open(self, log: TrialLog) -> int:
+        """Open a pipe whose bytes are added to `log`."""
+        reading, writing = os.pipe()
+        with contextlib.suppress(OSError, AttributeError):  # the user's quota of large pipes is used up
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        try:
+            self._send(trial_log.opening(log), [reading])
+        finally:
+            os.close(reading)
+        return writing
+
+    def _send(self, message: bytes, fds: list[int]) -> None:
+        try:
+            self.start()
+            assert self._control is not None
+            socket.send_fds(self._control, [message], fds)
+        except OSError:  # its process was killed: retry with another one
+            self.close()
+            self.start()
+            assert self._control is not None
+            socket.send_fds(self._control, [message], fds)
+
+    def _drain(self, file: io.TextIOBase) -> None:
+        _flush(file)
+        if self._control is None:
+            return
+        try:
+            self._control.sendall(trial_log.draining())
+            if not self._control.recv(1):
+                raise ConnectionResetError
+        except OSError:
+            self.close()  # a late answer would be taken for that to another message
+
+
+def _flush(*streams: io.TextIOBase | object) -> None:
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()  # type: ignore[union-attr]
 
 
 class SlotWorker:
-    """Runs segments in this process; made into an actor by `crew`."""
+    """Runs segments in this process; `Workers` makes it an actor."""
 
     def __init__(
         self, entrypoint: Entrypoint, store: CheckpointStore, *, remote: bool = False, code: Code | None = None
     ) -> None:
-        """`remote`: this is not the driver's machine, so that `code` is what it has of the driver's folders."""
+        """`remote`: this is not the driver's machine, and `code` holds the driver's folders."""
         self._entrypoint = entrypoint if code is None else install(code, entrypoint)
         self._store = store
         self._log_pump = LogPump()
@@ -41,14 +156,14 @@ class SlotWorker:
             _speak_where_others_listen()
 
     def warm_up(self, device: Device) -> None:
-        """Import everything that training needs: most of what a cold start takes."""
+        """Import everything that training needs, which is most of a cold start."""
         from rubberband.executor.training.run import warm_up
 
         self._log_pump.start()
         warm_up(self._entrypoint, device)
 
     def rendezvous(self) -> str:
-        """Where the gang meets, if this worker is its rank 0: `tcp://host:port`."""
+        """Return where the gang meets if this worker is its rank 0: `tcp://host:port`."""
         import ray
 
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -58,16 +173,13 @@ class SlotWorker:
         return f"tcp://{host}:{port}"
 
     def memory_kills(self) -> int:
-        """How many processes its machine's kernel has ended for want of memory."""
+        """Return how many processes its machine has killed for lack of memory."""
         from rubberband.cloud.node import memory_kills
 
         return memory_kills()
 
     def run(self, segment: Segment, log: TrialLog | None) -> Iterator[SegmentItem]:
-        """Train; what is printed meanwhile is added to `log`, a bare name of which lies on this machine.
-
-        What was printed before an item is there when the item is.
-        """
+        """Train; output is added to `log` (a bare name is a file of this machine), before the item that follows it."""
         from rubberband.executor.training.run import run_segment
 
         if log is not None and not log.path.is_absolute():
@@ -84,7 +196,7 @@ class SlotWorker:
 def _speak_where_others_listen() -> None:
     """Let gloo and NCCL use the interface by which the instances know each other.
 
-    On their own they take that of the host's name, which may be the loopback, or any that is there (Docker's).
+    By default they take that of the host's name, which may be the loopback, or any other (Docker's).
     """
     import psutil
     import ray

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -22,11 +23,9 @@ from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.slot_worker import Device, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
 
-# The user's code in Ray's object store: put there once for a cluster, fetched once by each instance.
-
 
 class Shipment:
-    """Any thread may ask for it."""
+    """The user's code in Ray's object store: put there once per cluster, fetched once by each instance. Thread-safe."""
 
     def __init__(self, code: Code) -> None:
         self._code = code
@@ -35,7 +34,7 @@ class Shipment:
         self._reference: Any = None
 
     def reference(self) -> Any:
-        """What an actor is given in the place of the code; the driver is connected."""
+        """Return the reference that an actor is given for the code; the driver must be connected."""
         with self._mutex:
             address = ray.get_runtime_context().gcs_address
             if self._reference is None or address != self._address:  # another head knows nothing of it
@@ -51,11 +50,11 @@ _LOOK_S = 0.5
 _LONGEST_LOOK_S = 10.0
 _PAUSE_S = 0.1
 _REMOTE_PAUSE_S = 1.0
-"""Other machines boot for minutes, and many that are asked for ten times a second would keep the head busy."""
+"""Other machines boot for minutes; asking for many of them ten times a second would keep the head busy."""
 
 
 class _Patience:
-    """Counts what is waited, look by look: one that took very long counts as a short one, as the driver stood still."""
+    """Time that is left to wait. A very long gap between two looks counts as a short one: the driver was paused."""
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
@@ -63,51 +62,39 @@ class _Patience:
 
     @property
     def is_over(self) -> bool:
-        """To be asked at every look."""
+        """Whether no time is left; to be read at every look."""
         now = time.monotonic()
         self._left_s -= min(now - self._looked_at, _LONGEST_LOOK_S)
         self._looked_at = now
         return self._left_s <= 0.0
 
 
-class CrewError(Exception):
+class WorkersError(Exception):
     """The instance's workers cannot be brought up; the message is one line that says why."""
 
 
-class Crew:
+@dataclass(eq=False)
+class Workers:
     """Workers of `instance`; every method may be called from any thread."""
 
-    def __init__(
-        self,
-        instance: str,
-        gpus: int,
-        entrypoint: Entrypoint,
-        store: CheckpointStore,
-        *,
-        device: Device,
-        timeout_s: float,
-        on_sick: Callable[[str, str], None],
-        remote: bool = False,
-        shipment: Shipment | None = None,
-    ) -> None:
-        """`on_sick(instance, reason)` is called when a slot's worker cannot be replaced.
+    instance: str
+    gpus: int
+    entrypoint: Entrypoint
+    store: CheckpointStore
+    device: Device = field(kw_only=True)
+    timeout_s: float = field(kw_only=True)
+    on_sick: Callable[[str, str], None] = field(kw_only=True)
+    """Called with (instance, reason) when a slot's worker cannot be replaced."""
+    remote: bool = field(default=False, kw_only=True)
+    """Whether the instance is another machine, which gets the user's code by the `shipment`."""
+    shipment: Shipment | None = field(default=None, kw_only=True)
 
-        A `remote` instance is another machine, which gets the user's code by the `shipment`.
-        """
-        self._instance = instance
-        self._gpus = gpus
-        self._entrypoint = entrypoint
-        self._store = store
-        self._device = device
-        self._timeout_s = timeout_s
-        self._on_sick = on_sick
-        self._remote = remote
-        self._pause_s = _REMOTE_PAUSE_S if remote else _PAUSE_S
-        self._shipment = shipment
+    def __post_init__(self) -> None:
+        self._pause_s = _REMOTE_PAUSE_S if self.remote else _PAUSE_S
         self._mutex = threading.Lock()
         self._dismissed = threading.Event()
         self._group: Any = None
-        self._slots: list[Future[Worker]] = [Future() for _ in range(gpus)]
+        self._slots: list[Future[Worker]] = [Future() for _ in range(self.gpus)]
 
     @property
     def dismissed(self) -> bool:
@@ -115,17 +102,17 @@ class Crew:
         return self._dismissed.is_set()
 
     def assemble(self, slowness: float = 1.0) -> None:
-        """Wait for the Ray node and bring up a warm worker on every slot. Raises CrewError.
+        """Wait for the Ray node and bring up a warm worker on every slot. Raises WorkersError.
 
-        On a machine that is slow by the factor `slowness` all may take as much longer.
+        On a machine that is slower by the factor `slowness`, the timeout is as much longer.
         """
-        self._timeout_s *= slowness
-        patience = _Patience(self._timeout_s)
+        self.timeout_s *= slowness
+        patience = _Patience(self.timeout_s)
         try:
-            # A group that must wait for its node keeps the head busy, and fills its memory by the second.
-            self._until(lambda: ray_nodes().get(self._instance, False), patience)
+            # A placement group that waits for its node keeps the head busy, and fills its memory.
+            self._until(lambda: ray_nodes().get(self.instance, False), patience)
             group = self._place(patience)
-            workers = [self._start(group, gpu) for gpu in range(self._gpus)]
+            workers = [self._start(group, gpu) for gpu in range(self.gpus)]
             self._warm_up(workers, patience)
         except BaseException:
             self.dismiss()
@@ -134,12 +121,12 @@ class Crew:
             future.set_result(worker)
 
     def worker(self, gpu: int) -> Future[Worker]:
-        """The warm worker on slot `gpu`, there already or about to be."""
+        """Return the future of the warm worker on slot `gpu`."""
         with self._mutex:
             return self._slots[gpu]
 
     def replace(self, gpu: int, worker: Worker) -> None:
-        """Kill `worker` and bring up another one on its slot; whoever asks for the slot's worker waits for it."""
+        """Kill `worker` and start another one on its slot; `worker(gpu)` waits for it."""
         with self._mutex:
             current = self._slots[gpu]
             if self.dismissed or not current.done() or current.result() is not worker:
@@ -153,12 +140,12 @@ class Crew:
             self._dismissed.set()
             group, self._group = self._group, None
         if group is not None:
-            with contextlib.suppress(Exception):  # the head may be gone, and with it what was to be removed
+            with contextlib.suppress(Exception):  # the head may be gone, and the group with it
                 remove_placement_group(group)
 
     def _place(self, patience: _Patience) -> Any:
-        label = {INSTANCE_LABEL: self._instance}
-        group = placement_group([{"GPU": 1}] * self._gpus, strategy="PACK", bundle_label_selector=[label] * self._gpus)
+        label = {INSTANCE_LABEL: self.instance}
+        group = placement_group([{"GPU": 1}] * self.gpus, strategy="PACK", bundle_label_selector=[label] * self.gpus)
         with self._mutex:
             self._group = group
         self._until(lambda: bool(group.wait(_LOOK_S)), patience)
@@ -167,31 +154,33 @@ class Crew:
     def _until(self, holds: Callable[[], bool], patience: _Patience) -> None:
         while not holds():
             if patience.is_over:
-                raise CrewError(f"its Ray node did not offer {self._gpus} GPUs in {self._timeout_s:.0f} s; see its log")
+                raise WorkersError(
+                    f"its Ray node did not offer {self.gpus} GPUs in {self.timeout_s:.0f} s; see its log"
+                )
             if self._dismissed.wait(self._pause_s):
-                raise CrewError("released")
+                raise WorkersError("released")
 
     def _start(self, group: Any, gpu: int) -> Worker:
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=gpu)
         actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=place)
-        code = None if self._shipment is None else self._shipment.reference()
-        return actor.remote(self._entrypoint, self._store, remote=self._remote, code=code)
+        code = None if self.shipment is None else self.shipment.reference()
+        return actor.remote(self.entrypoint, self.store, remote=self.remote, code=code)
 
     def _warm_up(self, workers: Sequence[Worker], patience: _Patience) -> None:
-        pending = [worker.warm_up.remote(self._device) for worker in workers]
+        pending = [worker.warm_up.remote(self.device) for worker in workers]
         try:
             while pending:
                 if self.dismissed:
-                    raise CrewError("released")
+                    raise WorkersError("released")
                 if patience.is_over:
-                    raise CrewError(
-                        f"{len(pending)} of its workers did not get warm within {self._timeout_s:.0f} s; "
-                        f"does importing {self._entrypoint} take that long?"
+                    raise WorkersError(
+                        f"{len(pending)} of its workers did not get warm within {self.timeout_s:.0f} s; "
+                        f"does importing {self.entrypoint} take that long?"
                     )
                 ready, pending = ray.wait(pending, num_returns=len(pending), timeout=_LOOK_S)
                 ray.get(ready)
         except RayError as error:
-            raise CrewError(f"a worker ended while it warmed up: {last_line(error)}") from error
+            raise WorkersError(f"a worker ended while it warmed up: {last_line(error)}") from error
 
     def _replace(self, gpu: int, worker: Worker) -> None:
         kill(worker)
@@ -204,7 +193,7 @@ class Crew:
             fresh = None
             try:
                 fresh = self._start(group, gpu)
-                self._warm_up([fresh], _Patience(self._timeout_s))
+                self._warm_up([fresh], _Patience(self.timeout_s))
             except Exception as error:
                 reason = str(error)
                 kill(fresh)
@@ -212,7 +201,7 @@ class Crew:
                 future.set_result(fresh)
                 return
         if not self.dismissed:
-            self._on_sick(self._instance, f"no new worker on GPU {gpu}: {reason}")
+            self.on_sick(self.instance, f"no new worker on GPU {gpu}: {reason}")
 
 
 def kill(worker: Worker) -> None:
@@ -222,7 +211,7 @@ def kill(worker: Worker) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """The most telling line of one of Ray's long messages."""
+    """Return the most useful line of one of Ray's long messages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
-    return (told or lines or [type(error).__name__])[-1][:300]
+    useful = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
+    return (useful or lines or [type(error).__name__])[-1][:300]

@@ -1,1 +1,1 @@
-"""What runs inside a trial: user-facing trial classes, data order, the training loop, checkpoints."""
+"""The inside of a trial: user-facing trial classes, data order, the training loop, checkpoints."""

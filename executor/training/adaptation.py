@@ -1,4 +1,4 @@
-"""Batches chosen by goodput: what the agent, the noise scale and the learning rate do to each step of one worker.
+"""Batches chosen by goodput: the agent, the noise scale and the learning rate in each step of one worker.
 
 Rank 0 decides, every `interval` steps, and the others follow; between two decisions nothing waits for the device.
 Progress is statistical (Pollux §3.1): a step at batch M counts for M * EFFICIENCY(M) samples, so that an iteration is
@@ -7,36 +7,40 @@ the same progress at any batch size. (With AdaScale that is the gain of the step
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import inspect
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import InitVar, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from rubberband.executor.training.agent import BatchAgent, BatchChoice
+from rubberband.executor.training.data import Batching
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
-from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
-from rubberband.executor.training.runner import TrialFailure
+from rubberband.executor.training.noise_scale import is_adaptive
+from rubberband.executor.training.runner import TrialFailure, one_line
 from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.goodput.choice import candidates
 from rubberband.planner.goodput.fit import prepare
-from rubberband.planner.goodput.model import efficiency
-from rubberband.values.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
-
-# What an iteration tells of its batches: few stretches, however many decisions there were.
-
+from rubberband.planner.goodput.model import efficiency, gain
+from rubberband.values.adaptive import LR_SCALINGS, MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse, ScaleLr
 
 MOST_USES = 16
-"""Of an iteration; neighbours of one size are put together beyond that."""
+"""The most stretches in the report of an iteration; neighbours are joined beyond that."""
 
 
 def append(uses: list[BatchUse], use: BatchUse) -> None:
-    """Add a stretch; where there are many, put the shortest two neighbours together, if possible of one size."""
+    """Add a stretch; if there are too many, join the shortest two neighbours, if possible of one size."""
     uses.append(use)
     if len(uses) > MOST_USES:
         pairs = [(_size(one) != _size(next_one), one.steps + next_one.steps) for one, next_one in pairwise(uses)]
@@ -49,7 +53,7 @@ def _size(use: BatchUse) -> tuple[int, int, int]:
 
 
 def _joined(first: BatchUse, second: BatchUse) -> BatchUse:
-    """Both in steps of the size that took in more samples, which are counted right, like their progress and time."""
+    """Join two stretches in steps of the size with more samples; samples, progress and time stay exact."""
     samples = first.steps * first.batch_size, second.steps * second.batch_size
     main = first if samples[0] > samples[1] else second
     steps = max(1, round(sum(samples) / main.batch_size))
@@ -63,18 +67,13 @@ def _joined(first: BatchUse, second: BatchUse) -> BatchUse:
     )
 
 
-# Which batches a trial may choose among: what the user allows and what the trial itself says, checked.
-#
-# Which of them it chooses is the agent's business.
-
-
 def resolve_limits(
     batch: AdaptiveBatch, *, batch_size: int, per_gpu: int | None, num_samples: int, samples_per_iteration: int
 ) -> BatchLimits:
-    """The limits of one trial, whose own batch size and limit per GPU stand in for what the user does not say.
+    """Return the limits of one trial, whose own batch size and limit per GPU are the defaults.
 
-    Where M0 is not, no batch is larger than the training set of `num_samples`, or than an iteration, which would have
-    no step then. Raises TrialFailure where no size is left.
+    Beyond M0, no batch is larger than the training set of `num_samples`, or than an iteration. Raises TrialFailure if
+    no size is left.
     """
     initial = batch.initial or batch_size
     whose = "batch.initial" if batch.initial else "the trial's own batch size"
@@ -95,7 +94,7 @@ def resolve_limits(
 
 
 def check_gang(limits: BatchLimits, num_workers: int, least_per_gpu: int) -> None:
-    """Raises TrialFailure where no batch can be split over the workers, each of which needs `least_per_gpu` samples."""
+    """Raise TrialFailure if no batch can be split over the workers, each of which needs `least_per_gpu` samples."""
     try:
         candidates(limits, num_workers, least_per_gpu=least_per_gpu)
     except ValueError as error:
@@ -103,31 +102,161 @@ def check_gang(limits: BatchLimits, num_workers: int, least_per_gpu: int) -> Non
 
 
 def refused(line: str) -> TrialFailure:
-    """The failure of a trial whose user asked for what cannot be."""
+    """Return the failure of a trial with impossible settings."""
     return TrialFailure("raised", line)
 
 
+# Scaling of the learning rate with the batch size: lambda multiplies the user's own schedule (Pollux §3.2), for one
+# optimizer step at a time.
+
+Rule = Callable[[int, int, float, float], float]
+"""(M0, M, phi, epochs) -> lambda."""
+
+
+@dataclass(frozen=True, slots=True)
+class LrScaling:
+    """A rule with its name."""
+
+    name: str
+    rule: Rule
+
+    def factor(self, initial: int, batch_size: int, noise_scale: float | None, epochs: float) -> float:
+        """Return lambda for batches of M samples after `epochs`; 1 at M0 under every built-in rule.
+
+        Without a noise scale phi is 0: AdaScale then leaves the learning rate as it is, and the others do not use phi.
+        Raises TrialFailure if the rule raises, or returns anything but a positive finite number.
+        """
+        phi = 0.0 if noise_scale is None else noise_scale
+        call = f"lr_scaling={self.name} for M0={initial}, M={batch_size}, phi={phi:g}"
+        try:
+            found = float(self.rule(initial, batch_size, phi, epochs))
+        except Exception as error:
+            raise TrialFailure("raised", f"{call} failed: {one_line(error)}") from error
+        if not (math.isfinite(found) and found > 0.0):
+            raise TrialFailure(
+                "raised",
+                f"{call} gave {found}; it must give a positive number, by which the learning rate is multiplied",
+            )
+        return found
+
+
+def make_lr_scaling(
+    name: str | None, optimizer: Optimizer, warmup_epochs: float, search_path: Sequence[str] = ()
+) -> LrScaling:
+    """Return the rule of that name, one of `LR_SCALINGS` or `module:function`; `warmup_epochs` (at M0) are for legw.
+
+    None: AdaScale, or sqrt for Adam and similar optimizers. `search_path` is searched before `sys.path`. Raises
+    TrialFailure, in one line, if there is no such rule.
+    """
+    if name is None:
+        name = "sqrt" if is_adaptive(optimizer) else "adascale"
+    if name == "legw":
+        return LrScaling(name, lambda initial, batch_size, _, epochs: _legw(initial, batch_size, epochs, warmup_epochs))
+    if name in _RULES:
+        return LrScaling(name, _RULES[name])
+    function = _load(name, search_path)
+    return LrScaling(name, lambda initial, batch_size, phi, _: function(initial, batch_size, phi))
+
+
+def _legw(initial: int, batch_size: int, epochs: float, warmup_epochs: float) -> float:
+    """Return sqrt(M / M0), reached linearly over `warmup_epochs` * M / M0 epochs (You et al. 2019).
+
+    It starts from 1, the factor of M0, not from 0, because the trial has trained at M0 before. A schedule's own warm-up
+    is the user's.
+    """
+    warmup = warmup_epochs * batch_size / initial
+    done = 1.0 if warmup <= 0.0 else min(1.0, epochs / warmup)
+    return 1.0 + (math.sqrt(batch_size / initial) - 1.0) * done
+
+
+_RULES: dict[str, Rule] = {
+    "linear": lambda initial, batch_size, phi, epochs: batch_size / initial,
+    "sqrt": lambda initial, batch_size, phi, epochs: math.sqrt(batch_size / initial),
+    "adascale": lambda initial, batch_size, phi, epochs: float(gain(phi, initial, batch_size)),
+}
+
+
+def _load(name: str, search_path: Sequence[str]) -> ScaleLr:
+    module, separator, attribute = name.partition(":")
+    if not separator or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        near = difflib.get_close_matches(name, LR_SCALINGS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise TrialFailure(
+            "raised", f"lr_scaling={name!r} is not known; {hint}use one of {', '.join(LR_SCALINGS)}, or module:function"
+        )
+    sys.path[:0] = [folder for folder in search_path if folder not in sys.path]
+    importlib.invalidate_caches()
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise TrialFailure("raised", f"lr_scaling={name} cannot be imported: {one_line(error)}") from error
+    if not callable(found) or not _takes_three(found):
+        raise TrialFailure("raised", f"lr_scaling={name} is no function of (M0, M, phi)")
+    function: ScaleLr = found
+    return function
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(64, 128, 1000.0)
+    except TypeError:
+        return False
+    except ValueError:  # Some built-in functions have no signature.
+        return True
+    return True
+
+
+@contextmanager
+def scaled_lr(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Multiply every learning rate by `factor` for one optimizer step, and restore it."""
+    if factor == 1.0:
+        yield
+        return
+    rates = [_scale(group, factor) for group in optimizer.param_groups]
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if isinstance(rate, torch.Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = rate
+
+
+def _scale(group: dict[str, Any], factor: float) -> Any:
+    """Multiply the group's rate, a tensor in place since compiled steps refer to it; return the rate as it was."""
+    rate = group["lr"]
+    if isinstance(rate, torch.Tensor):
+        before = rate.clone()
+        rate.mul_(factor)
+        return before
+    group["lr"] = rate * factor
+    return rate
+
+
 FIRST_ESTIMATES = 40
-"""Of the noise scale, which are taken often whatever they cost."""
+"""The first estimates of the noise scale are frequent, at any cost."""
 LEAST_HALVES_SHARE, MOST_HALVES_SHARE = 0.02, 0.10
-"""Of the time of the steps, for passes that the noise scale needs and training does not: the less, the less there is to
-gain where the noise scale is as large as it may be."""
+"""Share of the steps' time for extra passes that only the noise scale needs: less if even its largest likely value
+would bring little gain."""
 GAIN_FOR_HALVES = 0.2
-"""Of what there is to gain."""
+"""The share of the possible gain that these passes may cost."""
 LEAST_STEPS_BETWEEN, MOST_STEPS_BETWEEN = 4, 32
 SWEEP_SIZES = 6
 SWEEP_WARM_STEPS = 2
 LEAST_SWEEP_STEPS, MOST_SWEEP_STEPS = 8, 50
 SWEEP_SIZE_S = 0.5
-"""Within these numbers of steps, a size is timed for about so long."""
+"""A size is timed for about this long, within these numbers of steps."""
 SWEEP_S = 60.0
-"""A sweep tries no further size after so long."""
+"""A sweep begins no further size after this time."""
 
 
 def make_adaptive(
     segment: Segment,
     gang: Gang,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     wrapped: torch.nn.Module,
     *,
     batch_size: int,
@@ -137,9 +266,9 @@ def make_adaptive(
     least_per_gpu: int,
     fits: Callable[[int], bool],
 ) -> AdaptiveBatching:
-    """The adaptive batches of a trial on one worker; `batch_size` and `per_gpu` are the trial's own.
+    """Return the adaptive batches of a trial on one worker; `batch_size` and `per_gpu` are the trial's own.
 
-    Raises TrialFailure where the user's limits do not fit the trial or the gang.
+    Raises TrialFailure if the user's limits do not fit the trial or the gang.
     """
     assert segment.batch is not None
     limits = resolve_limits(
@@ -168,12 +297,8 @@ def make_adaptive(
         scaling=make_lr_scaling(segment.batch.lr_scaling, optimizer, segment.batch.warmup_epochs),
         least_per_gpu=least_per_gpu,
         fits=fits,
-        synchronize=torch.cuda.synchronize if segment.device == "cuda" else _nothing,
+        synchronize=torch.cuda.synchronize if segment.device == "cuda" else lambda: None,
     )
-
-
-def _nothing() -> None:
-    """A CPU is done when it returns."""
 
 
 @dataclass(slots=True)
@@ -182,7 +307,7 @@ class _Stretch:
 
     batch: BatchChoice
     untimed: int = 0
-    """Its first steps that are not timed: in the first of a size, memory and kernels are set up."""
+    """First steps that are not timed: the first of a size sets up memory and kernels."""
     steps: int = 0
     duration_s: float = 0.0
     timed_steps: int = 0
@@ -193,42 +318,38 @@ class _Stretch:
         return self.timed_s / self.timed_steps if self.timed_steps else self.duration_s / self.steps
 
 
-class AdaptiveBatching:
-    """Implements `batching.Batching` for one worker of a gang; all of its workers call it in lockstep."""
+@dataclass(eq=False, kw_only=True)
+class AdaptiveBatching(Batching):
+    """Batches chosen by goodput, for one worker of a gang; all of its workers call it in lockstep.
 
-    def __init__(
-        self,
-        *,
-        segment: Segment,
-        limits: BatchLimits,
-        samples_per_iteration: int,
-        num_samples: int,
-        gang: Gang,
-        noise: GradientNoise,
-        scaling: LrScaling,
-        least_per_gpu: int,
-        fits: Callable[[int], bool],
-        synchronize: Callable[[], None],
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """`fits(m)` tries a pass of m samples on every worker and says whether all of them had the memory for it.
+    Raises TrialFailure if no batch can be split over the gang.
+    """
 
-        `synchronize` waits until the device has done what it was asked. Raises TrialFailure where no batch can be
-        split over the gang.
-        """
+    segment: Segment
+    limits: InitVar[BatchLimits]
+    samples_per_iteration: int
+    num_samples: int
+    gang: Gang
+    noise: GradientNoise
+    scaling: LrScaling
+    least_per_gpu: int
+    fits: Callable[[int], bool]
+    """Tries a pass of m samples on every worker, and returns whether all of them had the memory for it."""
+    synchronize: Callable[[], None]
+    """Waits until the device is done."""
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self, limits: BatchLimits) -> None:
+        segment = self.segment
         assert segment.batch is not None
-        check_gang(limits, segment.num_workers, least_per_gpu)
-        self._least_per_gpu = least_per_gpu
-        self._segment, self._gang, self._noise, self._scaling = segment, gang, noise, scaling
-        self._samples_per_iteration, self._num_samples = samples_per_iteration, num_samples
-        self._fits, self._synchronize, self._clock = fits, synchronize, clock
+        check_gang(limits, segment.num_workers, self.least_per_gpu)
         self._interval = segment.batch.interval
         self._agent = BatchAgent(
             limits,
             instances=segment.num_instances,
             gpus=segment.num_workers,
-            clock=clock,
-            least_per_gpu=least_per_gpu,
+            clock=self.clock,
+            least_per_gpu=self.least_per_gpu,
             known=segment.known_points,
         )
         self._noise_scale: float | None = None
@@ -245,54 +366,40 @@ class AdaptiveBatching:
         self._stretch: _Stretch
         self._set(self._agent.split(limits.initial))
 
-    @property
-    def batch_size(self) -> int:
-        """M."""
-        return self._stretch.batch.batch_size
-
-    @property
-    def per_gpu(self) -> int:
-        """m."""
-        return self._stretch.batch.per_gpu
-
     def begin(self, iterations: int) -> None:
-        """An iteration ends with the step that reaches its statistical progress; a sweep, when it is through."""
-        self._target = float(iterations * self._samples_per_iteration)
-        if self._segment.batch_mode == "sweep":
-            self._sweep, self._sweep_ends_at = iter(self._agent.sizes(SWEEP_SIZES)), self._clock() + SWEEP_S
+        """Begin an iteration, which ends at its statistical progress, or a sweep, which ends after its last size."""
+        self._target = float(iterations * self.samples_per_iteration)
+        if self.segment.batch_mode == "sweep":
+            self._sweep, self._sweep_ends_at = iter(self._agent.sizes(SWEEP_SIZES)), self.clock() + SWEEP_S
             self._next_of_sweep()
         elif not self._started:
             self._decide()
         self._started = True
-        self._synchronize()
-        self._mark = self._clock()
+        self.synchronize()
+        self._mark = self.clock()
 
     def is_over(self) -> bool:
-        """By statistical progress."""
-        if self._segment.batch_mode == "sweep":
+        if self.segment.batch_mode == "sweep":
             return self._sweep is None
         return self._progress >= self._target
 
     def wants_halves(self, share: int) -> bool:
-        """Where one worker has the whole batch, the noise scale needs it in halves now and then."""
-        return self._noise.wants_halves(share)
+        return self.noise.wants_halves(share)
 
     def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
-        """Tell the noise scale what the gradients will be of."""
-        self._noise.before_step(batch.shares, parts)
+        self.noise.before_step(batch.shares, parts)
 
     def after_part(self) -> None:
-        """Let the noise scale see a micro-batch."""
-        self._noise.after_part()
+        self.noise.after_part()
 
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the noise scale see the gradient, and the optimizer use it with the learning rate for this batch."""
-        self._noise.before_update()
+    def update(self, optimizer: Optimizer) -> None:
+        """Show the gradient to the noise scale, and step with the learning rate for this batch."""
+        self.noise.before_update()
         with scaled_lr(optimizer, self._lr_factor):
             optimizer.step()
 
     def after_step(self, batch: GlobalBatch) -> int:
-        """Count the step, and decide anew where it is time to; the LR schedule goes by progress in batches of M0."""
+        """Count the step, and decide again when due. The LR schedule advances by progress in batches of M0."""
         self._progress += self._useful * batch.size
         self._stretch.steps += 1
         self._since_decision += 1
@@ -303,55 +410,57 @@ class AdaptiveBatching:
                 self._next_of_sweep()
         elif self._since_decision >= self._interval:
             self._decide()
-        # A schedule may end with the steps that the user foresaw: what overshoots counts in the next iteration.
+        # A schedule may have exactly the planned steps: the excess counts in the next iteration.
         due = int(min(self._progress, self._target) // self._agent.limits.initial)
         batches, self._scheduled = due - self._scheduled, due
         return batches
 
     def end(self) -> BatchReport:
-        """The stretches of the iteration. Where few steps have passed since the last decision, it stands."""
-        if self._segment.batch_mode != "sweep":
+        """Return the stretches of the iteration. A decision of few steps ago still stands."""
+        if self.segment.batch_mode != "sweep":
             if 4 * self._since_decision >= self._interval:
                 self._decide()
             else:
                 self._close_stretch(self._noise_scale)
         uses, self._uses = tuple(self._uses), []
-        return BatchReport(batches=uses, limits=self._agent.limits, samples_per_iteration=self._samples_per_iteration)
+        return BatchReport(batches=uses, limits=self._agent.limits, samples_per_iteration=self.samples_per_iteration)
 
     def _decide(self) -> None:
-        """Take in what the last stretch showed, and choose the batch of the next one; on all ranks."""
-        reading = self._noise.reading()
+        """Learn from the last stretch, and choose the batch of the next one; on all ranks."""
+        reading = self.noise.reading()
         known = self._noise_scale if reading.noise_scale is None else reading.noise_scale
         self._close_stretch(known)
         batch = self._stretch.batch
-        if self._segment.rank == 0 and self._segment.batch_mode == "adapt":
+        if self.segment.rank == 0 and self.segment.batch_mode == "adapt":
             batch = self._agent.choose(batch, _cautious(reading))
         scale = math.nan if known is None else known
-        batch_size, per_gpu, accumulation, noise_scale = self._gang.share(
+        batch_size, per_gpu, accumulation, noise_scale = self.gang.share(
             [batch.batch_size, batch.per_gpu, batch.accumulation, scale]
         )
         self._noise_scale = None if math.isnan(noise_scale) else noise_scale
         self._since_decision = 0
-        self._noise.halves_every = self._halves_every(reading)
+        self.noise.halves_every = self._halves_every(reading)
         self._adopt(BatchChoice(batch_size=round(batch_size), per_gpu=round(per_gpu), accumulation=round(accumulation)))
-        self._mark = self._clock()
+        self._mark = self.clock()
 
     def _halves_every(self, reading: NoiseReading) -> int:
-        """Steps between those in halves, which one worker alone needs: few at first, then as they may bring."""
-        if self._segment.num_workers > 1 or reading.estimates < FIRST_ESTIMATES:
+        """Return the steps between steps in halves, for a single worker: few at first, then by the possible gain."""
+        if self.segment.num_workers > 1 or reading.estimates < FIRST_ESTIMATES:
             return LEAST_STEPS_BETWEEN
-        gain = self._agent.most_gain(self._stretch.batch, (reading.noise_scale or 0.0) * (1.0 + reading.uncertainty))
-        share = max(LEAST_HALVES_SHARE, min(MOST_HALVES_SHARE, GAIN_FOR_HALVES * gain))
+        most_gain = self._agent.most_gain(
+            self._stretch.batch, (reading.noise_scale or 0.0) * (1.0 + reading.uncertainty)
+        )
+        share = max(LEAST_HALVES_SHARE, min(MOST_HALVES_SHARE, GAIN_FOR_HALVES * most_gain))
         affordable = math.ceil(self._agent.constant_share() / share)
         return max(LEAST_STEPS_BETWEEN, min(MOST_STEPS_BETWEEN, affordable))
 
     def _adopt(self, batch: BatchChoice) -> None:
-        """Go on with `batch`, or with what the memory allows of it."""
+        """Continue with `batch`, or with the part of it that fits the memory."""
         while batch.per_gpu > self._proven:
-            if self._fits(batch.per_gpu):
+            if self.fits(batch.per_gpu):
                 self._proven = batch.per_gpu
                 break
-            if batch.per_gpu <= self._least_per_gpu:
+            if batch.per_gpu <= self.least_per_gpu:
                 least = f"out of memory with a batch of {batch.per_gpu} on a GPU"
                 raise refused(f"{least}; use a smaller model or an instance with more memory")
             self._agent.forbid(batch.per_gpu, self._proven)
@@ -360,39 +469,40 @@ class AdaptiveBatching:
 
     def _set(self, batch: BatchChoice) -> None:
         is_new = not self._started or batch != self._stretch.batch
-        untimed = SWEEP_WARM_STEPS if self._segment.batch_mode == "sweep" else int(is_new)
+        untimed = SWEEP_WARM_STEPS if self.segment.batch_mode == "sweep" else int(is_new)
         self._stretch = _Stretch(batch=batch, untimed=untimed)
+        self.batch_size, self.per_gpu = batch.batch_size, batch.per_gpu
         self._useful = 1.0
         if self._noise_scale is not None:
             self._useful = float(efficiency(self._noise_scale, self._agent.limits.initial, batch.batch_size))
-        # A sweep leaves the learning rate alone: it would not be safe at sizes that nobody chose.
+        # A sweep leaves the learning rate alone: it would not be safe at sizes that were not chosen.
         self._lr_factor = 1.0
-        if self._segment.batch_mode != "sweep":
-            initial, epochs = self._agent.limits.initial, self._progress / self._num_samples
-            self._lr_factor = self._scaling.factor(initial, batch.batch_size, self._noise_scale, epochs)
+        if self.segment.batch_mode != "sweep":
+            initial, epochs = self._agent.limits.initial, self._progress / self.num_samples
+            self._lr_factor = self.scaling.factor(initial, batch.batch_size, self._noise_scale, epochs)
 
     def _next_of_sweep(self) -> None:
-        """Go to the next size of the sweep; it is over where there is none, or no time."""
+        """Go to the next size of the sweep; end it if no size or time is left."""
         assert self._sweep is not None
-        self._close_stretch(self._noise.reading().noise_scale)
-        (late,) = self._gang.share([float(self._clock() >= self._sweep_ends_at)])
+        self._close_stretch(self.noise.reading().noise_scale)
+        (late,) = self.gang.share([float(self.clock() >= self._sweep_ends_at)])
         size = None if late else next(self._sweep, None)
         if size is None:
             self._sweep = None
             return
         self._adopt(self._agent.split(self._agent.attainable(size)))
-        self._mark = self._clock()
+        self._mark = self.clock()
 
     def _warmed_up(self, lap_s: float) -> None:
-        """The steps that are not timed took `lap_s`; in a sweep, say how many of this size are."""
+        """Note that the untimed steps took `lap_s`; in a sweep, choose the number of timed ones."""
         self._stretch.duration_s += lap_s
         if self._sweep is not None:
             wanted = SWEEP_SIZE_S * self._stretch.untimed / max(lap_s, 1e-9)
             wanted = min(max(math.ceil(wanted), LEAST_SWEEP_STEPS), MOST_SWEEP_STEPS)
-            self._sweep_steps = round(self._gang.share([wanted])[0])
+            self._sweep_steps = round(self.gang.share([wanted])[0])
 
     def _close_stretch(self, noise_scale: float | None) -> None:
-        """Note the stretch, show it to the agent, and begin another one of the same size."""
+        """Record the stretch, show it to the agent, and begin another one of the same size."""
         stretch = self._stretch
         if not stretch.steps:
             return
@@ -408,8 +518,8 @@ class AdaptiveBatching:
         initial = self._agent.limits.initial
         useful = 1.0 if noise_scale is None else float(efficiency(noise_scale, initial, stretch.batch.batch_size))
         return BatchUse(
-            instances=self._segment.num_instances,
-            gpus=self._segment.num_workers,
+            instances=self.segment.num_instances,
+            gpus=self.segment.num_workers,
             batch_size=stretch.batch.batch_size,
             per_gpu=stretch.batch.per_gpu,
             accumulation=stretch.batch.accumulation,
@@ -421,14 +531,13 @@ class AdaptiveBatching:
         )
 
     def _lap(self) -> float:
-        """Seconds since the last mark, which is set anew."""
-        self._synchronize()
-        now = self._clock()
+        """Return the seconds since the last mark, and set the next one."""
+        self.synchronize()
+        now = self.clock()
         elapsed_s, self._mark = now - self._mark, now
         return elapsed_s
 
     def state(self) -> dict[str, Any]:
-        """Progress, batch, noise scale and all that the agent has learnt."""
         return {
             "progress": self._progress,
             "scheduled": self._scheduled,
@@ -436,25 +545,24 @@ class AdaptiveBatching:
             "noise_scale": self._noise_scale,
             "proven": self._proven,
             "agent": self._agent.state(),
-            "noise": self._noise.state_dict(),
+            "noise": self.noise.state_dict(),
         }
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Go on with what was learnt; with another gang, the batch is split over it at once and chosen anew soon."""
+        """Continue with what was learnt. With another gang, the batch is split at once and chosen again soon."""
         if state is None:
             raise KeyError("it was written with a fixed batch")
         self._progress, self._noise_scale, self._proven = state["progress"], state["noise_scale"], state["proven"]
         self._scheduled = state["scheduled"]
         self._agent.restore(state["agent"])
-        self._noise.load_state_dict(state["noise"])
+        self.noise.load_state_dict(state["noise"])
         self._set(self._agent.split(self._agent.attainable(state["batch_size"])))
 
     def close(self) -> None:
-        """Let go of model and optimizer."""
-        self._noise.close()
-        del self._fits
+        self.noise.close()
+        del self.fits
 
 
 def _cautious(reading: NoiseReading) -> float | None:
-    """A smaller phi where it is uncertain: too small a batch costs less than one too large."""
+    """Return a smaller phi if it is uncertain: a batch that is too small costs less than one too large."""
     return None if reading.noise_scale is None else reading.noise_scale / (1.0 + reading.uncertainty)

@@ -1,7 +1,7 @@
 """The agent of a trial: learns from timed steps and the noise scale which batch makes the most progress per second.
 
-PolluxAgent (OSDI '21, §4.1) for a gang whose GPUs the plan has chosen. Pure but for the clock that it is given; it runs
-on rank 0, and what it knows travels with the checkpoint.
+PolluxAgent (OSDI '21, §4.1) for a gang whose GPUs the plan has chosen. Pure except for its clock. It runs on rank 0,
+and its knowledge is part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -20,26 +20,26 @@ from rubberband.planner.goodput.model import efficiency, step_s
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 
 WINDOW = 8
-"""Of each layout the latest so many timings count; older ones fade."""
+"""The number of latest timings of each layout that count."""
 MOST_POINTS = 64
-"""Layouts that are remembered; those timed longest ago go first."""
+"""The most layouts that are remembered; those timed longest ago go first."""
 FIT_SHARE = 0.01
-"""Of the time, for fitting anew."""
+"""Share of the time for fitting."""
 GROWTH = 2.0
-"""From one choice to the next the batch grows or shrinks by no more than this: what is known is known nearby."""
+"""From one choice to the next, the batch grows or shrinks by this factor at most: the model is only good nearby."""
 TRUSTED_STRETCHES = 3
-"""A layout that was timed less often is doubted after a while: other work on the machine may have slowed it."""
+"""A layout with fewer timings is doubted after a while: other work on the machine may have slowed it."""
 DOUBTED_AFTER = 32
-"""Stretches of whatever layout since its last one."""
+"""Stretches of any layout since its last one."""
 DOUBTED_WEIGHT = 0.1
-"""In the fit, where a stretch weighs 1."""
+"""Its weight in the fit, where a stretch weighs 1."""
 TRY_GROWTH = 1.5
-"""Where nothing tells what a sample costs, a batch so much larger is tried."""
+"""A batch this much larger is tried while the cost of a sample is unknown."""
 LEAST_GAIN = 0.01
 """A smaller gain in goodput is not worth a change."""
 
 Layout = tuple[int, int, int, int]
-"""Of a batch: instances, GPUs, samples per GPU at once, accumulation (N, K, m, s)."""
+"""Instances, GPUs, samples per GPU at once, and accumulation of a batch (N, K, m, s)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,58 +51,53 @@ class BatchChoice:
     accumulation: int
 
 
+@dataclass(eq=False)
 class BatchAgent:
     """Chooses batches for a gang of `gpus` workers on `instances` instances."""
 
-    def __init__(
-        self,
-        limits: BatchLimits,
-        *,
-        instances: int,
-        gpus: int,
-        clock: Callable[[], float],
-        least_per_gpu: int = 1,
-        known: Sequence[BatchPoint] = (),
-    ) -> None:
-        """`known` are steps that profiling timed, of any gang."""
-        self.limits = limits
-        self._instances = instances
-        self.gpus = gpus
-        """K."""
-        self._clock = clock
-        self._least_per_gpu = least_per_gpu
+    limits: BatchLimits
+    instances: int = field(kw_only=True)
+    """N."""
+    gpus: int = field(kw_only=True)
+    """K."""
+    clock: Callable[[], float] = field(kw_only=True)
+    least_per_gpu: int = field(default=1, kw_only=True)
+    known: InitVar[Sequence[BatchPoint]] = field(default=(), kw_only=True)
+    """Steps that profiling timed, of any gang."""
+
+    def __post_init__(self, known: Sequence[BatchPoint]) -> None:
         self._known = {_layout_of(point): point.step_s for point in known}
         self._known_model: Throughput | None = None
         self._seen: dict[Layout, deque[tuple[int, float]]] = {}
         """Layout -> (steps, seconds) of its latest stretches."""
         self._seen_at: dict[Layout, int] = {}
-        """Layout -> how many stretches there had been when it was last timed."""
+        """Layout -> number of stretches when it was last timed."""
         self._num_stretches = 0
         self._model: Throughput | None = None
         self._fit_due_at = 0.0
         self._news = bool(known)
 
     def split(self, batch_size: int) -> BatchChoice:
-        """M as it fits: the smallest s that keeps m within its limit."""
+        """Return M with the smallest s that keeps m within its limit."""
         share = max(even_shares(batch_size, self.gpus))
         passes = -(-share // (self.limits.max_per_gpu or share))
         return BatchChoice(batch_size=batch_size, per_gpu=-(-share // passes), accumulation=passes - 1)
 
     def attainable(self, batch_size: int) -> int:
-        """The size itself, or the largest below it that the limits allow."""
+        """Return the size, or the largest below it that the limits allow."""
         most = self.limits.max
         if self.limits.max_per_gpu is not None and not self.limits.accumulation:
             most = min(most, self.gpus * self.limits.max_per_gpu)
         return max(self.limits.initial, min(batch_size, most))
 
     def sizes(self, num: int) -> list[int]:
-        """At most `num` sizes from the smallest to the largest, evenly spread on a log scale."""
-        found = candidates(self.limits, self.gpus, least_per_gpu=self._least_per_gpu, num=num)
+        """Return at most `num` sizes from the smallest to the largest, evenly spread on a log scale."""
+        found = candidates(self.limits, self.gpus, least_per_gpu=self.least_per_gpu, num=num)
         return [int(size) for size in found.batch_size]
 
     def observe(self, used: BatchChoice, steps: int, seconds: float) -> None:
-        """A stretch of `steps` optimizer steps took `seconds` in all."""
-        layout = (self._instances, self.gpus, used.per_gpu, used.accumulation)
+        """Note that `steps` optimizer steps took `seconds`."""
+        layout = (self.instances, self.gpus, used.per_gpu, used.accumulation)
         self._news = self._news or layout not in self._seen
         timings = self._seen.pop(layout, deque(maxlen=WINDOW))
         timings.append((steps, seconds))
@@ -114,33 +109,33 @@ class BatchAgent:
             del self._seen[oldest], self._seen_at[oldest]
 
     def forbid(self, per_gpu: int, proven: int) -> None:
-        """`per_gpu` samples do not fit the memory, and `proven` do: stay well below the former from now on."""
+        """Note that `per_gpu` samples do not fit the memory, and `proven` do: stay well below the former."""
         self.limits = replace(self.limits, max_per_gpu=max(proven, min(per_gpu - 1, per_gpu * 3 // 4), 1))
 
     def choose(self, current: BatchChoice, noise_scale: float | None) -> BatchChoice:
-        """The batch to go on with (§4.1), within `GROWTH` times the current one; the same where little is gained.
+        """Return the next batch (§4.1), within `GROWTH` times the current one; the same if the gain is small.
 
-        `noise_scale` is phi, better too small than too large; None: not known, and the batch stays.
+        `noise_scale` is phi, rather too small than too large; None: unknown, and the batch stays.
         """
         model = self._fitted()
         if noise_scale is None or model is None:
             return self.split(self.attainable(current.batch_size))
         stay = self.attainable(current.batch_size)
-        most = max(self.limits.initial, self.gpus * self._least_per_gpu, int(GROWTH * stay))
+        most = max(self.limits.initial, self.gpus * self.least_per_gpu, int(GROWTH * stay))
         limits = replace(self.limits, max=min(self.limits.max, most))
-        here = choose_at(model, noise_scale, limits, self._instances, self.gpus, stay)
-        found = choose(model, noise_scale, limits, self._instances, self.gpus, least_per_gpu=self._least_per_gpu)
+        here = choose_at(model, noise_scale, limits, self.instances, self.gpus, stay)
+        found = choose(model, noise_scale, limits, self.instances, self.gpus, least_per_gpu=self.least_per_gpu)
         if found.goodput > (1.0 + LEAST_GAIN) * here.goodput and better(stay, found):
             return self.split(max(found.batch_size, math.ceil(stay / GROWTH)))
         return self._tried(model, noise_scale, here) or self.split(stay)
 
     def _tried(self, model: Throughput, noise_scale: float, here: GoodputChoice) -> BatchChoice | None:
-        """A size whose time nothing tells yet, if it would gain where it is as fast as it may be.
+        """Return a size of unknown time, if it would gain at its best possible speed.
 
-        Timings at one m do not tell what a sample costs, and those in single passes do not tell computing, which
+        Timings at one m do not show the cost of a sample, and those in single passes do not separate computing, which
         accumulation repeats, from synchronising, which it does not. Each is tried once, or until it can be trusted.
         """
-        mine = [(m, s) for n, k, m, s in filter(self._trusted, self._seen) if (n, k) == (self._instances, self.gpus)]
+        mine = [(m, s) for n, k, m, s in filter(self._trusted, self._seen) if (n, k) == (self.instances, self.gpus)]
         initial, size = self.limits.initial, here.batch_size
         if here.per_gpu != self.limits.max_per_gpu and len({m for m, _ in mine}) == 1:
             size, least_s = self.attainable(int(TRY_GROWTH * size)), here.step_s
@@ -154,7 +149,7 @@ class BatchAgent:
         return found if hoped > (1.0 + LEAST_GAIN) * here.goodput else None
 
     def _weights(self, points: Sequence[BatchPoint]) -> list[float]:
-        """How much each point counts in the fit: as often as it was timed, and little where it is doubted."""
+        """Return the weight of each point in the fit: its number of timings, or little if it is doubted."""
         return [
             float(len(self._seen[key]) if self._trusted(key) else DOUBTED_WEIGHT)
             if (key := _layout_of(point)) in self._seen
@@ -167,25 +162,25 @@ class BatchAgent:
         return since <= DOUBTED_AFTER or len(self._seen[layout]) >= TRUSTED_STRETCHES
 
     def _fitted(self) -> Throughput | None:
-        """The model, fitted anew where there is a new layout, or enough time has passed to afford it."""
+        """Return the model, fitted again after a new layout, or once enough time has passed to afford it."""
         points = self.points()
-        if points and (self._news or self._clock() >= self._fit_due_at):
-            began = self._clock()
+        if points and (self._news or self.clock() >= self._fit_due_at):
+            began = self.clock()
             self._model = fit(points, self._model, self._weights(points))
-            now = self._clock()
+            now = self.clock()
             self._fit_due_at = now + (now - began) / FIT_SHARE
             self._news = False
         return self._model
 
     def points(self) -> list[BatchPoint]:
-        """What the fit goes by: own timings, and those of profiling, as much slower as the own ones turned out."""
+        """Return the points of the fit: own timings, and profiling's, scaled by how much slower the own ones are."""
         own = {layout: _typical(timings) for layout, timings in self._seen.items()}
         pace = self._pace(own)
         every = {key: pace * seconds for key, seconds in self._known.items()} | own
         return [_point(layout, seconds) for layout, seconds in every.items()]
 
     def _pace(self, own: Mapping[Layout, float]) -> float:
-        """How much slower own steps are than those that profiling timed; by a fit of these where it timed none such."""
+        """Return how much slower own steps are than profiling's, or than their fit for layouts that it did not time."""
         if not own or not self._known:
             return 1.0
         if self._known_model is None:
@@ -194,25 +189,25 @@ class BatchAgent:
         return median(own[key] / (self._known.get(key) or float(step_s(model, *key))) for key in own)
 
     def most_gain(self, current: BatchChoice, noise_scale: float) -> float:
-        """By what part goodput would rise with the best batch if phi were `noise_scale`; 0 while nothing is known."""
+        """Return the relative gain in goodput of the best batch if phi were `noise_scale`; 0 without a model."""
         if self._model is None or not math.isfinite(noise_scale):
             return 0.0
         size = self.attainable(current.batch_size)
-        here = choose_at(self._model, noise_scale, self.limits, self._instances, self.gpus, size)
+        here = choose_at(self._model, noise_scale, self.limits, self.instances, self.gpus, size)
         found = choose(
-            self._model, noise_scale, self.limits, self._instances, self.gpus, least_per_gpu=self._least_per_gpu
+            self._model, noise_scale, self.limits, self.instances, self.gpus, least_per_gpu=self.least_per_gpu
         )
         return max(0.0, found.goodput / here.goodput - 1.0)
 
     def constant_share(self) -> float:
-        """Of the time of a step on one worker: what a pass takes whatever its size, and another pass would add."""
+        """Return the share of a step's time on one worker that a pass takes at any size, and another pass would add."""
         if self._model is None or not self._seen:
             return 1.0
         latest = next(reversed(self._seen.values()))
         return min(1.0, self._model.alpha_grad_s / median(seconds / steps for steps, seconds in latest))
 
     def state(self) -> dict[str, Any]:
-        """What it has learnt, as plain values."""
+        """Return its knowledge as plain values."""
         return {
             "seen": [(key, self._seen_at[key], list(timings)) for key, timings in self._seen.items()],
             "stretches": self._num_stretches,
@@ -221,7 +216,7 @@ class BatchAgent:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave, perhaps with another gang; the tighter limit of memory holds."""
+        """Continue from the `state`, perhaps with another gang; the tighter memory limit holds."""
         self._seen = {tuple(key): deque(map(tuple, timings), maxlen=WINDOW) for key, _, timings in state["seen"]}
         self._seen_at = {tuple(key): seen_at for key, seen_at, _ in state["seen"]}
         self._num_stretches = state["stretches"]
@@ -241,7 +236,7 @@ def _layout_of(point: BatchPoint) -> Layout:
 
 
 def _typical(timings: Sequence[tuple[int, float]]) -> float:
-    """Seconds per step: the median of steps, of two stretches alike the faster one. What interferes only slows down."""
+    """Return the median seconds per step; between two equal stretches the faster one, since interference only slows."""
     rest = sum(steps for steps, _ in timings) / 2
     ordered = sorted((seconds / steps, steps) for steps, seconds in timings)
     for each_s, steps in ordered:

@@ -1,9 +1,11 @@
-"""From positions in a dataset to a batch on the device, a whole batch at a time."""
+"""Batches: from positions in a dataset to tensors on the device, and how large they are."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +18,10 @@ Collate = Callable[[list[Any]], Any]
 
 
 def fetch(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> Any:
-    """The samples at `indices` as one batch; `collate` None means torch's default.
+    """Return the samples at `indices` as one batch; `collate` None means torch's default.
 
-    A TensorDataset (or a Subset of one) is indexed at once, which gives what `default_collate` would; a dataset with
-    `__getitems__` is asked once; any other sample by sample.
+    A TensorDataset (or a Subset of one) is indexed at once, which gives the same as `default_collate`. A dataset with
+    `__getitems__` is called once, any other one sample by sample.
     """
     if collate is None:
         if isinstance(dataset, Subset):
@@ -36,7 +38,7 @@ def fetch(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> A
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in its lists, tuples and mappings on `device`."""
+    """Move every tensor in the lists, tuples and mappings of a batch to `device`."""
     if device.type == "cpu":
         return batch
     if isinstance(batch, torch.Tensor):
@@ -51,7 +53,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def num_samples(dataset: Dataset[Any], what: str) -> int:
-    """Samples in a map-style dataset.
+    """Return the number of samples in a map-style dataset.
 
     Raises TypeError for a dataset without length or positions, ValueError for an empty one.
     """
@@ -63,7 +65,7 @@ def num_samples(dataset: Dataset[Any], what: str) -> int:
 
 
 class EvalLoader:
-    """The evaluation set in order, as batches on the device; it can be walked any number of times."""
+    """The evaluation set in order, as batches on the device; it can be iterated any number of times."""
 
     def __init__(
         self, dataset: Dataset[Any], *, batch_size: int, device: torch.device, collate: Collate | None
@@ -89,115 +91,70 @@ class EvalLoader:
         return (to_device(fetch(self.dataset, part, self._collate), self._device) for part in self._parts)
 
 
-# How large the batches of a trial are, step by step: the seam between the training loop and what adapts them.
-#
-# `FixedBatching` keeps one size; `adaptation.AdaptiveBatching` chooses it by goodput.
+class Batching(ABC):
+    """Decides how large a worker's batches are, step by step; by default nothing is adapted.
 
+    Every worker of a gang comes to the same decisions, at the same steps.
+    """
 
-class Batching(Protocol):
-    """Decides the batches of one worker; every worker of a gang comes to the same decisions, at the same steps."""
+    batch_size: int
+    """M: samples of the next optimizer step, over the gang."""
+    per_gpu: int
+    """m: the most samples that go through the model at once."""
 
-    @property
-    def batch_size(self) -> int:
-        """M: samples of the next optimizer step, over the gang."""
-        ...
-
-    @property
-    def per_gpu(self) -> int:
-        """m: the most samples that go through the model at once."""
-        ...
-
+    @abstractmethod
     def begin(self, iterations: int) -> None:
-        """The iteration begins after which `iterations` are done."""
-        ...
+        """Begin the iteration after which `iterations` are done."""
 
+    @abstractmethod
     def is_over(self) -> bool:
         """Whether the iteration is over."""
-        ...
 
     def wants_halves(self, share: int) -> bool:
         """Whether this worker's `share` of the next step, which goes through the model at once, should go in two."""
-        ...
-
-    def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
-        """The step begins; `parts` are the sizes of this worker's micro-batches."""
-        ...
-
-    def after_part(self) -> None:
-        """The gradient of a micro-batch is there."""
-        ...
-
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the optimizer use the gradient, which is the whole gang's."""
-        ...
-
-    def after_step(self, batch: GlobalBatch) -> int:
-        """The step is over; by how many batches the LR schedule goes on, if it goes by batches."""
-        ...
-
-    def end(self) -> BatchReport:
-        """The iteration is over; what is to be told of it."""
-        ...
-
-    def state(self) -> dict[str, Any] | None:
-        """What `restore` needs, as plain values; None if there is nothing."""
-        ...
-
-    def restore(self, state: dict[str, Any] | None) -> None:
-        """Go on from what `state` gave, on any number of workers."""
-        ...
-
-    def close(self) -> None:
-        """Let go of model and optimizer."""
-        ...
-
-
-class FixedBatching:
-    """The same size for every step and every gang; an iteration is a number of samples."""
-
-    def __init__(self, sampler: GlobalBatchSampler, batch_size: int, per_gpu: int, samples_per_iteration: int) -> None:
-        self._sampler = sampler
-        self._samples_per_iteration = samples_per_iteration
-        self._until_samples = 0
-        self.batch_size = batch_size
-        self.per_gpu = per_gpu
-
-    def begin(self, iterations: int) -> None:
-        """An iteration ends with the batch that reaches its samples."""
-        self._until_samples = iterations * self._samples_per_iteration
-
-    def is_over(self) -> bool:
-        """By samples since the first epoch began."""
-        return self._sampler.samples_done >= self._until_samples
-
-    def wants_halves(self, share: int) -> bool:
-        """Never."""
         return False
 
-    def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
-        """Nothing."""
+    def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:  # noqa: B027 - optional hook
+        """Note that a step begins; `parts` are the sizes of this worker's micro-batches."""
 
-    def after_part(self) -> None:
-        """Nothing."""
+    def after_part(self) -> None:  # noqa: B027 - optional hook
+        """Note that the gradient of a micro-batch is computed."""
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """As it is."""
+        """Let the optimizer use the gradient of the whole gang."""
         optimizer.step()
 
     def after_step(self, batch: GlobalBatch) -> int:
-        """One batch is one batch."""
+        """Note that the step is over; return by how many batches an LR schedule that counts batches advances."""
         return 1
 
     def end(self) -> BatchReport:
-        """Nothing to tell."""
+        """End the iteration; return what to report of its batches."""
         return BatchReport()
 
     def state(self) -> dict[str, Any] | None:
-        """The sampler has it all."""
+        """Return plain values for `restore`; None if there are none."""
         return None
 
-    def restore(self, state: dict[str, Any] | None) -> None:
-        """The sampler has it all."""
+    def restore(self, state: dict[str, Any] | None) -> None:  # noqa: B027 - optional hook
+        """Continue from the `state`, on any number of workers."""
 
-    def close(self) -> None:
-        """Nothing."""
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Drop model and optimizer."""
+
+
+@dataclass(eq=False)
+class FixedBatching(Batching):
+    """The same size for every step and every gang; an iteration is a number of samples."""
+
+    sampler: GlobalBatchSampler
+    batch_size: int
+    per_gpu: int
+    samples_per_iteration: int
+    _until_samples: int = field(default=0, init=False)
+
+    def begin(self, iterations: int) -> None:
+        self._until_samples = iterations * self.samples_per_iteration
+
+    def is_over(self) -> bool:
+        return self.sampler.samples_done >= self._until_samples

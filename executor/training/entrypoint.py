@@ -1,4 +1,4 @@
-"""The entry point: what to train, in a form that reaches a worker in another process."""
+"""The entry point: the trial's class or function, in a form that reaches a worker in another process."""
 
 from __future__ import annotations
 
@@ -19,29 +19,26 @@ from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial
 
 Target = type[TorchTrial] | type[Trial] | TrainFunction
-"""What an entry point leads to."""
+"""Target of an entry point."""
 
 _WHAT_A_TRIAL_IS = "a subclass of rubberband.TorchTrial or rubberband.Trial, or a function train(config)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrypoint:
-    """Where the trial's class or function is found: by name, or inside where it has none that a worker could import."""
+    """The trial's class or function, by name, or by value if a worker cannot import it."""
 
     module: str
     attribute: str
     """May be dotted."""
     search_path: tuple[str, ...] = ()
-    """Absolute folders that are searched before `sys.path`."""
+    """Absolute folders, searched before `sys.path`."""
     pickled: bytes | None = None
-    """The object itself, by cloudpickle, for what lives in `__main__`, a notebook or a function."""
+    """The object itself, by cloudpickle, if it is defined in `__main__`, a notebook or a function."""
 
     @classmethod
     def parse(cls, text: str, search_path: Iterable[str | os.PathLike[str]] = ()) -> Entrypoint:
-        """From `module:attribute`, as the experiment file has it. Nothing is imported yet.
-
-        Raises EntrypointError.
-        """
+        """Parse `module:attribute`, as in the experiment file, without importing it. Raises EntrypointError."""
         module, separator, attribute = text.strip().partition(":")
         names = [*module.split("."), *attribute.split(".")]
         if not separator or not all(name.isidentifier() for name in names):
@@ -50,9 +47,9 @@ class Entrypoint:
 
     @classmethod
     def from_object(cls, target: Target) -> Entrypoint:
-        """From a class or function: by name where a worker can import it, by value otherwise.
+        """Make it from a class or function: by name if a worker can import it, otherwise by value.
 
-        Raises EntrypointError where it is no trial or cannot be pickled.
+        Raises EntrypointError if it is no trial or cannot be pickled.
         """
         _check_target(target, _name(target))
         module, attribute = target.__module__, target.__qualname__
@@ -70,20 +67,14 @@ class Entrypoint:
         return cls(module=module, attribute=attribute, search_path=_script_folder(), pickled=pickled)
 
     def load(self) -> Target:
-        """Import it. The search path stays on `sys.path`, for imports that happen later.
-
-        Raises EntrypointError, in one line.
-        """
+        """Import the target; the search path stays on `sys.path`, for later imports. Raises EntrypointError."""
         sys.path[:0] = [folder for folder in self.search_path if folder not in sys.path]
         importlib.invalidate_caches()
         target = self._import() if self.pickled is None else self._unpickle(self.pickled)
         return _check_target(target, str(self))
 
     def check(self, max_gpus_per_trial: int, *, adaptive: bool = False) -> None:
-        """Load it and refuse what could not run on up to `max_gpus_per_trial` GPUs, or not adapt its batch if it is to.
-
-        Raises EntrypointError, in one line.
-        """
+        """Raise EntrypointError if it cannot be loaded, run on `max_gpus_per_trial` GPUs, or be adaptive."""
         target = self.load()
         if adaptive and not (isinstance(target, type) and issubclass(target, TorchTrial)):
             kind = "rubberband.Trial" if isinstance(target, type) else "function"
@@ -136,7 +127,7 @@ class Entrypoint:
 
 
 def _check_target(target: Any, name: str) -> Target:
-    """The target itself.
+    """Return the target.
 
     Raises EntrypointError unless it is a trial that can be made without arguments, or a function of a configuration.
     """
@@ -168,7 +159,7 @@ def _name(target: Any) -> str:
 
 
 def _search_path_of(module: str) -> tuple[str, ...]:
-    """The folder from which `module` was imported, and the script's; empty where it has no file."""
+    """Return the folder from which `module` was imported, and the script's; empty without a file."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return ()
@@ -178,5 +169,5 @@ def _search_path_of(module: str) -> tuple[str, ...]:
 
 
 def _script_folder() -> tuple[str, ...]:
-    """Where the driver's own modules are: Python puts the script's folder first; '' is the current one."""
+    """Return the folder of the driver's own modules: Python puts the script's first; '' is the current one."""
     return (os.path.abspath(sys.path[0]),) if sys.path and not sys.path[0].endswith(".zip") else ()

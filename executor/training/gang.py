@@ -1,6 +1,6 @@
-"""A gang's process group: how the workers of one torch trial meet, wait for rank 0, and part.
+"""The process group of a gang: the workers of one torch trial meet, wait for rank 0, and part.
 
-A gang of one has none. Collectives (gradients) go through torch.distributed; waiting for rank 0's evaluation goes
+A gang of one has none. Collectives (gradients) go through torch.distributed. Waiting for rank 0's evaluation goes
 through the store, because it may take longer than any sensible timeout of a collective.
 """
 
@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import torch
 
-# DDP and the optimizers import it when they are first used. If the process group exists by then, something in there
-# keeps hold of it for ever, and its connections stay open when it is destroyed: the others would wait in vain.
+# DDP and the optimizers import it at their first use. If the process group exists by then, something in there keeps a
+# reference, and its connections stay open when it is destroyed: the others would wait in vain.
 import torch._dynamo
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
@@ -23,11 +23,11 @@ from torch._C._distributed_c10d import Store, TCPStore
 from rubberband.executor.training.runner import GangBroken, TrialFailure
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
-"""How long the workers wait for each other at the start."""
+"""The longest wait of the workers for each other at the start."""
 COLLECTIVE_TIMEOUT = timedelta(seconds=300)
-"""How long a collective waits for a worker that is connected but silent; one that died breaks it at once (gloo)."""
+"""The longest wait of a collective for a silent worker; one that died breaks it at once (gloo)."""
 FAREWELL_TIMEOUT = timedelta(seconds=10)
-"""How long rank 0 keeps the store open for the others at the end."""
+"""The longest time that rank 0 keeps the store open for the others at the end."""
 
 _ABANDONED = "abandoned"
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gang:
-    """This worker's membership in the gang; `close` must be called in the end (and see there when)."""
+    """This worker's membership in the gang; `close` must be called in the end."""
 
     def __init__(
         self, rank: int, num_workers: int, store: Store | None, device: Literal["cpu", "cuda"] = "cpu"
@@ -51,7 +51,7 @@ class Gang:
     def join(cls, *, rank: int, num_workers: int, rendezvous: str | None, device: Literal["cpu", "cuda"]) -> Gang:
         """Meet the other workers at `rendezvous` and form the process group (gloo on CPUs, nccl on GPUs).
 
-        Raises TrialFailure where rank 0 cannot listen there, and torch's DistError where another worker does not come.
+        Raises TrialFailure if rank 0 cannot listen there, and torch's DistError if another worker does not come.
         """
         if num_workers == 1:
             return cls(rank, num_workers, None)
@@ -70,13 +70,13 @@ class Gang:
         return cls(rank, num_workers, store, device)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor summed over all workers, in place."""
+        """Sum the tensor over all workers, in place."""
         if self._store is not None:
             dist.all_reduce(tensor)
         return tensor
 
     def share(self, values: Sequence[float]) -> list[float]:
-        """Rank 0's `values`, on every rank, by a collective; the others give as many, which do not count."""
+        """Return rank 0's `values` on every rank, by a collective; the others pass as many, which do not count."""
         if self._store is None:
             return list(values)
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self._device)
@@ -85,10 +85,7 @@ class Gang:
         return shared
 
     def agree(self, value: float | None) -> float:
-        """Rank 0's `value`, on every rank; the others wait for as long as rank 0 is there, and ignore their own.
-
-        Raises GangBroken where rank 0 has left instead.
-        """
+        """Return rank 0's `value` on every rank; the others wait while rank 0 lives. Raises GangBroken if it left."""
         self._round += 1
         key = f"agreed-{self._round}"
         if self.rank == 0:
@@ -109,7 +106,7 @@ class Gang:
         return float(agreed)
 
     def part(self) -> None:
-        """Leave at the end of a segment that went well: rank 0 keeps the store until all others have read it."""
+        """Leave at the end of a segment without failure: rank 0 keeps the store until all others have read it."""
         if self._store is not None:
             try:
                 if self.rank > 0:
@@ -121,14 +118,13 @@ class Gang:
         self._destroy()
 
     def close(self) -> None:
-        """Leave at once, wherever the others are: their collectives break. Harmless when repeated or after `part`.
+        """Leave at once, which breaks the others' collectives. Harmless when repeated or after `part`.
 
-        The caller must have dropped every DistributedDataParallel: the group's threads may wait for Python's global
-        lock when it is destroyed, which dropping `_group` releases, but dropping DDP's reducer, as its last owner,
-        does not.
+        The caller must have dropped every DistributedDataParallel: when the group is destroyed, its threads may wait
+        for Python's global lock. Dropping `_group` releases it; dropping DDP's reducer, as its last owner, does not.
         """
         if self._store is not None and self.rank == 0:
-            # Objects of torch may keep the store, and so the others' connection to it, alive for a while.
+            # Objects of torch may keep the store, and the others' connection to it, alive for a while.
             self._store.set(f"agreed-{self._round + 1}", _ABANDONED)
         self._destroy()
 

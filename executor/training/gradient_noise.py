@@ -1,14 +1,14 @@
 """Observes the gradients of optimizer steps and measures the gradient noise scale from them (Pollux §3.1).
 
-Every few steps squared norms are taken of what is there anyway, and stay on the device until a reading is asked for:
+Every few steps squared norms of gradients are taken, and stay on the device until a reading:
 
 * several workers: of every worker's own gradient, while DDP averages them;
-* one worker with several micro-batches: of the two halves that they fall into;
-* one worker with one micro-batch: it is asked to take the batch in two halves where an estimate is due. Pollux takes
-  two steps that follow each other instead (§3.1); that is left to batches too small to be divided, since it is wrong by
-  far in training (see `noise_scale`). Batches of different sizes make no pair, nor does the first step after a restore.
+* one worker with several micro-batches: of their two halves;
+* one worker with one micro-batch: it is asked to split the batch in halves when an estimate is due. Pollux takes two
+  consecutive steps instead (§3.1). That is only done for batches too small to be divided, since it is far off in
+  training (see `noise_scale`). Batches of different sizes make no pair, nor does the first step after a restore.
 
-Averages, windows and credibility are the business of `noise_scale`.
+`noise_scale` does averages, windows and credibility.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,20 +39,20 @@ from rubberband.executor.training.noise_scale import (
 __all__ = ["GradientNoise", "NoiseReading"]
 
 EVERY = 2
-"""Estimates are that many steps apart."""
+"""Steps from one estimate to the next."""
 MOST_PENDING = 256
-"""So many estimates are kept on the device at most."""
+"""The most estimates that are kept on the device."""
 LEAST_HALF = 2
 """Samples; a batch is not divided into smaller halves."""
 _PIECE = 1 << 18
-"""CPUs add up squares one after another; single precision does for so many at once."""
+"""CPUs add squares one by one; single precision suffices for this many."""
 
 
 class GradientNoise:
     """Measures phi in a training loop; all workers of a gang call it in the same order.
 
-    Only `reading` waits for the device and for the other workers (and `before_update`, where none was asked for in
-    1,000 steps). `close` must be called in the end.
+    Only `reading` waits for the device and the other workers (and `before_update`, after `MOST_PENDING` estimates
+    without a reading). `close` must be called in the end.
     """
 
     def __init__(
@@ -65,9 +66,9 @@ class GradientNoise:
         total: Callable[[Tensor], Tensor],
         every: int = EVERY,
     ) -> None:
-        """`total` sums a tensor over the workers in place; `wrapped` is a DDP exactly where there are several.
+        """`total` sums a tensor over the workers in place; `wrapped` is a DDP if and only if there are several.
 
-        An estimate is made every so many steps. `initial_batch` is M0.
+        An estimate is made `every` few steps. `initial_batch` is M0.
         """
         if every < 2:
             raise ValueError(f"every={every}: an estimate may take two steps; use 2 or more")
@@ -88,7 +89,7 @@ class GradientNoise:
         self._local = _LocalSquares(wrapped)
 
     def wants_halves(self, share: int) -> bool:
-        """Whether a worker that has the whole batch of `share` samples should take it in two halves this time."""
+        """Whether a worker that has the whole batch of `share` samples should split it in halves this time."""
         self._divides = self._num_workers == 1 and share >= 2 * LEAST_HALF
         return self._divides and self._since + 1 >= self.halves_every and self._preconditioner.now() is not None
 
@@ -114,11 +115,11 @@ class GradientNoise:
     def _estimator(self, shares: Sequence[int], parts: Sequence[int]) -> Estimator:
         if sum(share > 0 for share in shares) > 1:
             return "workers"
-        # In a gang the others cannot know how many parts the only worker with samples has.
+        # In a gang, the others do not know how many parts the only worker with samples has.
         return "accumulation" if self._num_workers == 1 and len(parts) > 1 else "differenced"
 
     def after_part(self) -> None:
-        """Look at the gradient so far, after the backward pass of a micro-batch."""
+        """Observe the gradient so far, after the backward pass of a micro-batch."""
         step = self._step
         if step is None:
             return
@@ -129,7 +130,7 @@ class GradientNoise:
             self._local.begin(step.preconditioning)
 
     def before_update(self) -> None:
-        """Look at the gradient as the optimizer gets it, averaged over the workers."""
+        """Observe the gradient that the optimizer gets, averaged over the workers."""
         step, self._step = self._step, None
         if step is None:
             return
@@ -137,7 +138,7 @@ class GradientNoise:
         if step.kind == "workers":
             share, workers = step.shares[self._rank], sum(share > 0 for share in step.shares)
             square = self._local.end()
-            # What DDP averages is n m_i / M times the mean gradient of this worker.
+            # DDP averages n m_i / M times the mean gradient of this worker.
             factor = step.batch_size / (self._num_workers**2 * share) if share else 0.0
             if not share:
                 square = torch.zeros_like(self._missing)
@@ -155,20 +156,22 @@ class GradientNoise:
     def _note(
         self, step: _Step, num_parts: int, batch_size: int, mean_square: Tensor | None, gradient: Tensor | None
     ) -> None:
-        """Keep A, of all workers together, and rank 0's B; what is missing is not a number."""
+        """Keep A, of all workers together, and rank 0's B; a missing value is NaN."""
         missing = self._missing
-        values = (
-            missing if mean_square is None else mean_square,
-            missing if gradient is None else _square(gradient),
-        )
         self._pending.append(
             _Pending(
-                kind=step.kind,
+                estimate=partial(
+                    NoiseEstimate,
+                    kind=step.kind,
+                    preconditioner=self._preconditioner.kind,
+                    steps=self._since_at_initial,
+                ),
                 num_parts=num_parts,
                 batch_size=batch_size,
-                steps=self._since_at_initial,
-                preconditioner=self._preconditioner.kind,
-                values=values,
+                values=(
+                    missing if mean_square is None else mean_square,
+                    missing if gradient is None else _square(gradient),
+                ),
             )
         )
         self._since_at_initial = 0.0
@@ -181,26 +184,27 @@ class GradientNoise:
         values = torch.stack([value for pending in self._pending for value in pending.values])
         rows = self._total(values).reshape(-1, 2).tolist()
         for pending, row in zip(self._pending, rows, strict=True):
-            self._scale.add(pending.estimate(*row))
+            trace, squared_norm = moments(*row, num_parts=pending.num_parts, batch_size=pending.batch_size)
+            self._scale.add(pending.estimate(trace=trace, squared_norm=squared_norm))
         self._pending.clear()
 
     def reading(self) -> NoiseReading:
-        """phi as known so far, the same on all ranks; waits for the device, and all workers must call it."""
+        """Return phi so far, the same on all ranks. It waits for the device, and all workers must call it."""
         self._take_in()
         return self._scale.reading()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values; estimates since the last reading are not in them."""
+        """Return plain values, without the estimates since the last reading."""
         return self._scale.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave, on whatever workers; no pair reaches across."""
+        """Continue from a `state_dict`, on any workers, without a pair across it."""
         self._scale.load_state_dict(state)
         self._step = self._pair = None
         self._pending.clear()
 
     def close(self) -> None:
-        """Let go of model and optimizer."""
+        """Drop model and optimizer."""
         self._step = self._pair = None
         self._local.close()
         del self._preconditioner
@@ -208,7 +212,7 @@ class GradientNoise:
 
 @dataclass(slots=True)
 class _Step:
-    """A step whose gradients are looked at."""
+    """A step whose gradients are observed."""
 
     kind: Estimator
     batch_size: int
@@ -216,28 +220,27 @@ class _Step:
     parts: tuple[int, ...]
     preconditioning: Preconditioning
     first: _Step | None
-    """The step before, where the two make a pair."""
+    """The step before, if the two make a pair."""
     num_seen: int = 0
     vector: Tensor | None = None
-    """The gradient of the first of a pair, or the first half's contribution to that of this step."""
+    """The gradient of the first of a pair, or the first half's contribution to this step's."""
 
     @property
     def num_first(self) -> int:
-        """Parts in the first half."""
         return len(self.parts) // 2
 
     def mean_square_of_halves(self, gradient: Tensor | None) -> Tensor | None:
-        """A of the two halves; None where they are not of the same parameters."""
+        """Return A of the two halves; None if they are not of the same parameters."""
         half = self.vector
         if half is None or gradient is None or half.shape != gradient.shape:
             return None
-        # They come as sums over their samples divided by M, so that (m_i / M) |g_i|^2 = (M / m_i) |half|^2.
+        # They are sums over their samples divided by M, so that (m_i / M) |g_i|^2 = (M / m_i) |half|^2.
         size = sum(self.parts[: self.num_first])
         first = _square(half) * (self.batch_size / size)
         return first + _square(half.sub_(gradient)) * (self.batch_size / (self.batch_size - size))
 
     def pair_with(self, latest: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """A and the mean of this step's gradient and that of the next; None where they are of different parameters."""
+        """Return A and the mean of this step's and the next gradient; None if they are of different parameters."""
         gradient = self.vector
         if gradient is None or latest is None or gradient.shape != latest.shape:
             return None, None
@@ -249,31 +252,20 @@ class _Step:
 class _Pending:
     """An estimate that is still on the device."""
 
-    kind: Estimator
+    estimate: Callable[..., NoiseEstimate]
+    """Makes it of trace and squared norm."""
     num_parts: int
     batch_size: int
-    steps: float
-    preconditioner: str
     values: tuple[Tensor, Tensor]
-    """A and B; the first is this worker's part, the other is rank 0's alone."""
-
-    def estimate(self, mean_square: float, square_of_mean: float) -> NoiseEstimate:
-        trace, squared_norm = moments(mean_square, square_of_mean, num_parts=self.num_parts, batch_size=self.batch_size)
-        return NoiseEstimate(
-            kind=self.kind,
-            preconditioner=self.preconditioner,
-            steps=self.steps,
-            trace=trace,
-            squared_norm=squared_norm,
-        )
+    """A and B: this worker's part of A, and rank 0's B."""
 
 
 class _LocalSquares:
-    """|P g|^2 of this worker's own gradient, before DDP puts the average in its place.
+    """|P g|^2 of this worker's own gradient, before DDP replaces it with the average.
 
-    Once the first gradient of a backward pass is there, a callback is queued for the end of the pass; DDP's own one,
-    which writes the averages, can only be queued after that. DDP's buckets meanwhile travel as they always do. Where
-    gradients are views of the buckets, each parameter's is looked at as soon as it is there.
+    After the first gradient of a backward pass, a callback is queued for the end of the pass. DDP's own one, which
+    writes the averages, can only be queued later. DDP's buckets are not delayed. If gradients are views of the buckets,
+    each parameter's gradient is observed as soon as it is computed.
     """
 
     def __init__(self, wrapped: nn.Module) -> None:
@@ -285,7 +277,7 @@ class _LocalSquares:
         self._squares: list[Tensor] = []
 
     def begin(self, preconditioning: Preconditioning) -> None:
-        """Look at the next backward pass."""
+        """Observe the next backward pass."""
         self._preconditioning = preconditioning
         parameters = list(preconditioning.parameters)
         if self._are_views:
@@ -298,29 +290,25 @@ class _LocalSquares:
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _measure_one(self, parameter: Tensor) -> None:
-        assert self._preconditioning is not None
-        vector = self._preconditioning.apply([parameter], [parameter.grad])
-        if vector is not None:
-            self._squares.append(_square(vector))
+        self._measure([parameter])
 
     def _queue(self, _: Tensor) -> None:
         self._remove_hooks()
-        Variable._execution_engine.queue_callback(self._measure_all)
+        Variable._execution_engine.queue_callback(self._measure)
 
-    def _measure_all(self) -> None:
+    def _measure(self, parameters: list[Tensor] | None = None) -> None:
         assert self._preconditioning is not None
-        vector = _gradient(self._preconditioning)
+        vector = _gradient(self._preconditioning, parameters)
         if vector is not None:
             self._squares.append(_square(vector))
 
     def end(self) -> Tensor | None:
-        """What was seen; None for nothing."""
+        """Return the sum of the squares; None without any."""
         squares = self._squares
         self.close()
         return torch.stack(squares).sum() if squares else None
 
     def close(self) -> None:
-        """Let go of all."""
         self._remove_hooks()
         self._squares, self._preconditioning = [], None
 
@@ -330,13 +318,13 @@ class _LocalSquares:
         self._handles = []
 
 
-def _gradient(preconditioning: Preconditioning) -> Tensor | None:
-    parameters = list(preconditioning.parameters)
+def _gradient(preconditioning: Preconditioning, parameters: list[Tensor] | None = None) -> Tensor | None:
+    parameters = list(preconditioning.parameters) if parameters is None else parameters
     return preconditioning.apply(parameters, [parameter.grad for parameter in parameters])
 
 
 def _square(vector: Tensor) -> Tensor:
-    """|v|^2 in double precision, on its device."""
+    """Return |v|^2 in double precision, on its device."""
     if vector.device.type != "cpu" or len(vector) <= _PIECE:
         norm: Tensor = torch.linalg.vector_norm(vector)
         return norm.double().square()

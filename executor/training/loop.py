@@ -1,16 +1,16 @@
 """The training loop of a `TorchTrial` on one worker of its gang.
 
-The learning curve does not depend on the gang, up to the order of floating-point sums:
+The learning curve does not depend on the gang, except for the order of floating-point sums:
 
 * The global batches come from (seed, epoch) alone (`sampler.py`). Each worker takes its share m_i of the M samples, in
   micro-batches of at most `max_batch_size_per_gpu`. DistributedDataParallel averages gradients over the n workers, so a
   micro-batch of m samples with mean loss L contributes n*m/M * L: every sample counts the same. A worker without a
   share takes part with samples of weight 0.
-* Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and going on from it is
-  exact. What draws from them in training (dropout, augmentation) differs with the number of workers, and is equal only
-  in distribution; so are the statistics of BatchNorm, which see a worker's micro-batch.
-* `evaluate` runs on rank 0 with the whole set while the others wait: metrics of a user's own making cannot be
-  averaged over parts of the set in general, and evaluation is short beside training.
+* Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and resuming from it is
+  exact. Random draws in training (dropout, augmentation) differ with the number of workers, and are equal only in
+  distribution; so are the statistics of BatchNorm, which see a worker's micro-batch.
+* `evaluate` runs on rank 0 with the whole set while the others wait: custom metrics cannot be averaged over parts of
+  the set in general, and evaluation is short beside training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import gc
 import io
 import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -32,7 +32,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from rubberband.errors import CheckpointError
 from rubberband.executor.training.data import Batching, EvalLoader, FixedBatching, fetch, num_samples, to_device
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.runner import FORMAT, clean_metrics, expect
+from rubberband.executor.training.runner import FORMAT, Runner, clean_metrics, expect
 from rubberband.executor.training.sampler import (
     GlobalBatch,
     GlobalBatchSampler,
@@ -45,7 +45,7 @@ from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 
 
-class TorchRunner:
+class TorchRunner(Runner):
     """Trains a `TorchTrial`; `shares` says how a global batch is split over the workers."""
 
     def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, shares: SharePolicy = even_shares) -> None:
@@ -62,7 +62,7 @@ class TorchRunner:
         self._build_data()
         self._build_model()
         self._batching = self._make_batching()
-        self._told = BatchReport()
+        self._batch_report = BatchReport()
 
     def _build_data(self) -> None:
         segment, trial = self._segment, self._trial
@@ -174,12 +174,11 @@ class TorchRunner:
         return buffer.getvalue()
 
     def part(self) -> None:
-        """Part from the gang in order."""
         self.close()
         self._gang.part()
 
     def close(self) -> None:
-        """Drop the model and all that refers to it, as the gang demands before it is left."""
+        """Drop the model and all that refers to it, as the gang requires before it is left."""
         if hasattr(self, "_batching"):
             self._batching.close()
         wrapped = weakref.ref(self._wrapped) if hasattr(self, "_wrapped") else None
@@ -188,20 +187,11 @@ class TorchRunner:
         if wrapped is not None and wrapped() is not None:
             gc.collect()
 
-    def catch_up(self) -> Iterator[int]:
-        """Nothing: a checkpoint holds all iterations."""
-        return iter(())
-
-    def saved_iterations(self, iterations: int) -> int:
-        """All of them."""
-        return iterations
-
     def batch_report(self) -> BatchReport:
-        """Of the latest iteration."""
-        return self._told
+        return self._batch_report
 
     def _train(self, iterations: int) -> float:
-        """Train until that many iterations are done, a step at least; the mean loss over the samples trained on."""
+        """Train until that many iterations are done, one step at least; return the mean loss over their samples."""
         self._wrapped.train()
         self._batching.begin(iterations)
         done = self._sampler.samples_done
@@ -215,18 +205,18 @@ class TorchRunner:
                 for _ in range(batches):
                     self._scheduler.step()
             over = self._batching.is_over()
-        self._told = self._batching.end()
+        self._batch_report = self._batching.end()
         return self._gang.sum(loss_sum).item() / (self._sampler.samples_done - done)
 
     def _step(self, batch: GlobalBatch) -> torch.Tensor:
-        """One optimizer step; the sum of the losses of this worker's samples."""
+        """Take one optimizer step; return the sum of the losses of this worker's samples."""
         self._optimizer.zero_grad()
         mine = batch.of(self._segment.rank)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         parts = _micro_batches(mine, self._batching.per_gpu, self._least)
         if len(parts) == 1 and self._batching.wants_halves(len(mine)):
             parts = np.array_split(mine, 2)
-        # Without a share there is still a gradient to contribute, of weight 0; two samples, because of BatchNorm.
+        # A worker without a share still contributes a gradient, of weight 0; two samples, because of BatchNorm.
         weights = [len(part) for part in parts] or [0]
         parts = parts or [batch.indices[: min(2, self._batching.per_gpu)]]
         self._batching.before_step(batch, weights)
@@ -246,9 +236,9 @@ class TorchRunner:
     def _fits(self, per_gpu: int) -> bool:
         """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.
 
-        The model is used without its DDP: its collectives would strand the others where one worker runs out of memory.
-        As much memory as the parameters take is held meanwhile: the noise scale keeps Adam's P during a pass. A tenth
-        more samples are taken: other ones of the set may be larger, and memory comes in pieces.
+        The model is used without its DDP, whose collectives would leave the others waiting if one worker runs out of
+        memory. As much memory as the parameters take is held meanwhile: the noise scale keeps Adam's P during a pass.
+        A tenth more samples are used: others may be larger, and memory is fragmented.
         """
         part = np.arange(per_gpu + per_gpu // 10) % self._sampler.num_samples
         buffers = [buffer.clone() for buffer in self._module.buffers()]
@@ -282,9 +272,9 @@ class TorchRunner:
 
 
 def _micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:
-    """As few parts of at most `limit` samples as will do, as equal as possible; of `least` at the least, if need be.
+    """Split into as few parts of `least` to `limit` samples as possible, of about equal size.
 
-    A limit of 2 and a least of 2 leave no way to divide 3: they stay together.
+    With a limit of 2 and a least of 2 there is no way to divide 3: they stay together.
     """
     parts = min(math.ceil(len(indices) / limit), max(1, len(indices) // min(least, limit)))
     return np.array_split(indices, parts) if len(indices) else []
@@ -297,7 +287,7 @@ def _positive(name: str, value: int) -> int:
 
 
 def first_step(device: str) -> None:
-    """Take a step of a tiny model: much of torch is imported by the first one, and would delay the first trial."""
+    """Take a step of a tiny model: the first one imports much of torch, and would delay the first trial."""
     model = torch.nn.Linear(1, 1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     model(torch.zeros(1, 1, device=device)).sum().backward()

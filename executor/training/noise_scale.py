@@ -1,27 +1,27 @@
 """The gradient noise scale phi = tr(P Sigma P^T) / |P G|^2 from measured squared norms (Pollux §3.1): numbers only.
 
-G is the true gradient, Sigma the covariance of one sample's gradient, P the optimizer's preconditioner. How gradients
-are observed is the business of `gradient_noise`.
+G is the true gradient, Sigma the covariance of one sample's gradient, and P the optimizer's preconditioner. The module
+`gradient_noise` observes the gradients.
 
-The trouble is |P G|^2. Where phi is large it is a small difference of large numbers: one estimate from n workers
-spreads by tr Sigma / M * sqrt(2n / (n-1) / d) for d equal dimensions, which for d = 1,000, M = 64, n = 2 and
-phi = 6,400 is six times |G|^2, and still 14 % after the usual average (a factor of 0.999 per step).
+The difficulty is |P G|^2. If phi is large it is a small difference of large numbers: one estimate from n workers
+spreads by tr Sigma / M * sqrt(2n / (n-1) / d) for d equal dimensions. For d = 1,000, M = 64, n = 2 and phi = 6,400 that
+is six times |G|^2, and still 14 % after the usual average (a factor of 0.999 per step).
 
 Products of different steps' gradients would spread less, but they are no estimates of |G|^2 in training: a step moves
 the weights against its own noise, so that E g_t . g_(t-1) = G_t . G_(t-1) - lr tr(H Sigma) / M, with H the curvature.
-On the digits with momentum that is negative for hundreds of steps, and phi comes out ten times too large. So only
-gradients of one step count where there are several, and three things help:
+On the digits with momentum that is negative for hundreds of steps, and phi is ten times too large. So only gradients of
+one step are used if there are several, and three measures help:
 
-* Gradients change their size by orders of magnitude, and a sum would be full of the largest ones for long. So numerator
-  and denominator are both divided by the recent tr Sigma, of which the estimate itself is no part, before they are
-  averaged. That leaves their ratio unbiased, since both have the same weights.
-* Averages over several windows, up to the usual one. The longest is taken whose phi agrees with that of all shorter
-  ones (Lepski's method), so that a change is followed at once, and noise is not.
-* phi is only believed where |P G|^2 is significant. Otherwise the last value that was is kept, or what the measurements
-  allow at the least is taken: phi is never infinite, and errs on the small side.
+* Gradients change their size by orders of magnitude, and the largest would dominate a sum for long. So numerator and
+  denominator are both divided by the recent tr Sigma, without the estimate itself, before they are averaged. Their
+  ratio stays unbiased, since both have the same weights.
+* There are averages over several windows, up to the usual one. The longest whose phi agrees with that of all shorter
+  ones is used (Lepski's method), so that changes are followed at once, and noise is not.
+* phi is only believed if |P G|^2 is significant. Otherwise the last significant value is kept, or the least value that
+  the measurements allow: phi is never infinite, and errs on the small side.
 
-Numerator and denominator are averaged separately and over the same window, so that a change of both alike (Adam's P
-after a change of the batch) cancels. Sums over parameter groups are averaged, which is the same as averaging each.
+Numerator and denominator are averaged separately and over the same window, so that a common change (Adam's P after a
+change of the batch) cancels. Sums over parameter groups are averaged, which is the same as averaging each.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Adamax, NAdam, Optimizer, RAdam, RMSprop
 
 Estimator = Literal["workers", "accumulation", "differenced"]
-"""From which gradients: of several workers; of the micro-batches of one; or of two steps that follow each other."""
+"""Source of the gradients: several workers, the micro-batches of one, or two consecutive steps."""
 
 Floats = npt.NDArray[np.float64]
 
 WINDOWS = (30.0, 100.0, 300.0, 1000.0)
-"""Of the averages, in steps at M0. The last one is the usual factor 0.999^(M/M0) per step."""
+"""Windows of the averages, in steps at M0. The last one is the usual factor 0.999^(M/M0) per step."""
 _WINDOWS = np.array(WINDOWS)
 LEAST_ESTIMATES = 5
-"""Fewer say nothing of their own spread."""
+"""Fewer do not show their own spread."""
 LEAST_FACTOR = 0.9
-"""No window is shorter than some 10 estimates, however large the batch is: the spread must be known to compare."""
+"""No window is shorter than about 10 estimates, at any batch size: comparing needs the spread."""
 OTHER_SIZE = 1e4
-"""Gradients that grow so many times at once begin anew: before, a model was dead, or its samples were all alike."""
+"""Gradients that grow by this factor at once start over: before, a model was dead, or all samples were alike."""
 SIZE_SHARE = 0.2
-"""Of the latest tr Sigma in the size that estimates are measured by."""
+"""Weight of the latest tr Sigma in the size by which estimates are divided."""
 AGREES = 3.0
-"""Standard errors that windows may differ by."""
+"""Standard errors by which windows may differ."""
 CREDIBLE = 2.0
-"""|P G|^2 is significant from so many standard errors on."""
+"""Standard errors from which |P G|^2 is significant."""
 
 _TINY = 1e-100
 """Less than the square of any number in single precision."""
@@ -65,20 +65,20 @@ _TINY = 1e-100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseReading:
-    """The noise scale as known so far."""
+    """The noise scale so far."""
 
     noise_scale: float | None
-    """phi, in samples; None as long as there is none. Too small rather than too large where it is uncertain."""
+    """phi, in samples; None if unknown. Rather too small than too large if uncertain."""
     trace: float
     """tr(P Sigma P^T)."""
     squared_norm: float
-    """|P G|^2 as measured; may be negative, and then phi is not their ratio."""
+    """|P G|^2 as measured; if negative, phi is not their ratio."""
     uncertainty: float
-    """Relative standard error of phi; infinite where there is none."""
+    """Relative standard error of phi; infinite without phi."""
     kind: Estimator
     """The latest estimator."""
     estimates: int
-    """Taken with this estimator and this preconditioner."""
+    """Number of estimates with this estimator and this preconditioner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +88,13 @@ class NoiseEstimate:
     kind: Estimator
     preconditioner: str
     steps: float
-    """Optimizer steps since the estimate before, each in steps at M0: the sum of M / M0."""
+    """Optimizer steps since the estimate before, in steps at M0: the sum of M / M0."""
     trace: float
     squared_norm: float
 
 
 def moments(mean_square: float, square_of_mean: float, *, num_parts: int, batch_size: int) -> tuple[float, float]:
-    """Unbiased tr Sigma and |G|^2 of n parts of a batch of M samples, whatever their sizes m_i (Pollux §3.1).
+    """Return unbiased tr Sigma and |G|^2 of n parts of a batch of M samples, with any sizes m_i (Pollux §3.1).
 
     With A = sum (m_i / M) |g_i|^2 and B = |sum (m_i / M) g_i|^2: E A = |G|^2 + n tr Sigma / M and
     E B = |G|^2 + tr Sigma / M, so that tr Sigma = (A - B) M / (n - 1) and |G|^2 = (n B - A) / (n - 1).
@@ -105,7 +105,7 @@ def moments(mean_square: float, square_of_mean: float, *, num_parts: int, batch_
 
 
 class NoiseScale:
-    """phi from one estimate after another; see the module for how they are put together."""
+    """phi from a sequence of estimates; the module's docstring says how."""
 
     def __init__(self) -> None:
         self._restart("workers", "")
@@ -119,7 +119,7 @@ class NoiseScale:
         self._size = 0.0
 
     def add(self, estimate: NoiseEstimate) -> None:
-        """Take in an estimate; one that is not finite is dropped. Another estimator or preconditioner starts anew."""
+        """Add an estimate; one that is not finite is dropped. Another estimator or preconditioner starts over."""
         if not (math.isfinite(estimate.trace) and math.isfinite(estimate.squared_norm)):
             return
         is_other = (estimate.kind, estimate.preconditioner) != (self._kind, self._preconditioner)
@@ -131,7 +131,7 @@ class NoiseScale:
         self._size = max(size + SIZE_SHARE * (estimate.trace - size), SIZE_SHARE * size, _TINY)
 
     def reading(self) -> NoiseReading:
-        """phi as known now."""
+        """Return phi so far."""
         if self._estimates < LEAST_ESTIMATES:
             trace, squared_norm = self._averages.means()[:, -1]
             return self._reading(self._kept(0.0), trace, squared_norm)
@@ -144,7 +144,7 @@ class NoiseScale:
         return self._reading(self._kept(trace / largest if largest > 0.0 else 0.0), trace, squared_norm)
 
     def _kept(self, least: float) -> tuple[float, float] | None:
-        """The last phi that was credible, or `least` where that is more or all there is; with a wide uncertainty."""
+        """Return the last credible phi, or `least` if that is more or the only one, with a wide uncertainty."""
         if self._published is None:
             return (least, 1.0) if least > 0.0 else None
         noise_scale, uncertainty = self._published
@@ -162,7 +162,7 @@ class NoiseScale:
         )
 
     def _longest_that_agrees(self) -> tuple[float, float, float, float]:
-        """tr Sigma, its error, |G|^2 and its error, by size, over the longest window that agrees."""
+        """Return tr Sigma, its error, |G|^2 and its error, by size, over the longest window that agrees."""
         (trace, squared_norm), (trace_error, error) = self._averages.means(), self._averages.errors()
         scale = np.maximum(trace, _TINY)
         # 1 / phi, because it stays finite; the ratio is only compared, never averaged.
@@ -198,11 +198,11 @@ class Averages:
     """Exponential averages of quantities over all `WINDOWS`, corrected for their start, with standard errors."""
 
     def __init__(self, num_quantities: int) -> None:
-        # Sums of weights, of their squares, of weighted values and of weighted squares of values; by quantity, window.
+        # Sums of weights, their squares, weighted values and weighted squares of values, by quantity and window.
         self._sums: Floats = np.zeros((4, num_quantities, len(WINDOWS)))
 
     def add(self, values: Sequence[float], steps: float) -> None:
-        """Add values that come `steps` (at M0) after the ones before."""
+        """Add values `steps` (at M0) after the last ones."""
         factor = np.maximum(np.exp(-steps / _WINDOWS), LEAST_FACTOR)
         weight = 1.0 - factor
         value = np.asarray(values)[:, None]
@@ -211,12 +211,12 @@ class Averages:
         self._sums += np.array((weight, weight * weight, weight, weight))[:, None] * (one, one, value, value * value)
 
     def means(self) -> Floats:
-        """By quantity and window; 0 where nothing was added."""
+        """Return the means by quantity and window; 0 without values."""
         weights, _, values, _ = self._sums
         return np.asarray(np.divide(values, weights, out=np.zeros_like(values), where=weights > 0.0))
 
     def errors(self) -> Floats:
-        """Standard errors of the means, as if the values were independent of each other."""
+        """Return the standard errors of the means, as if the values were independent."""
         weights, squares, _, second = self._sums
         mean_of_squares = np.divide(second, weights, out=np.zeros_like(second), where=weights > 0.0)
         num_independent = np.divide(weights**2, squares, out=np.zeros_like(second), where=squares > 0.0)
@@ -235,44 +235,44 @@ class Averages:
 
 # P, by which an optimizer multiplies a gradient before its step, from the optimizer's own state (Pollux §3.1).
 #
-# It is the state before the step, which the gradient to come has no part in. Only what scales each coordinate counts:
-# momentum, weight decay and the learning rate do not.
+# It is the state before the step, without the next gradient. Only the scale of each coordinate counts, not momentum,
+# weight decay or the learning rate.
 
 
 State = dict[str, Any]
 
 LEAST_STEPS = 10
-"""Second moments of fewer steps are no measure: 1 / v of one squared gradient has not even a mean."""
+"""Second moments of fewer steps are useless: 1 / v of one squared gradient has not even a mean."""
 
 _log = logging.getLogger(__name__)
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Its real coordinates in one dimension, in single precision or better; a view where that is possible."""
+    """Return its real coordinates in one dimension, in single precision or better; a view if possible."""
     return real(tensor).reshape(-1)
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Its real coordinates, in single precision or better; itself where it has no others."""
+    """Return its real coordinates, in single precision or better; itself if it has no others."""
     if tensor.dtype in (torch.float32, torch.float64):
         return tensor
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor.float()
 
 
 def _adam(state: State, group: State) -> Tensor:
-    """sqrt(v_hat) + eps; with amsgrad the largest v so far is the one in use."""
+    """Return sqrt(v_hat) + eps; amsgrad uses the largest v so far."""
     second = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
     corrected: Tensor = flat(second) / (1.0 - group["betas"][1] ** state["step"])
     return corrected.sqrt_().add_(group["eps"])
 
 
 def _radam(state: State, group: State) -> Tensor:
-    """Its corrections are common factors (Liu et al. 2020); they are defined after `LEAST_STEPS`."""
+    """Return sqrt(v) + eps; the corrections are common factors (Liu et al. 2020), defined after `LEAST_STEPS`."""
     return flat(state["exp_avg_sq"]).sqrt().add_(group["eps"])
 
 
 def _adamax(state: State, _: State) -> Tensor:
-    """eps is in it."""
+    """Return u, which includes eps."""
     return flat(state["exp_inf"]).clone()
 
 
@@ -296,11 +296,11 @@ _DENOMINATORS: tuple[tuple[type[Optimizer], str, Denominator], ...] = (
     (RMSprop, "rmsprop", _rmsprop),
     (Adagrad, "adagrad", _adagrad),
 )
-"""1 / P by kind of optimizer, up to a common factor (AdamW is an Adam)."""
+"""Optimizer, name and 1 / P up to a common factor (AdamW is an Adam)."""
 
 
 class Preconditioning:
-    """P of one step: for every parameter that takes part the denominators 1 / P; None for P = I."""
+    """P of one step: for every parameter that takes part, the denominators 1 / P; None for P = I."""
 
     def __init__(self, denominators: dict[Tensor, Tensor | None]) -> None:
         self._denominators = denominators
@@ -311,7 +311,7 @@ class Preconditioning:
         return self._denominators
 
     def apply(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor | None:
-        """P g in one new vector, zero where there is no gradient; None where no parameter takes part.
+        """Return P g in one new vector, 0 without a gradient; None if no parameter takes part.
 
         Parameters that the optimizer does not train, or has too little state of, and sparse gradients are left out.
         """
@@ -331,13 +331,13 @@ class Preconditioning:
 
 
 class Preconditioner:
-    """How an optimizer scales gradients; unknown optimizers are taken to scale none, and the log says so."""
+    """Scaling of gradients by an optimizer; unknown optimizers count as P = I, and the log says so."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         found = [(kind, function) for owner, kind, function in _DENOMINATORS if isinstance(optimizer, owner)]
         self.kind: str = found[0][0] if found else "identity"
-        """A word for the rule; estimates under different rules cannot be averaged."""
+        """Name of the rule; estimates under different rules cannot be averaged."""
         self._denominator: Denominator | None = found[0][1] if found else None
         self._settled: set[Tensor] = set()
         if not found and not isinstance(optimizer, SGD):
@@ -347,7 +347,7 @@ class Preconditioner:
             )
 
     def now(self) -> Preconditioning | None:
-        """P for the step to come; None as long as the optimizer has no state to tell it by."""
+        """Return P for the next step; None while the optimizer has no state."""
         denominators: dict[Tensor, Tensor | None] = {}
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
@@ -357,7 +357,7 @@ class Preconditioner:
 
     def _is_settled(self, parameter: Tensor) -> bool:
         if self._denominator is not None and parameter not in self._settled:
-            # Asked no more than needed: some optimizers keep it on the device.
+            # Read only if needed: some optimizers keep it on the device.
             if float(self._optimizer.state.get(parameter, {}).get("step", 0.0)) < LEAST_STEPS:
                 return False
             self._settled.add(parameter)

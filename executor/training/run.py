@@ -1,4 +1,4 @@
-"""What a worker process runs: one trial through one segment."""
+"""One segment of one trial, as a worker process runs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.runner import Runner, TrialFailure, TrialRunner, clean_metrics, describe, pack, unpack
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import (
-    BatchReport,
     Segment,
     SegmentFailure,
     SegmentRepeated,
@@ -29,11 +28,8 @@ from rubberband.executor.training.segment import (
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial, current_session
 
-# The runner of a function trial: the function runs in a thread, and every `report` is one iteration.
-
-
 END_TIMEOUT_S = 10.0
-"""How long a function may take to end once its segment is over."""
+"""The longest time for a function to end once its segment is over."""
 
 
 class SegmentOver(BaseException):
@@ -45,53 +41,42 @@ class _Ended:
     error: BaseException | None
 
 
-class FunctionRunner:
-    """Runs `train(config)` on one worker, letting it go on from one `report` to the next."""
+class FunctionRunner(Runner):
+    """Runs `train(config)` on one worker, in a thread; every `report` is one iteration."""
 
     def __init__(self, function: TrainFunction, segment: Segment) -> None:
         self._function = function
         self._segment = segment
         self._state: bytes | None = None
-        """The function's last checkpoint, pickled when it was passed, so that later changes do not reach it."""
+        """The function's last checkpoint, pickled when it was passed, so that later changes do not affect it."""
         self._state_iterations = 0
         self._iteration = segment.from_iterations
-        """The iteration that the function does; behind the segment's while it repeats some since its checkpoint."""
+        """The function's present iteration; less than the segment's while it repeats some."""
         self._over = False
         self._go: SimpleQueue[None] = SimpleQueue()
         self._answers: SimpleQueue[Mapping[str, Any] | _Ended] = SimpleQueue()
         self._thread: Thread | None = None
 
     def restore(self, payload: bytes) -> None:
-        """Go on from the function's last checkpoint."""
         content = unpack(payload, "function", self._segment.from_iterations)
         self._state, self._state_iterations = content["state"], content["state_iterations"]
         self._iteration = self._state_iterations
 
     def catch_up(self) -> Iterator[int]:
-        """Train again what came after the function's last checkpoint; from zero where it never passed one."""
+        """Repeat the iterations after the function's last checkpoint; all of them if it never passed one."""
         while self._iteration < self._segment.from_iterations:
             self._next_report()
             yield self._iteration
 
     def saved_iterations(self, iterations: int) -> int:
-        """Those that the function's last checkpoint holds; 0 before the first."""
         return self._state_iterations
 
     def iterate(self, iterations: int) -> Mapping[str, float]:
-        """Let the function run until its next report."""
         return clean_metrics(self._next_report(), self._segment.metric)
 
-    def batch_report(self) -> BatchReport:
-        """Nothing: batches are the function's own matter."""
-        return BatchReport()
-
     def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
-        """The function's last checkpoint, and when it was passed."""
         content = {"state": self._state, "state_iterations": self._state_iterations, "metrics": dict(metrics)}
         return pack("function", iterations, content)
-
-    def part(self) -> None:
-        """Nothing: a function trial has one worker."""
 
     def close(self) -> None:
         """End the function: its `report` raises, now or when it is called next."""
@@ -103,7 +88,7 @@ class FunctionRunner:
                 _log.warning("trial %d: the function still runs after its segment ended", self._segment.trial)
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
-        """In the function's thread: hand over one iteration, and wait until the next is wanted."""
+        """Hand over one iteration, and wait until the next is wanted. Called in the function's thread."""
         if self._over:
             raise SegmentOver
         if checkpoint is not None:
@@ -121,7 +106,7 @@ class FunctionRunner:
             raise SegmentOver
 
     def checkpoint(self) -> Any:
-        """In the function's thread: its last checkpoint."""
+        """Return the function's last checkpoint."""
         return None if self._state is None else pickle.loads(self._state)
 
     def _next_report(self) -> Mapping[str, Any]:
@@ -164,7 +149,7 @@ class _Closable(Protocol):
 
 
 def preload(entrypoint: Entrypoint) -> bool:
-    """Import what training needs, and nothing more: this process may be forked. Tells whether torch is part of that.
+    """Import what training needs, and nothing more: this process may be forked. Returns whether it needs torch.
 
     Raises EntrypointError.
     """
@@ -178,7 +163,7 @@ def preload(entrypoint: Entrypoint) -> bool:
 def warm_up(entrypoint: Entrypoint, device: Literal["cpu", "cuda"]) -> None:
     """Import everything that training needs, so that the first segment starts as fast as the later ones.
 
-    An entry point that does not load is left for `run_segment` to report: it fails the trials, and the worker is well.
+    `run_segment` reports an entry point that does not load: it fails the trials, and the worker is well.
     """
     with contextlib.suppress(EntrypointError):
         if preload(entrypoint):
@@ -190,13 +175,13 @@ def warm_up(entrypoint: Entrypoint, device: Literal["cpu", "cuda"]) -> None:
 def run_segment(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
 ) -> Generator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentFailure, None, None]:
-    """Train as `segment` says, in this process; a backend calls it in every worker of the gang, and walks through it.
+    """Train as `segment` says, in this process. A backend iterates over it in every worker of the gang.
 
-    Rank 0 yields SegmentStarted, a SegmentRepeated after each iteration that is done again, then a SegmentReport after
-    each new one, whose checkpoint is durable by then; the other ranks yield nothing. Any rank ends with a
-    SegmentFailure where something of the trial failed: exceptions of user code, `SystemExit` included, are turned into
-    one. KeyboardInterrupt passes. However it ends, closing the iterator early included, the process group is destroyed
-    and the process can run another segment.
+    Rank 0 yields SegmentStarted, a SegmentRepeated after each repeated iteration, then a SegmentReport after each new
+    one, whose checkpoint is durable by then. The other ranks yield nothing. Any rank ends with a SegmentFailure if the
+    trial failed: every exception of user code is turned into one, `SystemExit` included. KeyboardInterrupt passes. In
+    the end, also if the iterator is closed early, the process group is destroyed and the process can run another
+    segment.
     """
     resources: list[_Closable] = []
     failure: SegmentFailure | None = None
@@ -209,7 +194,7 @@ def run_segment(
     finally:
         while resources:
             _close(resources.pop(), segment)
-    # Told only when the process group is gone: until then the other workers could hang in a collective.
+    # Reported only when the process group is gone: until then the other workers could hang in a collective.
     if failure is not None:
         yield failure
 
@@ -217,7 +202,7 @@ def run_segment(
 def _train(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, resources: list[_Closable]
 ) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport]:
-    runner = _make_runner(entrypoint, segment, resources)
+    runner = make_runner(entrypoint, segment, resources)
     resources.append(runner)
     if segment.from_iterations > 0:
         if segment.checkpoint is None:
@@ -243,14 +228,15 @@ def _train(
             iterations=iterations,
             metrics=metrics,
             checkpoint=checkpoint,
-            told=runner.batch_report(),
+            batch=runner.batch_report(),
             saved_iterations=saved if saved < iterations else None,
         )
     if segment.rank > 0:
         runner.part()
 
 
-def _make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closable]) -> Runner:
+def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closable]) -> Runner:
+    """Make the trial for a segment; `resources` gets what must be closed after it, beside the runner itself."""
     target = entrypoint.load()
     if not isinstance(target, type):
         if segment.num_workers > 1:

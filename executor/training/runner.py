@@ -7,9 +7,10 @@ import math
 import pickle
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from numbers import Number
-from typing import Any, Protocol
+from typing import Any
 
 from rubberband.errors import CheckpointError, CheckpointLostError
 from rubberband.executor.core.events import FailureKind
@@ -18,15 +19,12 @@ from rubberband.executor.training.segment import BatchReport, Segment, SegmentFa
 from rubberband.executor.training.trial import Trial, TrialContext
 from rubberband.units import shown
 
-# Failures of a trial, from the exception to what the backend is told.
-
-
 MOST_DETAILS = 20_000
 """Characters of a trace-back that the journal keeps."""
 
 
 class TrialFailure(Exception):
-    """A failure that training itself found, with its kind; the message is a whole line for the user."""
+    """A failure that training itself found, with its kind; the message is one line for the user."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         super().__init__(message)
@@ -34,11 +32,11 @@ class TrialFailure(Exception):
 
 
 class GangBroken(Exception):
-    """Another worker of the gang failed; this one only hears of it."""
+    """Another worker of the gang failed, and not this one."""
 
 
 def describe(error: BaseException, *, in_gang: bool) -> SegmentFailure:
-    """What the backend is told of an exception; `in_gang`: whether the workers depend on each other's collectives."""
+    """Return the failure to report; `in_gang`: whether the workers depend on each other's collectives."""
     details = _kept(printable("".join(traceback.format_exception(error))))
     if isinstance(error, TrialFailure):
         return SegmentFailure(kind=error.kind, message=printable(str(error)), details=details, secondary=False)
@@ -53,7 +51,7 @@ def describe(error: BaseException, *, in_gang: bool) -> SegmentFailure:
 
 
 def _remedy(error: BaseException) -> str:
-    """What to do about failures that many models have in common."""
+    """Return the fix for failures that many models have in common."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return "; train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
@@ -63,12 +61,12 @@ def _remedy(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` as UTF-8 can hold it: file names that are none come as lone surrogates, which no journal takes."""
+    """Return `text` without the lone surrogates of file names that are no UTF-8: no journal accepts them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _kept(details: str) -> str:
-    """The beginning and the end of a trace-back: what is raised may carry a whole data set in its words."""
+    """Return the beginning and the end of a trace-back: an error's message may hold a whole data set."""
     left_out = len(details) - MOST_DETAILS
     if left_out <= 0:
         return details
@@ -77,7 +75,7 @@ def _kept(details: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """`Type: text`, in one line of at most 300 characters."""
+    """Return `Type: text`, in one line of at most 300 characters."""
     text = printable(" ".join(str(error).split()))
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return line if len(line) <= 300 else line[:299] + "…"
@@ -94,25 +92,22 @@ def is_broken_collective(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(name in text for name in ("gloo", "Gloo", "NCCL", "ProcessGroup"))
 
 
-# From what user code calls metrics to finite floats.
-
-
 MAX_METRICS = 1000
-"""In a report."""
+"""Per report."""
 MAX_NAME_LENGTH = 200
-"""Of a metric, in characters."""
+"""Characters in the name of a metric."""
 MOST_TOLD = 20
 """Metrics that an error names."""
 
 
 def clean_metrics(reported: Any, metric: str) -> dict[str, float]:
-    """The numbers among the reported metrics, as floats; `metric` must be one of them, and finite.
+    """Return the numbers among the reported metrics as floats; `metric` must be one of them, and finite.
 
     Booleans, integers and scalars of NumPy and torch count as numbers. Other values, and other metrics that are not
     finite, are left out: only `metric` decides about the trial.
 
-    Raises TrialFailure: no_metric, not_a_number (one that is too large for a float, too), or raised (too many metrics,
-    or too long a name).
+    Raises TrialFailure: no_metric, not_a_number (also if too large for a float), or raised (too many metrics, or a
+    name that is too long).
     """
     if not isinstance(reported, Mapping):
         raise TrialFailure(
@@ -147,7 +142,7 @@ def _check_names(reported: Mapping[Any, Any]) -> None:
 
 
 def _named_float(name: str, value: Any) -> float | None:
-    """The number, if it is one. Raises TrialFailure, naming the metric, for one that no float can hold."""
+    """Return the value if it is a number. Raises TrialFailure for one that no float can hold."""
     try:
         return to_float(value)
     except OverflowError:
@@ -163,9 +158,9 @@ def _named_float(name: str, value: Any) -> float | None:
 
 
 def to_float(value: Any) -> float | None:
-    """A number, or a NumPy or torch value that holds a single one, as a float; None for anything else.
+    """Return a number, or a NumPy or torch value that holds one, as a float; None for anything else.
 
-    Raises OverflowError, and whatever else `float` does.
+    Raises OverflowError, and every error of `float`.
     """
     if hasattr(value, "item") and getattr(value, "size", None) is not None:
         try:
@@ -176,7 +171,7 @@ def to_float(value: Any) -> float | None:
         return None
     original: Any = value
     number = float(original)
-    if math.isinf(number) and original != number:  # of decimals and long doubles, that is how it is told
+    if math.isinf(number) and original != number:  # decimals and long doubles do not raise it
         raise OverflowError
     return number
 
@@ -197,43 +192,42 @@ FORMAT = 1
 """Version of the checkpoints' layout."""
 
 
-class Runner(Protocol):
-    """Takes one trial through one segment; made ready to iterate, and closed in the end whatever happened."""
+class Runner(ABC):
+    """Takes one trial through one segment."""
 
+    @abstractmethod
     def restore(self, payload: bytes) -> None:
-        """Go on from what `dump` gave, on any number of workers. Called before the first iteration, or not at all."""
-        ...
+        """Continue from a `dump`, on any number of workers. Called before the first iteration, or not at all."""
 
     def catch_up(self) -> Iterator[int]:
-        """Do again, before the first iteration, what the checkpoint does not hold; gives what is done after each."""
-        ...
+        """Repeat, before the first iteration, those that the checkpoint lacks; yield the iterations done after each."""
+        return iter(())
 
     def saved_iterations(self, iterations: int) -> int:
-        """Of so many iterations, those that the next checkpoint holds."""
-        ...
+        """Return how many of the `iterations` done the next checkpoint holds."""
+        return iterations
 
+    @abstractmethod
     def iterate(self, iterations: int) -> Mapping[str, float]:
-        """Do the iteration after which `iterations` are done; rank 0's metrics are clean, the others' do not count."""
-        ...
+        """Do the iteration after which `iterations` are done. Rank 0's metrics are clean; the others' do not count."""
 
     def batch_report(self) -> BatchReport:
-        """What is to be told of the batches of the latest iteration."""
-        ...
+        """Return what to report of the batches of the latest iteration."""
+        return BatchReport()
 
+    @abstractmethod
     def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
-        """The checkpoint after that iteration; called on rank 0."""
-        ...
+        """Return the checkpoint after that iteration; called on rank 0."""
 
-    def part(self) -> None:
-        """The last iteration is over and saved: part from the other workers in order."""
-        ...
+    def part(self) -> None:  # noqa: B027 - optional hook
+        """Leave the other workers in order, after the last iteration is saved."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Give everything back; the process stays warm."""
-        ...
+        """Release everything, also after a failure; the process stays warm."""
 
 
-class TrialRunner:
+class TrialRunner(Runner):
     """Runs a plain `Trial`. The workers of a gang run side by side, not in lockstep; rank 0's word counts."""
 
     def __init__(self, trial_class: type[Trial], segment: Segment) -> None:
@@ -256,42 +250,22 @@ class TrialRunner:
             raise
 
     def restore(self, payload: bytes) -> None:
-        """Hand the saved state to the trial."""
         self._trial.load(unpack(payload, "trial", self._segment.from_iterations)["state"])
 
-    def catch_up(self) -> Iterator[int]:
-        """Nothing: a checkpoint holds all iterations."""
-        return iter(())
-
-    def saved_iterations(self, iterations: int) -> int:
-        """All of them."""
-        return iterations
-
     def iterate(self, iterations: int) -> Mapping[str, float]:
-        """Call the trial's `iterate`."""
         reseed("train", self._segment.seed, iterations, self._segment.rank)
         reported = self._trial.iterate()
         return clean_metrics(reported, self._segment.metric) if self._segment.rank == 0 else {}
 
-    def batch_report(self) -> BatchReport:
-        """Nothing: batches are the trial's own matter."""
-        return BatchReport()
-
     def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
-        """Pickle what the trial's `save` returns."""
-        state = self._trial.save()
-        return pack("trial", iterations, {"state": state, "metrics": dict(metrics)})
-
-    def part(self) -> None:
-        """Nothing: the workers know nothing of each other."""
+        return pack("trial", iterations, {"state": self._trial.save(), "metrics": dict(metrics)})
 
     def close(self) -> None:
-        """Call the trial's `close`."""
         self._trial.close()
 
 
 def pack(kind: str, iterations: int, content: Mapping[str, Any]) -> bytes:
-    """A pickled checkpoint. Raises CheckpointError where the content cannot be pickled."""
+    """Return a pickled checkpoint. Raises CheckpointError if the content cannot be pickled."""
     try:
         return pickle.dumps({"format": FORMAT, "kind": kind, "iterations": iterations, **content})
     except Exception as error:
@@ -299,7 +273,7 @@ def pack(kind: str, iterations: int, content: Mapping[str, Any]) -> bytes:
 
 
 def unpack(payload: bytes, kind: str, iterations: int) -> dict[str, Any]:
-    """What `pack` was given. Raises CheckpointError where it cannot be read, or is not what the segment expects."""
+    """Return the content given to `pack`. Raises CheckpointError if it cannot be read, or is of another segment."""
     # Unpickling runs code, but only our own: the store compared the bytes with the digest in the journal.
     try:
         content = pickle.loads(payload)
@@ -309,7 +283,7 @@ def unpack(payload: bytes, kind: str, iterations: int) -> dict[str, Any]:
 
 
 def expect(content: Any, kind: str, iterations: int) -> dict[str, Any]:
-    """The content, if it is a checkpoint of that kind after that many iterations; otherwise CheckpointError."""
+    """Return the content; raise CheckpointError unless it is of that kind and after that many iterations."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise CheckpointError(f"the checkpoint has format {found}; this version reads format {FORMAT}")

@@ -1,7 +1,8 @@
-"""Data order: which samples make the next global batch, and which worker takes which of them.
+"""Data order: the samples of the next global batch, and their shares among workers; random states.
 
-The order depends on (seed, epoch) and the sizes of the global batches alone, never on the number of workers or on how
-a batch is shared among them; so a trial sees the same batches however often it is resized or balanced.
+The order depends on (seed, epoch) and the sizes of the global batches alone, never on the number of workers or their
+shares, so that a trial sees the same batches at every gang size. Random states follow from the trial's seed alone, so
+that no checkpoint holds any.
 """
 
 from __future__ import annotations
@@ -15,22 +16,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-# Random states that follow from the trial's seed alone, so that nothing random need be saved in a checkpoint.
-
-
 Stream = Literal["setup", "order", "train", "evaluate"]
-"""What the randomness is for; streams of the same seed are independent."""
+"""Purpose of the randomness; streams of the same seed are independent."""
 
 _STREAMS: dict[Stream, int] = {"setup": 0, "order": 1, "train": 2, "evaluate": 3}
 
 
 def seed_sequence(stream: Stream, seed: int, *place: int) -> np.random.SeedSequence:
-    """The seed of one stream at one place (an epoch; an iteration and a rank). `seed` may be any integer."""
+    """Return the seed of one stream at one place (an epoch; an iteration and a rank). `seed` may be any integer."""
     return np.random.SeedSequence([seed % 2**64, _STREAMS[stream], *place])
 
 
 def reseed(stream: Stream, seed: int, *place: int) -> None:
-    """Set the global random states of Python and NumPy, and torch's where torch has been imported."""
+    """Set the global random states of Python and NumPy, and torch's if torch has been imported."""
     words = seed_sequence(stream, seed, *place).generate_state(4, np.uint64)
     random.seed(int(words[0]))
     np.random.seed([int(words[1]) & 0xFFFFFFFF, int(words[1]) >> 32])
@@ -50,36 +48,34 @@ class GlobalBatch:
     """The samples of one optimizer step, over the whole gang."""
 
     indices: Indices
-    """Positions in the dataset; M of them, at least one."""
+    """Positions in the dataset, M of them; at least one."""
     shares: tuple[int, ...]
-    """Samples per worker, m_i; they sum to M, and any of them may be 0."""
+    """Samples per worker, m_i; they sum to M, and any may be 0."""
 
     @property
     def size(self) -> int:
-        """M, the samples in the batch."""
+        """M, the number of samples."""
         return len(self.indices)
 
     def of(self, rank: int) -> Indices:
-        """The samples of one worker: consecutive parts of the batch, in rank order."""
+        """Return the samples of one worker: consecutive parts of the batch, in rank order."""
         start = sum(self.shares[:rank])
         return self.indices[start : start + self.shares[rank]]
 
 
 @dataclass(slots=True)
 class GlobalBatchSampler:
-    """Walks through a dataset of `num_samples`, a new permutation every epoch, one global batch at a time.
+    """Yields a dataset of `num_samples`, in a new permutation every epoch, one global batch at a time.
 
-    Every sample comes exactly once per epoch whatever the batch sizes and shares, which may change at any step. The
-    last batch of an epoch may be smaller, since a batch does not cross into the next epoch; or, where it `crosses`,
-    every batch is as large as asked, and the one at the end of an epoch begins the next. (epoch, position) is all
-    there is to save.
+    Every sample comes exactly once per epoch; batch sizes and shares may change at any step. The last batch of an epoch
+    may be smaller; or, if it `crosses`, it is filled from the next epoch. (epoch, position) is the whole state.
     """
 
     num_samples: int
     seed: int
     epoch: int = 0
     position: int = 0
-    """Samples of this epoch that have been handed out."""
+    """Samples of this epoch that were used."""
     crosses: bool = False
     _order: tuple[int, Indices] | None = None
 
@@ -89,14 +85,14 @@ class GlobalBatchSampler:
         self.move_to(self.epoch, self.position)
 
     def move_to(self, epoch: int, position: int) -> None:
-        """Go on from there. Raises ValueError where there is no such position."""
+        """Continue from there. Raises ValueError if there is no such position."""
         if not 0 <= position < self.num_samples:
             raise ValueError(f"position {position} lies outside an epoch of {self.num_samples} samples")
         self.epoch, self.position = epoch, position
 
     @property
     def samples_done(self) -> int:
-        """Samples handed out since the first epoch began."""
+        """Samples used since the first epoch began."""
         return self.epoch * self.num_samples + self.position
 
     @property
@@ -105,9 +101,9 @@ class GlobalBatchSampler:
         return self.num_samples - self.position
 
     def next_batch(self, shares: Sequence[int]) -> GlobalBatch:
-        """The next sum(shares) samples, worker i taking shares[i] of them.
+        """Return the next sum(shares) samples, shares[i] for worker i.
 
-        At the end of an epoch that is not crossed, where fewer are left, the shares shrink in proportion.
+        If fewer are left at the end of an epoch that is not crossed, the shares shrink in proportion.
         """
         wanted = sum(shares)
         if wanted < 1 or min(shares) < 0:
@@ -119,29 +115,26 @@ class GlobalBatchSampler:
         return GlobalBatch(indices=indices, shares=scale_shares(shares, len(indices)))
 
     def next_shared(self, batch_size: int, num_workers: int, policy: SharePolicy) -> GlobalBatch:
-        """The next batch of `batch_size` samples, or what an epoch has left; `policy` sees its true size."""
+        """Return the next batch of `batch_size` samples, or the rest of an epoch; `policy` gets its true size."""
         size = batch_size if self.crosses else min(batch_size, self.remaining)
         return self.next_batch(policy(size, num_workers))
 
     def _take(self, most: int) -> Indices:
-        """Up to `most` samples of this epoch."""
-        indices = self._permutation()[self.position : self.position + most]
+        """Return up to `most` samples of this epoch."""
+        if self._order is None or self._order[0] != self.epoch:
+            generator = np.random.default_rng(seed_sequence("order", self.seed, self.epoch))
+            self._order = (self.epoch, generator.permutation(self.num_samples))
+        indices = self._order[1][self.position : self.position + most]
         self.position += len(indices)
         if self.position == self.num_samples:
             self.epoch, self.position = self.epoch + 1, 0
         return indices
 
-    def _permutation(self) -> Indices:
-        if self._order is None or self._order[0] != self.epoch:
-            generator = np.random.default_rng(seed_sequence("order", self.seed, self.epoch))
-            self._order = (self.epoch, generator.permutation(self.num_samples))
-        return self._order[1]
-
 
 def even_shares(batch_size: int, num_workers: int) -> tuple[int, ...]:
-    """As equal as possible, the first workers taking one more; but none takes a single sample if it can be avoided.
+    """Return shares as equal as possible, the first ones larger by one; none of 1 if that can be avoided.
 
-    BatchNorm fails on a batch of one, so a small batch goes to fewer workers instead, and the others take 0.
+    BatchNorm fails on a batch of one, so a small batch goes to fewer workers, and the others take 0.
     """
     workers = max(1, min(num_workers, batch_size // 2))
     share, rest = divmod(batch_size, workers)
@@ -149,7 +142,7 @@ def even_shares(batch_size: int, num_workers: int) -> tuple[int, ...]:
 
 
 def scale_shares(shares: Sequence[int], batch_size: int) -> tuple[int, ...]:
-    """Shares in the same proportion that sum to `batch_size` (largest remainder; ties go to the lower rank)."""
+    """Return shares in the same proportion that sum to `batch_size` (largest remainder; ties go to the lower rank)."""
     total = sum(shares)
     if total == batch_size:
         return tuple(shares)

@@ -1,7 +1,7 @@
-"""One stretch of a trial's training, from a checkpoint to an iteration count, as one worker of its gang sees it.
+"""A segment: part of a trial's training, from a checkpoint to an iteration count, for one worker of its gang.
 
-This is the seam between a backend (which starts processes) and training (which knows nothing of Ray): a backend calls
-`run_segment` in every worker of the gang and passes on what rank 0 yields.
+This is the interface between a backend, which starts processes, and training, which does not know Ray: a backend calls
+`run_segment` in every worker of the gang and passes on the items of rank 0.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchMode, Ba
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What one worker is told to do."""
+    """Order to one worker."""
 
     trial: int
     attempt: int
     config: Mapping[str, Any]
     seed: int
-    """Seed of the trial: initial weights, data order, and the random state of every iteration follow from it."""
+    """Seed of the trial, for initial weights, data order, and the random state of every iteration."""
     metric: str
     """The metric that every report must carry, finite."""
     rank: int
@@ -34,37 +34,37 @@ class Segment:
     until_iterations: int
     checkpoint: CheckpointRef | None
     num_instances: int = 1
-    """That the gang spans."""
+    """Instances of the gang."""
     batch: AdaptiveBatch | None = None
-    """How the batch size may be adapted; None: it is fixed."""
+    """Settings of adaptive batches; None: the batch size is fixed."""
     known_points: tuple[BatchPoint, ...] = ()
-    """Steps that were timed before, by profiling; the agent starts with them."""
+    """Steps that profiling timed; the agent starts with them."""
     batch_mode: BatchMode = "adapt"
-    """Where the batch may be adapted: adapt it, or, for profiling, hold or sweep."""
+    """Whether to adapt the batch, or, for profiling, hold or sweep it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStarted:
-    """Startup is over; the first step begins (rank 0)."""
+    """Start-up is over; the first step begins (rank 0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRepeated:
-    """An iteration is done again that had been reported, since the checkpoint does not hold it (rank 0)."""
+    """A reported iteration was repeated, since the checkpoint does not hold it (rank 0)."""
 
     iterations: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What is told of the batches of an iteration; empty where they are fixed."""
+    """The batches of an iteration; empty if they are fixed."""
 
     batches: tuple[BatchUse, ...] = ()
-    """The sizes that were used, in order."""
+    """Sizes that were used, in order."""
     limits: BatchLimits | None = None
-    """Which sizes there are to choose among."""
+    """Limits of the sizes."""
     samples_per_iteration: int | None = None
-    """Of an iteration at the initial batch size."""
+    """Samples of an iteration at the initial batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +74,19 @@ class SegmentReport:
     iterations: int
     metrics: Mapping[str, float]
     checkpoint: CheckpointRef
-    told: BatchReport = BatchReport()
+    batch: BatchReport = BatchReport()
     saved_iterations: int | None = None
-    """Iterations that the checkpoint really holds, where those are fewer."""
+    """Iterations in the checkpoint, if they are fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFailure:
-    """The attempt failed on this worker (any rank). The worker process itself is well."""
+    """The attempt failed on this worker (any rank); the worker process itself is healthy."""
 
     kind: FailureKind
     message: str
     details: str
     secondary: bool
-    """Whether this is only the echo of another worker's failure (a broken collective)."""
+    """Whether it only follows from another worker's failure (a broken collective)."""
     lost: bool = False
-    """Whether it could not go on from its checkpoint, which is gone or not what was written."""
+    """Whether its checkpoint is missing or has changed."""

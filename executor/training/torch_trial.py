@@ -1,4 +1,4 @@
-"""`TorchTrial`: what a user of PyTorch writes. The loop around it is in `loop.py`.
+"""`TorchTrial`: the interface for users of PyTorch. Its training loop is in `loop.py`.
 
 Importing this module does not import torch.
 """
@@ -21,7 +21,7 @@ class TorchTrial(ABC):
 
     A gang runs one object per worker, made without arguments. Before every `build_…` and `…_dataset` method the
     random states of Python, NumPy and torch are set from the trial's seed alone, so that all ranks agree; before
-    every iteration, from seed, iteration and rank, so that going on from a checkpoint is exact.
+    every iteration, from seed, iteration and rank, so that resuming from a checkpoint is exact.
     """
 
     batch_size: int = 128
@@ -29,40 +29,44 @@ class TorchTrial(ABC):
     max_batch_size_per_gpu: ClassVar[int | None] = None
     """Most samples that go through the model at once; a larger share is accumulated. None: no limit."""
     samples_per_iteration: ClassVar[int | None] = None
-    """Training samples that make one iteration (rounded up to whole batches). None: one epoch."""
+    """Training samples of one iteration (rounded up to whole batches). None: one epoch."""
     scheduler_step: ClassVar[Literal["iteration", "batch"]] = "iteration"
     """When the LR schedule steps: after every iteration (ReduceLROnPlateau: with the metric), or after every batch."""
     find_unused_parameters: ClassVar[bool] = False
-    """DistributedDataParallel's flag: needed where the loss does not use every parameter."""
+    """DistributedDataParallel's flag: needed if the loss does not use every parameter."""
+    config: Mapping[str, Any]
+    """Its configuration; only of a trial that `Result.load_best` returned."""
+    model: torch.nn.Module
+    """The trained model; only of a trial that `Result.load_best` returned."""
 
     @abstractmethod
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
-        """The model, on the CPU; it is moved to the device and wrapped afterwards."""
+        """Return the model, on the CPU; it is moved to the device and wrapped afterwards."""
 
     @abstractmethod
     def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The optimizer over the parameters of `model`."""
+        """Return the optimizer over the parameters of `model`."""
 
     def build_scheduler(
         self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer
     ) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """The LR schedule, or None for a constant learning rate. It steps as `scheduler_step` says."""
+        """Return the LR schedule, or None for a constant learning rate. It steps as `scheduler_step` says."""
         return None
 
     @abstractmethod
     def train_dataset(self, config: Mapping[str, Any]) -> Dataset[Any]:
-        """The map-style training set; the same on every rank."""
+        """Return the map-style training set; the same on every rank."""
 
     def eval_dataset(self, config: Mapping[str, Any]) -> Dataset[Any] | None:
-        """The map-style evaluation set; None: `evaluate` is not called and `train_loss` is the only metric."""
+        """Return the map-style evaluation set; None: `evaluate` is not called and `train_loss` is the only metric."""
         return None
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """The mean loss over the samples of `batch`, a scalar; calls `model(…)` once."""
+        """Return the mean loss over the samples of `batch`, a scalar; call `model(…)` once."""
 
     def evaluate(self, model: torch.nn.Module, loader: EvalLoader) -> Mapping[str, Any]:
-        """Metrics over the evaluation set; by default the mean loss as `loss`.
+        """Return metrics over the evaluation set; by default the mean loss as `loss`.
 
         Runs on rank 0 alone, in evaluation mode and without gradients, with the model unwrapped. `loader` is an
         iterable of batches on the model's device, in the order of the set, with `len` (batches), `sizes` (samples of
@@ -73,11 +77,11 @@ class TorchTrial(ABC):
         return {"loss": total / sum(loader.sizes)}
 
     def collate(self, samples: list[Any]) -> Any:
-        """A batch from samples of a dataset; by default torch's `default_collate`."""
+        """Make a batch from samples of a dataset; by default torch's `default_collate`."""
         from torch.utils.data import default_collate
 
         return default_collate(samples)
 
     def global_batch_size(self, config: Mapping[str, Any]) -> int:
-        """Samples per optimizer step; override it to take them from the configuration."""
+        """Return the samples per optimizer step; override it to take them from the configuration."""
         return self.batch_size

@@ -1,6 +1,6 @@
-"""What a user writes: `Trial` for any framework, and the two calls of a function trial. Needs no torch.
+"""The user's interface without torch: `Trial` for any framework, and the two calls of a function trial.
 
-For PyTorch see `torch_trial.TorchTrial`, whose loop is ours.
+For PyTorch see `torch_trial.TorchTrial`, which comes with a training loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TrainFunction = Callable[[dict[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialContext:
-    """Where and as what a `Trial` runs."""
+    """Identity and place of a running `Trial`."""
 
     trial: int
     """Number of the trial in its experiment."""
@@ -38,9 +38,9 @@ class TrialContext:
 class Trial(ABC):
     """One configuration's training, in any framework.
 
-    The order of calls is `setup`, `load` (where there is something to go on from), then `iterate` and `save` in turn,
-    and `close`. A gang runs one object per worker; how they share the work is the trial's own matter. Before `setup`
-    and every `iterate` the random states of Python and NumPy are set from the trial's seed, the iteration and the rank.
+    The order of calls is `setup`, `load` (when resuming), then `iterate` and `save` in turn, and `close`. A gang runs
+    one object per worker; the trial itself shares the work among them. Before `setup` and every `iterate`, the random
+    states of Python and NumPy are set from the trial's seed, the iteration and the rank.
     """
 
     def setup(self, config: Mapping[str, Any], context: TrialContext) -> None:  # noqa: B027 — optional hook
@@ -52,26 +52,24 @@ class Trial(ABC):
 
     @abstractmethod
     def save(self) -> Any:
-        """Everything that `load` needs, as one picklable object; called on rank 0 after every iteration."""
+        """Return everything that `load` needs, as one picklable object; called on rank 0 after every iteration."""
 
     @abstractmethod
     def load(self, state: Any) -> None:
-        """Go on from what `save` returned, perhaps with another number of workers; called on every rank."""
+        """Continue from the result of `save`, perhaps with another number of workers; called on every rank."""
 
     def close(self) -> None:  # noqa: B027 — optional hook
-        """Give back what `setup` took; called on every rank, also after a failure."""
+        """Release the resources of `setup`; called on every rank, also after a failure."""
 
 
 class Session(Protocol):
-    """What `report` and `get_checkpoint` talk to: the runner of the function trial."""
+    """The runner of a function trial, for `report` and `get_checkpoint`."""
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
-        """Hand over one iteration and wait until the next is wanted."""
-        ...
+        """Hand over one iteration and wait until the next is requested."""
 
     def checkpoint(self) -> Any:
-        """What the function passed last, or None."""
-        ...
+        """Return the function's last checkpoint, or None."""
 
 
 current_session: ContextVar[Session] = ContextVar("rubberband function trial")
@@ -79,16 +77,16 @@ current_session: ContextVar[Session] = ContextVar("rubberband function trial")
 
 
 def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
-    """Report one iteration of a function trial, and wait until the next one is wanted.
+    """Report one iteration of a function trial, and wait until the next one is requested.
 
-    `checkpoint` is any picklable object from which the function can go on (see `get_checkpoint`). A trial that is
-    promoted goes on from it; iterations reported after the last checkpoint are repeated then, and not counted again.
-    A function that never passes one is trained from zero after every stage, and whenever it must go on elsewhere: that
-    works, with a warning at its first report, and costs time that no estimate knows of.
+    `checkpoint` is any picklable object from which the function can resume (see `get_checkpoint`). A promoted trial
+    resumes from it; iterations reported after the last checkpoint are repeated then, and not counted again. A function
+    that never passes one starts from zero after every stage, and whenever it moves: that works, with a warning at its
+    first report, and costs time that no estimate includes.
 
     `metrics` are at most 1,000 numbers, with names of at most 200 characters; the experiment's metric is one of them.
-    When no further iteration is wanted the call does not return: it ends the function by an exception that is no
-    `Exception`, so that `finally` blocks and context managers run.
+    After the last iteration the call does not return: it ends the function by an exception that is no `Exception`, so
+    that `finally` blocks and context managers run.
 
     Raises RuntimeError outside a function trial.
     """
@@ -96,7 +94,7 @@ def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
 
 
 def get_checkpoint() -> Any:
-    """The checkpoint from which this function trial goes on, or None when it starts from the beginning.
+    """Return the checkpoint from which this function trial resumes, or None when it starts from the beginning.
 
     Raises RuntimeError outside a function trial.
     """

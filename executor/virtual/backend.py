@@ -1,7 +1,7 @@
 """The virtual backend: the same controller on a clock that jumps. Thousands of runs with faults are a unit test.
 
-It is also the check on the planner: with deterministic times a virtual run takes and costs what was predicted. What the
-real backend promises holds here too, and nothing more (see `rubberband.executor.virtual.fleet` for what may go wrong).
+It is also the check on the planner: with deterministic times a virtual run takes and costs what was predicted. It keeps
+the promises of the real backend, and no others (see `rubberband.executor.virtual.fleet` for what may go wrong).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from rubberband.cloud.virtual import LEASE_S, VirtualClock, VirtualProvider
 from rubberband.executor.core.events import (
@@ -32,7 +33,7 @@ from rubberband.values.adaptive import BatchUse
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 
-__all__ = ["BatchesOf", "Faults", "VirtualBackend", "by_trial", "fixed_batch"]
+__all__ = ["BatchesOf", "Faults", "VirtualBackend", "by_trial", "fixed_batch", "shuffled"]
 
 
 def by_trial(trial: int, iterations: int) -> float:
@@ -40,11 +41,18 @@ def by_trial(trial: int, iterations: int) -> float:
     return 1.0 - (trial + 1) / (trial + 1 + iterations)
 
 
+def shuffled(num_trials: int, seed: object) -> Callable[[int, int], float]:
+    """Return a metric by which the trials are good in a random order: where results decide when they come (asha)."""
+    order = list(range(num_trials))
+    Random(f"{seed}").shuffle(order)
+    return lambda trial, iterations: by_trial(order[trial], iterations)
+
+
 BatchesOf = Callable[[int, int, Gang, float], tuple[BatchUse, ...]]
 
 
 def fixed_batch(trial: int, iterations: int, gang: Gang, iteration_s: float) -> tuple[BatchUse, ...]:
-    """A virtual trial's batch is fixed, so that there is nothing to tell."""
+    """Return no batches: a virtual trial's batch is fixed."""
     return ()
 
 
@@ -63,7 +71,7 @@ class _Run:
     began_at: float | None = None
     done: int = 0
     mean_iterations: float = 0.0
-    """What those that are done, and the one under way, take in all: in iterations of mean length."""
+    """Length of the done iterations and of the one under way, in iterations of mean length."""
 
 
 class VirtualBackend:
@@ -88,7 +96,7 @@ class VirtualBackend:
         """`metric_of(trial, iterations)` is what a trial reports.
 
         `slowdown` multiplies the profile's iterations of all trials, `pace_of(trial)` those of one.
-        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes that a report tells of. Leases are of
+        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes in a report. Leases are of
         `lease_s` (None: ten minutes, or twice what an instance takes to be ready); an instance whose workers are not
         warm `ready_timeout_s` after the driver saw it run is given up as lost.
         """
@@ -137,7 +145,7 @@ class VirtualBackend:
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Jump to the next instant with events, or to `wake_at` if that comes first; events due at `wake_at` go before.
 
-        What happens at one instant comes at once.
+        All events of one instant come at once.
         """
         agenda = self._agenda
         while True:
@@ -155,14 +163,16 @@ class VirtualBackend:
                 return events
 
     def _happenings(self) -> list[Event]:
-        """What is told of all that happens now."""
+        """Return the events of all that happens now."""
         agenda, now = self._agenda, self._clock.now()
         events: list[Event] = []
+        # Reports of one instant come in the order of the trials: where each counts at once (asha), it decides.
         while (happening := agenda.pop_due(now)) is not None:
             event = happening(now)
             if event is not None:
                 events.append(event)
-        return events
+        reports = iter(sorted((e for e in events if isinstance(e, TrialReported)), key=lambda e: e.trial))
+        return [next(reports) if isinstance(event, TrialReported) else event for event in events]
 
     def _advance(self, instant: float) -> None:
         """Go on to `instant`; the leases are renewed all the way."""

@@ -1,7 +1,7 @@
-"""The instances of a virtual run as its driver sees them: what happens to each, and when it is told.
+"""The instances of a virtual run as its driver sees them: the events of each, and when they arrive.
 
 It keeps to what `rubberband.executor.ray.fleet` promises: the last event of an instance is that it was refused, lost or
-released; a launch that is given up is answered by its release; nothing is told of what the driver has given up.
+released; a launch that is given up is answered by its release; an instance that the driver gave up has no other event.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Messages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFate:
-    """What becomes of one attempt of a trial."""
+    """Fate of one attempt of a trial."""
 
     failure: FailureKind | None = None
     """How it ends; 'hung' is silence. None: it does not fail."""
     loses_checkpoint: bool = False
     """Whether the checkpoint that it starts from, if any, is gone or not what was written."""
     after_reports: int = 0
-    """The failure comes in place of the report after so many."""
+    """The failure comes in place of the report after this number."""
     pace: float = 1.0
-    """Its iterations take so many times what the profile says."""
+    """Factor of its iterations' times over the profile's."""
     startup: float = 1.0
     """And so does its startup."""
     outlives_stop: bool = False
@@ -68,7 +68,7 @@ class AttemptFate:
 
 
 class Fortune(Protocol):
-    """What goes wrong in a virtual run."""
+    """Faults of a virtual run."""
 
     def instance(self, instance: str, market: Market) -> Fate:
         """The fate of an instance; asked once."""
@@ -107,7 +107,7 @@ class Faults:
     """Instance -> whatever else becomes of it."""
 
     def instance(self, instance: str, market: Market) -> Fate:
-        """As written."""
+        """Return what is written down."""
         if instance in self.fates:
             return self.fates[instance]
         refused = f"no capacity for {instance}" if instance in self.refused else ""
@@ -118,12 +118,12 @@ class Faults:
         return _PROMPT
 
     def attempt(self, trial: int, attempt: int) -> AttemptFate:
-        """As written."""
+        """Return what is written down."""
         kind, is_lost = self.failures.get((trial, attempt)), (trial, attempt) in self.lost_checkpoints
         return AttemptFate(failure=kind, loses_checkpoint=is_lost) if kind is not None or is_lost else _SOUND
 
     def iteration(self, trial: int, iterations: int) -> float:
-        """As all others."""
+        """Return that no iteration differs."""
         return 1.0
 
 
@@ -131,11 +131,11 @@ _BEATS = 10
 """Renewals in the time of a lease."""
 
 Happening = Callable[[float], Event | None]
-"""What happens at an instant, and what is told of it."""
+"""An occurrence at an instant, and its event."""
 
 
 class Agenda:
-    """What is going to happen, in order."""
+    """Future occurrences, in order."""
 
     def __init__(self) -> None:
         self._items: list[tuple[float, int, Happening]] = []
@@ -146,7 +146,7 @@ class Agenda:
         heapq.heappush(self._items, (instant, next(self._order), happening))
 
     def next_at(self) -> float:
-        """When the next thing happens; infinite if nothing will."""
+        """Return when the next occurrence is; infinite if there is none."""
         return self._items[0][0] if self._items else math.inf
 
     def pop_due(self, now: float) -> Happening | None:
@@ -173,7 +173,7 @@ class _VirtualHold:
     running: bool = False
     interrupted: bool = False
     hour_prices_usd: tuple[float, ...] | None = None
-    """As they were told last."""
+    """Prices of the latest event."""
     over: bool = False
     """Released (or about to be), refused or lost: its next event is its last, or was."""
 
@@ -221,11 +221,11 @@ class VirtualFleet:
             self.notice_ends()
 
     def next_end_at(self) -> float:
-        """When the first of those that live ends, if nothing is done about it; infinite: never."""
+        """Return when the first live instance ends, if nothing is done about it; infinite: never."""
         return min((self._provider.ends_at(instance) for instance in self._unended()), default=math.inf)
 
     def notice_ends(self) -> None:
-        """Put the ends of instances, of which nobody has been told, on the agenda."""
+        """Put the ends of instances that were not reported yet on the agenda."""
         for instance in self._unended():
             ends_at = self._provider.ends_at(instance)
             if ends_at <= self._clock.now():
@@ -314,7 +314,7 @@ class VirtualFleet:
         return running(status, status.running_at, now)
 
     def _begun(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
-        """Another hour begins, whose price is told once it is seen."""
+        """Begin another hour, whose price is reported once it is seen."""
         if hold.over or instance in self.gone:
             return None
         self._agenda.add(now + SECONDS_PER_HOUR, lambda then: self._begun(instance, hold, then))
@@ -322,7 +322,7 @@ class VirtualFleet:
         return None
 
     def _priced(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
-        """What the hours cost that it has begun, where that is news."""
+        """Return the prices of its begun hours, if they are news."""
         prices = self._provider.status(instance).hour_prices_usd if hold.launched else None
         if prices is None or prices == hold.hour_prices_usd:
             return None
@@ -350,7 +350,7 @@ class VirtualFleet:
         return _lost(self._provider.lose(instance, "its workers did not become warm"), now)
 
     def _end(self, instance: str, hold: _VirtualHold) -> Event | None:
-        """The machine may have ended of itself; the driver sees it later."""
+        """End a machine that may have ended by itself; the driver sees it later."""
         now = self._clock.now()
         if instance not in self.gone and self._provider.ends_at(instance) <= now:
             self.gone.add(instance)
@@ -358,7 +358,7 @@ class VirtualFleet:
         return None
 
     def _ending(self, instance: str, hold: _VirtualHold) -> Happening:
-        """What the driver sees of an end: that it ran, if it has not seen that before, and that it is gone."""
+        """Return the events of an end: that it ran, if that was not seen before, and that it is gone."""
 
         def seen(now: float) -> Event | None:
             if hold.over:

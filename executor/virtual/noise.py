@@ -12,10 +12,9 @@ from random import Random
 
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.virtual.fleet import AttemptFate, Messages
-from rubberband.values.chance import Law, Spread
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer
 from rubberband.values.plan import Market
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Law, Profile, Spread
 
 _PROMPT = Messages()
 
@@ -33,7 +32,7 @@ class Noise:
         self._iteration_rngs: dict[int, Random] = {}
 
     def instance(self, instance: str, market: Market) -> Fate:
-        """Return delays, and when the spot market takes it. What is asked for at once waits in one queue (SCALE)."""
+        """Return delays, and when the spot market takes it. Launches of one instant wait in one queue (SCALE)."""
         source, offer = Random(f"{self._seed}/{instance}"), self._offer
         asked_at = self._now()
         if asked_at not in self._provision:

@@ -1,9 +1,9 @@
-"""The batch of most goodput on given GPUs (Pollux §4.1, eq. 13): M, and how workers take it in passes.
+"""The batch with the highest goodput on given GPUs (Pollux §4.1, eq. 13): M, and how workers take it in passes.
 
-It chooses among total batch sizes M that are spread evenly on a log scale between M0 and the largest one allowed. The
-passes follow from M: as few as fit into memory, s + 1 = ceil(M / (K max_per_gpu)), of m = ceil(M / (K (s + 1)))
-samples. Between K (s + 1) (m - 1) and K (s + 1) m a step takes the same time and a larger M makes more progress, so
-that every M but the smallest is rounded up to fill its passes, as far as the largest one allows.
+The candidates are total batch sizes M, spread evenly on a log scale between M0 and the largest one allowed. The passes
+follow from M: as few as fit into memory, s + 1 = ceil(M / (K max_per_gpu)), of m = ceil(M / (K (s + 1))) samples.
+Between K (s + 1) (m - 1) and K (s + 1) m a step takes the same time and a larger M makes more progress. So every M but
+the smallest is rounded up to fill its passes, as far as the largest batch allows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.goodput.model import Floats, Reals, efficiency, step_s
+from rubberband.planner.goodput.model import Reals, efficiency, step_s
 from rubberband.values.adaptive import BatchLimits, Throughput
 
 Ints = npt.NDArray[np.int64]
@@ -24,16 +24,18 @@ NUM_CANDIDATES = 64
 """Batch sizes that a choice considers: over a factor of 32 they are 6 % apart, and goodput is flat at its top."""
 WORTHWHILE = 0.05
 """A smaller relative change of the batch is not worth making."""
+KEPT = 64
+"""Choices whose candidates are remembered."""
 _TIE = 1e-12
-"""Relative difference of goodput that is rounding and nothing else."""
+"""Relative difference of goodput that is rounding only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputChoice:
-    """A batch and what the model says of it."""
+    """A batch, and the model's figures for it."""
 
     per_gpu: int
-    """m, of the worker that has most; others may have one sample less."""
+    """m, of the worker with most samples; others may have one less."""
     accumulation: int
     """s."""
     batch_size: int
@@ -43,19 +45,7 @@ class GoodputChoice:
     efficiency: float
     """EFFICIENCY(M)."""
     goodput: float
-    """Samples per second, each counted for what it is worth (eq. 4)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputChoices:
-    """The choices for many allocations; every array has their shape, and the fields are those of `GoodputChoice`."""
-
-    per_gpu: Ints
-    accumulation: Ints
-    batch_size: Ints
-    step_s: Floats
-    efficiency: Floats
-    goodput: Floats
+    """Samples per second, each weighed by its statistical efficiency (eq. 4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +57,6 @@ class Candidates:
     accumulation: Ints
     feasible: Bools
 
-    def only_feasible(self) -> Candidates:
-        """One row of them without repetitions, M increasing."""
-        batch_size, first = np.unique(self.batch_size[self.feasible], return_index=True)
-        return Candidates(
-            batch_size=batch_size,
-            per_gpu=self.per_gpu[self.feasible][first],
-            accumulation=self.accumulation[self.feasible][first],
-            feasible=np.ones(len(batch_size), dtype=np.bool_),
-        )
-
 
 def choose(
     parameters: Throughput,
@@ -86,31 +66,25 @@ def choose(
     gpus: int,
     *,
     least_per_gpu: int = 1,
-    num_candidates: int = NUM_CANDIDATES,
 ) -> GoodputChoice:
-    """The batch of most goodput on `gpus` GPUs of `instances` instances; the smaller one of equals.
+    """Return the batch with the highest goodput on `gpus` GPUs of `instances` instances; of equals the smaller one.
 
-    M0 is always among the candidates, in as many passes as it needs even where accumulation is not wanted; if that
-    leaves a worker less than `least_per_gpu` samples (2 for BatchNorm), K times that takes its place.
+    M0 is always a candidate, in as many passes as it needs even without accumulation. If that leaves a worker less
+    than `least_per_gpu` samples (2 for BatchNorm), K times that takes its place.
 
     Raises ValueError where K least_per_gpu is more than `limits.max`, where least_per_gpu is more than
     `limits.max_per_gpu`, and where the two are so close that no batch can be split into passes between them.
     """
-    found = candidates(limits, gpus, least_per_gpu=least_per_gpu, num=num_candidates, full=True)
-    return _choice(*_rated(parameters, noise_scale, limits, instances, gpus, found), found)
+    allocation = np.asarray([instances]), np.asarray([gpus])
+    return choose_many(parameters, noise_scale, limits, *allocation, least_per_gpu=least_per_gpu)[0]
 
 
 def choose_at(
-    parameters: Throughput,
-    noise_scale: float,
-    limits: BatchLimits,
-    instances: int,
-    gpus: int,
-    batch_size: int,
+    parameters: Throughput, noise_scale: float, limits: BatchLimits, instances: int, gpus: int, batch_size: int
 ) -> GoodputChoice:
-    """What the model says of a batch of `batch_size` samples, taken in as few passes as fit into memory."""
-    fixed = _passes(limits, np.asarray([gpus]), np.asarray([batch_size]), 0)
-    return _choice(*_rated(parameters, noise_scale, limits, instances, gpus, fixed), fixed)
+    """Return the model's figures for a batch of `batch_size` samples, in as few passes as fit into memory."""
+    fixed = _passes(limits, np.asarray([[gpus]]), np.asarray([[batch_size]]), 0)
+    return _best(parameters, noise_scale, limits, np.asarray([[instances]]), np.asarray([[gpus]]), fixed)[0]
 
 
 def choose_many(
@@ -121,61 +95,51 @@ def choose_many(
     gpus: Ints,
     *,
     least_per_gpu: int = 1,
-    num_candidates: int = NUM_CANDIDATES,
-) -> GoodputChoices:
-    """`choose` for many allocations in one go: `instances` and `gpus` of one shape (allocations,), phi that or one.
+) -> list[GoodputChoice]:
+    """`choose` for many allocations at once: `instances` and `gpus` are (allocations,), phi the same or one number.
 
     Raises ValueError as `choose` does, if any allocation is too large.
     """
-    _check(limits, int(np.max(gpus)), least_per_gpu)
+    found = _considered(limits, tuple(np.asarray(gpus).tolist()), least_per_gpu)
     column = np.asarray(gpus)[:, None]
-    found = _all_candidates(limits, column, least_per_gpu, num_candidates)
-    lost = column[~found.feasible.any(axis=1), 0]
-    if len(lost):
-        raise _unsplittable(limits, int(lost[0]), least_per_gpu)
     phi = np.asarray(noise_scale)[..., None]
-    step, worth, goodput = _rated(parameters, phi, limits, np.asarray(instances)[:, None], column, found)
-    rows, at = np.arange(len(column)), _best(found.batch_size, np.where(found.feasible, goodput, -np.inf))
-    return GoodputChoices(
-        per_gpu=found.per_gpu[rows, at],
-        accumulation=found.accumulation[rows, at],
-        batch_size=found.batch_size[rows, at],
-        step_s=step[rows, at],
-        efficiency=worth[rows, at],
-        goodput=goodput[rows, at],
-    )
+    return _best(parameters, phi, limits, np.asarray(instances)[:, None], column, found)
+
+
+@lru_cache(maxsize=KEPT)
+def _considered(limits: BatchLimits, gpus: tuple[int, ...], least_per_gpu: int) -> Candidates:
+    """Return the batches of a choice, (allocations, batches): at every look of an agent they are the same."""
+    _check(limits, max(gpus), least_per_gpu)
+    column = np.asarray(gpus)[:, None]
+    found = _spread(limits, column, least_per_gpu, NUM_CANDIDATES)
+    if limits.max_per_gpu is not None:
+        fullest = np.minimum(column * limits.max_per_gpu * (found.accumulation + 1), limits.max)
+        found = _joined(found, _passes(limits, column, np.maximum(fullest, found.batch_size), least_per_gpu))
+    _check_split(limits, column, found, least_per_gpu)
+    return found
 
 
 def better(current: int, found: GoodputChoice) -> bool:
-    """Whether going from a batch of `current` samples to the one found is worth the change: 5 % of it, or more."""
+    """Return whether changing from a batch of `current` samples to the one found is worth it: 5 % of it, or more."""
     return abs(found.batch_size - current) >= WORTHWHILE * current
 
 
-@lru_cache(maxsize=256)
-def candidates(
-    limits: BatchLimits, gpus: int, *, least_per_gpu: int = 1, num: int = NUM_CANDIDATES, full: bool = False
-) -> Candidates:
-    """At most `num` batches for K GPUs, evenly spread on a log scale from the smallest to the largest; M increasing.
-
-    `full` adds, for each, the largest one that takes as many passes.
+def candidates(limits: BatchLimits, gpus: int, *, least_per_gpu: int = 1, num: int = NUM_CANDIDATES) -> Candidates:
+    """Return at most `num` batches for K GPUs, evenly spread on a log scale over what is allowed; M increasing.
 
     Raises ValueError as `choose` does.
     """
     _check(limits, gpus, least_per_gpu)
     column = np.asarray([[gpus]])
-    found = _all_candidates(limits, column, least_per_gpu, num) if full else _spread(limits, column, least_per_gpu, num)
-    if not found.feasible.any():
-        raise _unsplittable(limits, gpus, least_per_gpu)
-    return found.only_feasible()
-
-
-def _all_candidates(limits: BatchLimits, gpus: Ints, least: int, num: int) -> Candidates:
-    """(allocations, candidates): the spread ones, and those that fill the passes of each."""
-    spread = _spread(limits, gpus, least, num)
-    if limits.max_per_gpu is None:
-        return spread
-    fullest = np.minimum(gpus * limits.max_per_gpu * (spread.accumulation + 1), limits.max)
-    return _joined(spread, _passes(limits, gpus, np.maximum(fullest, spread.batch_size), least))
+    found = _spread(limits, column, least_per_gpu, num)
+    _check_split(limits, column, found, least_per_gpu)
+    batch_size, first = np.unique(found.batch_size[found.feasible], return_index=True)
+    return Candidates(
+        batch_size=batch_size,
+        per_gpu=found.per_gpu[found.feasible][first],
+        accumulation=found.accumulation[found.feasible][first],
+        feasible=np.ones(len(batch_size), dtype=np.bool_),
+    )
 
 
 def _spread(limits: BatchLimits, gpus: Ints, least: int, num: int) -> Candidates:
@@ -191,7 +155,8 @@ def _spread(limits: BatchLimits, gpus: Ints, least: int, num: int) -> Candidates
 def _passes(limits: BatchLimits, gpus: Ints, batch_size: Ints, least: int) -> Candidates:
     """The fewest passes that fit into memory, and whether they are allowed and leave every worker enough.
 
-    A worker may go without samples in one of many passes, but not with less than it needs where it needs more than one.
+    A worker that needs at least two samples needs them in every pass. One that needs fewer may have none in one of
+    many passes.
     """
     passes = np.ones_like(batch_size)
     if limits.max_per_gpu is not None:
@@ -216,31 +181,24 @@ def _joined(one: Candidates, other: Candidates) -> Candidates:
     )
 
 
-def _rated(
-    parameters: Throughput, noise_scale: Reals, limits: BatchLimits, instances: Reals, gpus: Reals, found: Candidates
-) -> tuple[Floats, Floats, Floats]:
-    """T_iter, EFFICIENCY and GOODPUT of the candidates."""
+def _best(
+    parameters: Throughput, noise_scale: Reals, limits: BatchLimits, instances: Ints, gpus: Ints, found: Candidates
+) -> list[GoodputChoice]:
+    """For each allocation, the feasible candidate with the highest goodput; of equals the smallest batch.
+
+    Of goodputs that are not numbers (phi is not known yet), all are equal.
+    """
     step = step_s(parameters, instances, gpus, found.per_gpu, found.accumulation)
     worth = efficiency(noise_scale, limits.initial, found.batch_size)
-    return step, worth, np.asarray(found.batch_size / step * worth)
-
-
-def _best(batch_size: Ints, goodput: Floats) -> Ints:
-    """Along the last axis: where goodput is highest, of equals the smallest batch."""
-    equal = goodput >= np.max(goodput, axis=-1, keepdims=True) * (1.0 - _TIE)
-    return np.asarray(np.argmin(np.where(equal, batch_size, np.iinfo(np.int64).max), axis=-1))
-
-
-def _choice(step: Floats, worth: Floats, goodput: Floats, found: Candidates) -> GoodputChoice:
-    at = int(_best(found.batch_size, goodput))
-    return GoodputChoice(
-        per_gpu=int(found.per_gpu[at]),
-        accumulation=int(found.accumulation[at]),
-        batch_size=int(found.batch_size[at]),
-        step_s=float(step[at]),
-        efficiency=float(worth[at]),
-        goodput=float(goodput[at]),
-    )
+    goodput = np.where(found.feasible, found.batch_size / step * worth, -np.inf)
+    equal = ~(goodput < np.max(goodput, axis=-1, keepdims=True) * (1.0 - _TIE)) & found.feasible
+    at = np.argmin(np.where(equal, found.batch_size, np.iinfo(np.int64).max), axis=-1)
+    fields = found.per_gpu, found.accumulation, found.batch_size, step, worth, goodput
+    chosen = (np.take_along_axis(field, at[:, None], axis=-1)[:, 0].tolist() for field in fields)
+    return [
+        GoodputChoice(per_gpu=m, accumulation=s, batch_size=size, step_s=time_s, efficiency=share, goodput=rate)
+        for m, s, size, time_s, share, rate in zip(*chosen, strict=True)
+    ]
 
 
 def _check(limits: BatchLimits, gpus: int, least: int) -> None:
@@ -256,8 +214,10 @@ def _check(limits: BatchLimits, gpus: int, least: int) -> None:
         )
 
 
-def _unsplittable(limits: BatchLimits, gpus: int, least: int) -> ValueError:
-    return ValueError(
-        f"no batch of {limits.initial} to {limits.max} samples can be split on {gpus} GPUs into passes of {least} to "
-        f"{limits.max_per_gpu} samples each; set batch.initial to a multiple of {gpus * least}"
-    )
+def _check_split(limits: BatchLimits, gpus: Ints, found: Candidates, least: int) -> None:
+    lost = gpus[~found.feasible.any(axis=1), 0].tolist()
+    if lost:
+        raise ValueError(
+            f"no batch of {limits.initial} to {limits.max} samples can be split on {lost[0]} GPUs into passes of "
+            f"{least} to {limits.max_per_gpu} samples each; set batch.initial to a multiple of {lost[0] * least}"
+        )

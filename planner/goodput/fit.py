@@ -3,10 +3,13 @@
 Minimises the root mean squared logarithmic error (RMSLE) of eq. 11 with L-BFGS-B and a gradient that is written out.
 scipy is imported when something is fitted, and not before.
 
-Few points do not tell all seven parameters. The priors of §4.1 settle some: what synchronising costs stays 0 until it
-was seen (where the paper's text says local twice, the second pair is meant to be that across instances). Where a single
-m was measured, half of a pass is taken not to depend on m, so that a larger batch looks worth a try and yet not free.
-What is open beyond that is decided by where the search starts: at little synchronisation and a large constant.
+Few points do not determine all seven parameters. The priors of §4.1 settle some: the cost of synchronising stays 0
+until it is measured (where the paper's text says local twice, we read the second pair as across instances). If only
+one m was measured, half of a pass is assumed not to depend on m: a larger batch looks worth a try, but not free. The
+start of the search decides the rest: little synchronisation and a large constant.
+
+A fit looks for x = (alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma), in units of the
+typical step and the typical m, so that all seven are of one size.
 """
 
 from __future__ import annotations
@@ -23,31 +26,25 @@ import numpy.typing as npt
 from rubberband.planner.goodput.model import Floats, step_s
 from rubberband.values.adaptive import BatchPoint, Throughput
 
-# Measured steps as arrays, and how far parameters are from explaining them: the objective of a fit and its gradient.
-#
-# Looked for are seven numbers, x = (alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma), in
-# units of the typical step and the typical m, so that they are of one size. The search is in `fit.py`.
-
-
 Bools = npt.NDArray[np.bool_]
 
 NUM_PARAMETERS = 7
 _SLOPE = 1
-"""Where beta_grad is in x."""
+"""Index of beta_grad in x."""
 _GAMMA = 6
 _TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanPoints:
-    """Distinct configurations, each with the geometric mean of its times: equal points change nothing but weights."""
+    """Distinct configurations, each with the geometric mean of its times: equal points change the weights only."""
 
     per_gpu: Floats
     """(n,) In units of `typical_per_gpu`."""
     accumulation: Floats
     """(n,)"""
     syncs: Floats
-    """(n, 4) What alpha_local, beta_local, alpha_node and beta_node are multiplied with (eq. 9)."""
+    """(n, 4) Factors of alpha_local, beta_local, alpha_node and beta_node (eq. 9)."""
     log_s: Floats
     """(n,) Logarithm of the time of a step, in units of `typical_s`."""
     weights: Floats
@@ -57,7 +54,7 @@ class MeanPoints:
 
     @classmethod
     def of(cls, points: Sequence[BatchPoint], weights: Sequence[float] | None) -> MeanPoints:
-        """Raises ValueError without points, or for a time or weight that is not a positive number."""
+        """Group the points. Raises ValueError without points, or for a time or weight that is not a positive number."""
         table, log_s, shares = _grouped(points, weights)
         instances, gpus, per_gpu, accumulation = table.T
         typical_log_s, typical_per_gpu = float(shares @ log_s), float(np.exp(shares @ np.log(per_gpu)))
@@ -75,11 +72,11 @@ class MeanPoints:
 
     @property
     def one_size(self) -> bool:
-        """Whether a single m was measured, which cannot tell alpha_grad from beta_grad."""
+        """Return whether a single m was measured, which cannot tell alpha_grad from beta_grad."""
         return bool(np.all(self.per_gpu == self.per_gpu[0]))
 
     def free(self) -> Bools:
-        """(7,) Which parameters the points say something of; the others keep to their priors."""
+        """(7,) Parameters that the points inform; the others keep their priors."""
         seen = [False] * 4
         for at in (0, 2):
             sizes = self.syncs[self.syncs[:, at] > 0.0, at + 1]
@@ -120,28 +117,6 @@ class MeanPoints:
 
     def residuals(self, x: Floats) -> tuple[Floats, Floats]:
         """(n,) log predicted - log measured, and (n, 7) their derivatives."""
-        parts = self._parts(x)
-        return parts.log_s - self.log_s, self._jacobian(parts)
-
-    def error(self, x: Floats) -> tuple[float, Floats]:
-        """The weighted mean of the squared residuals, whose root is the RMSLE, and its (7,) gradient."""
-        parts = self._parts(x)
-        residuals = parts.log_s - self.log_s
-        weighted = self.weights * residuals
-        slope = np.empty(NUM_PARAMETERS)
-        by_grad = weighted * parts.by_grad
-        slope[0] = by_grad.sum()
-        slope[1] = by_grad @ self.per_gpu
-        slope[2:_GAMMA] = (weighted * parts.by_sync) @ self.syncs
-        slope[_GAMMA] = weighted @ parts.by_gamma
-        return float(weighted @ residuals), 2.0 * slope
-
-    def _jacobian(self, parts: _Parts) -> Floats:
-        by_grad, by_sync = parts.by_grad[:, None], parts.by_sync[:, None]
-        columns = [by_grad, by_grad * self.per_gpu[:, None], by_sync * self.syncs, parts.by_gamma[:, None]]
-        return np.concatenate(columns, axis=1)
-
-    def _parts(self, x: Floats) -> _Parts:
         gamma = max(x[_GAMMA], 1.0)
         grad = x[0] + x[_SLOPE] * self.per_gpu
         sync = self.syncs @ x[2:_GAMMA]
@@ -152,24 +127,20 @@ class MeanPoints:
         log_sum = np.log1p(power)
         last = longer * np.exp(log_sum / gamma)
         total = self.accumulation * grad + last
-        by_grad = self.accumulation + (grad / last) ** (gamma - 1.0)
-        by_gamma = last * (power * log_ratio / (1.0 + power) - log_sum / gamma) / gamma
-        return _Parts(
-            log_s=np.log(total),
-            by_grad=by_grad / total,
-            by_sync=(sync / last) ** (gamma - 1.0) / total,
-            by_gamma=by_gamma / total,
-        )
+        by_grad = (self.accumulation + (grad / last) ** (gamma - 1.0)) / total
+        by_sync = (sync / last) ** (gamma - 1.0) / total
+        slopes = np.empty((len(total), NUM_PARAMETERS))
+        slopes[:, 0] = by_grad
+        slopes[:, _SLOPE] = by_grad * self.per_gpu
+        slopes[:, 2:_GAMMA] = by_sync[:, None] * self.syncs
+        slopes[:, _GAMMA] = last * (power * log_ratio / (1.0 + power) - log_sum / gamma) / gamma / total
+        return np.log(total) - self.log_s, slopes
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """(n,) each: the logarithm of the predicted time, and its derivatives by T_grad, T_sync and gamma."""
-
-    log_s: Floats
-    by_grad: Floats
-    by_sync: Floats
-    by_gamma: Floats
+    def error(self, x: Floats) -> tuple[float, Floats]:
+        """The weighted mean of the squared residuals, whose root is the RMSLE, and its (7,) gradient."""
+        residuals, slopes = self.residuals(x)
+        weighted = self.weights * residuals
+        return float(weighted @ residuals), 2.0 * (weighted @ slopes)
 
 
 def _grouped(points: Sequence[BatchPoint], weights: Sequence[float] | None) -> tuple[Floats, Floats, Floats]:
@@ -191,10 +162,10 @@ def _grouped(points: Sequence[BatchPoint], weights: Sequence[float] | None) -> t
 
 
 CONSTANT_SHARE = 0.5
-"""Of a pass over the only m that was measured: the part that is taken not to depend on m."""
+"""Share of a pass over the only measured m that is assumed not to depend on m."""
 MAX_GAMMA = 10.0
 _OPEN = 1e-4
-"""Weight of the hopeful explanation at the start: decides what the points leave open, and nothing beside them."""
+"""Weight of the optimistic start: decides only what the points leave open."""
 _LEAST = 1e-9
 """Least constant of a pass, in typical steps: keeps logarithms finite."""
 
@@ -202,10 +173,10 @@ _LEAST = 1e-9
 def fit(
     points: Sequence[BatchPoint], start: Throughput | None = None, weights: Sequence[float] | None = None
 ) -> Throughput:
-    """theta_sys with the least RMSLE over `points`: all alpha and beta at least 0, gamma in [1, 10].
+    """Return theta_sys with the least RMSLE over `points`: all alpha and beta at least 0, gamma in [1, 10].
 
-    `start` is an earlier fit, from which the search begins where it explains the points better than a fresh start;
-    `weights` say how much every point counts (all alike if not given).
+    `start` is an earlier fit; the search begins there if it explains the points better than a fresh start. `weights`
+    are those of the points (equal if not given).
 
     Raises ValueError without points, or for a time or weight that is not a positive number.
     """
@@ -221,7 +192,7 @@ def fit(
 
 
 def prepare() -> None:
-    """Import what a fit needs, half a second's worth, so that the first one takes no longer than the others."""
+    """Import scipy, which takes half a second, so that the first fit takes no longer than the others."""
     import scipy.optimize  # noqa: F401
 
     _blas()
@@ -235,10 +206,10 @@ def relative_errors(parameters: Throughput, points: Sequence[BatchPoint]) -> Flo
 
 
 def extrapolates(points: Sequence[BatchPoint], instances: int, gpus: int, per_gpu: int) -> bool:
-    """Whether a step there is outside of what was measured, so that a fit of `points` may be far off.
+    """Return whether such a step is outside the measured range, so that a fit of `points` may be far off.
 
-    Inside are the values of m between the smallest and the largest measured one, with numbers of GPUs between the
-    smallest and the largest measured one of the same kind: alone, on one instance, or across instances.
+    Inside, m is between the smallest and the largest measured one, and the number of GPUs between those measured of
+    the same kind: alone, on one instance, or across instances.
     """
     alike = [point.gpus for point in points if _kind(point.instances, point.gpus) == _kind(instances, gpus)]
     sizes = [point.per_gpu for point in points]
@@ -249,11 +220,11 @@ def _kind(instances: int, gpus: int) -> str:
     return "alone" if gpus == 1 else "across" if instances > 1 else "local"
 
 
-def _start(measured: MeanPoints, free: npt.NDArray[np.bool_]) -> Floats:
-    """(7,) The least squares of relative errors as if nothing overlapped, hopeful where the points leave it open.
+def _start(measured: MeanPoints, free: Bools) -> Floats:
+    """(7,) Least squares of relative errors as if nothing overlapped; optimistic where the points leave it open.
 
-    From gamma = 1 the search finds its way up. Where it starts at a larger one, the gradient by a small T_sync vanishes
-    and it is caught more often, far from the best fit.
+    The search starts at gamma = 1. From a larger gamma, the gradient by a small T_sync vanishes, and the search more
+    often ends far from the best fit.
     """
     from scipy.optimize import nnls
 
@@ -268,14 +239,14 @@ def _start(measured: MeanPoints, free: npt.NDArray[np.bool_]) -> Floats:
     return np.clip(x, *_bounds(free))
 
 
-def _bounds(free: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _bounds(free: Bools) -> tuple[Floats, Floats]:
     lowest = np.asarray([_LEAST, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
     highest = np.where(free, np.asarray([np.inf] * 6 + [MAX_GAMMA]), lowest)
     return lowest, highest
 
 
-def _search(measured: MeanPoints, begin: Floats, free: npt.NDArray[np.bool_]) -> Floats:
-    """L-BFGS-B over the free parameters, in units that change the prediction alike."""
+def _search(measured: MeanPoints, begin: Floats, free: Bools) -> Floats:
+    """Run L-BFGS-B over the free parameters, in units that change the prediction equally."""
     from scipy.optimize import minimize
 
     _, slopes = measured.residuals(begin)
@@ -289,7 +260,7 @@ def _search(measured: MeanPoints, begin: Floats, free: npt.NDArray[np.bool_]) ->
 
     bounds = list(zip(lowest / unit, highest / unit, strict=True))
     options = {"maxiter": 200, "ftol": 1e-10, "gtol": 1e-7}
-    # Its matrices are 10 x 10; threads that wait for each other on busy cores make a fit 70 times slower.
+    # The matrices are 10 x 10: threads that wait for each other on busy cores make a fit 70 times slower.
     with _blas().limit(limits=1):
         found = minimize(error, begin / unit, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     return np.asarray(np.clip(found.x * unit, lowest, highest))
@@ -297,14 +268,14 @@ def _search(measured: MeanPoints, begin: Floats, free: npt.NDArray[np.bool_]) ->
 
 @cache
 def _blas() -> Any:
-    """The threads of scipy's linear algebra."""
+    """Return the thread pools of scipy's linear algebra."""
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
 
 
 def _sloped(flat: Throughput, per_gpu: int) -> Throughput:
-    """A pass of the only measured m shared out between constant and slope."""
+    """Split the pass over the only measured m into constant and slope."""
     pass_s = flat.alpha_grad_s
     slope_s = (1.0 - CONSTANT_SHARE) * pass_s / per_gpu
     return replace(flat, alpha_grad_s=CONSTANT_SHARE * pass_s, beta_grad_s=slope_s)

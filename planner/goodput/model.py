@@ -1,7 +1,6 @@
-"""How long an optimizer step takes, from the parameters of the model (Pollux §3.2, eqs. 7-11).
+"""The time of an optimizer step (Pollux §3.2, eqs. 8-11), and the worth of a sample in a larger batch (§3.1, eq. 6).
 
-Every function broadcasts over its arguments. Nothing is fitted here (`fit.py`), and a batch is given, not chosen
-(`choice.py`).
+Every function broadcasts over its arguments.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def sync_s(parameters: Throughput, instances: Reals, gpus: Reals) -> Floats:
 
 
 def combined_s(compute_s: Reals, synchronise_s: Reals, gamma: float) -> Floats:
-    """(T_grad^gamma + T_sync^gamma)^(1/gamma) (eq. 10), without powers of seconds that could under- or overflow.
+    """(T_grad^gamma + T_sync^gamma)^(1/gamma) (eq. 10), without powers of seconds, which could under- or overflow.
 
     Between the sum (gamma = 1) and the larger of the two (gamma -> infinity).
     """
@@ -47,15 +46,6 @@ def step_s(parameters: Throughput, instances: Reals, gpus: Reals, per_gpu: Reals
     return np.asarray(accumulation * compute_s + last_s)
 
 
-def samples_per_s(parameters: Throughput, instances: Reals, gpus: Reals, per_gpu: Reals, accumulation: Reals) -> Floats:
-    """THROUGHPUT = M / T_iter with M = K m (s + 1) (eq. 7), every GPU taking its m samples in full."""
-    batch_size = np.asarray(gpus) * per_gpu * (np.asarray(accumulation) + 1)
-    return np.asarray(batch_size / step_s(parameters, instances, gpus, per_gpu, accumulation))
-
-
-# What a sample is worth in a larger batch (Pollux §3.1, eq. 6). How phi is measured is not its business.
-
-
 def efficiency(noise_scale: Reals, initial: Reals, batch_size: Reals) -> Floats:
     """EFFICIENCY(M) = (phi + M0) / (phi + M) (eq. 6): progress per sample, relative to the initial batch size.
 
@@ -66,10 +56,10 @@ def efficiency(noise_scale: Reals, initial: Reals, batch_size: Reals) -> Floats:
 
 
 def gain(noise_scale: Reals, initial: Reals, batch_size: Reals) -> Floats:
-    """M / M0 * EFFICIENCY(M): how many steps at M0 one step at M is worth, from 1 to M / M0.
+    """M / M0 * EFFICIENCY(M): the number of steps at M0 that one step at M is worth, from 1 to M / M0.
 
-    It is AdaScale's gain. With the variance sigma^2 = tr Sigma / M0 of a gradient at M0, mu^2 = |g|^2, and
-    S = M / M0, that is r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2) (Johnson et al. 2020, eq. 4). Divided by mu^2, with
+    This is AdaScale's gain. With the variance sigma^2 = tr Sigma / M0 of a gradient at M0, mu^2 = |g|^2, and
+    S = M / M0, it is r = (sigma^2 + mu^2) / (sigma^2 / S + mu^2) (Johnson et al. 2020, eq. 4). Divided by mu^2, with
     phi = tr Sigma / |g|^2 = M0 sigma^2 / mu^2, r = (phi / M0 + 1) / (phi / M + 1) = M / M0 * (phi + M0) / (phi + M).
     """
     return np.asarray(np.asarray(batch_size) / np.asarray(initial) * efficiency(noise_scale, initial, batch_size))

@@ -1,9 +1,9 @@
-"""From an experiment to what it can be planned on: every instance type with its profile and its limits."""
+"""The cases of an experiment: every instance type with its profile and its limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rubberband.cloud.catalogue import Table, offers
 from rubberband.errors import InputError
@@ -17,22 +17,30 @@ from rubberband.values.profile import Profile
 from rubberband.values.start_times import StartTimes, remark
 
 _ABOUT, _ABOUT_S = 0.2, 1.0
-"""A delay in the file that is off by no more than this share, or by no more seconds, is not remarked upon."""
+"""A delay in the file gets no remark if it is off by at most this share, or by at most these seconds."""
 MARKETS: tuple[Market, Market] = ("on_demand", "spot")
 POOR_FIT = 0.1
-"""A model that is off by more over its own points is worth a remark."""
+"""Mean relative error over its own points above which a model gets a remark."""
 
 
 Room = Mapping[str, Mapping[Market, int]]
-"""Instance type -> market -> how many instances the provider lets one hold; what is not named is not known."""
+"""Instance type -> market -> instances that the quota allows; unknown where it is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Time and money used before an experiment starts; they count against its limits."""
+
+    seconds: float = 0.0
+    cost_usd: float = 0.0
 
 
 def with_start_times(
     experiment: Experiment, times: StartTimes | None
 ) -> tuple[Experiment, tuple[str, ...], frozenset[str]]:
-    """The experiment with the delays that were seen on this machine, remarks, and the words that were replaced.
+    """Return the experiment with the start times of this machine, remarks, and the words that were replaced.
 
-    What the file says stays where it is about what was seen; where it is not, a remark says so.
+    A delay in the file stays if it is close to the measured one; otherwise it is replaced, with a remark.
     """
     if times is None or not experiment.resources.kind.is_this_machine:
         return experiment, (), frozenset()
@@ -54,7 +62,7 @@ def with_start_times(
 
 
 def _written_delay(experiment: Experiment, word: str) -> tuple[str, float | None]:
-    """In which part of the file a delay is written, and its mean in seconds; None if it is not."""
+    """Return the part of the file that has a delay, and its mean in seconds (None if it is not written)."""
     for place, part in (("resources", experiment.resources), ("profile", experiment.profile)):
         written = getattr(part, word, None)
         if written is not None:
@@ -70,14 +78,13 @@ def cases(
     table: Table | None = None,
     room: Room | None = None,
 ) -> tuple[Case, ...]:
-    """A case for each instance type of the experiment, in its order, if it starts at `now` (Unix time).
+    """Return a case for each instance type of the experiment, in its order, for a start at `now` (Unix time).
 
-    `profiles` is one for all types, or type -> profile. Where trials adapt their batch and the profile has a model of
-    that, the case's profile has the times of adapting trials; only then does it keep the model. `table` is that with
-    live prices, where there is one. With `room`, types of which none may be held are left out (unless that is all),
-    and so is a spot market on which none may be.
+    `profiles` is one for all types, or type -> profile. If trials adapt their batch and the profile has a model of
+    that, the case's profile has the times of adapting trials; only then does it keep the model. `table` has live
+    prices, if they were asked for. With `room`, types and spot markets without quota are left out (unless that is all).
 
-    Raises InputError for what no plan can be made on.
+    Raises InputError for an experiment that cannot be planned.
     """
     resources = experiment.resources
     limited = [_within(offer, room or {}) for offer in offers(resources, profiles, table=table)]
@@ -88,7 +95,7 @@ def cases(
 
 
 def _within(offer: Offer, room: Room) -> Offer:
-    """An offer of no more instances than may be held, on the markets on which any may be."""
+    """Return the offer within the quota, on the markets that have any."""
     markets = room.get(offer.instance_type, {})
     on_demand, spot = (min(offer.max_instances, markets.get(m, offer.max_instances)) for m in MARKETS)
     if offer.spot is None or not spot:
@@ -96,23 +103,17 @@ def _within(offer: Offer, room: Room) -> Offer:
     return replace(offer, max_instances=min(on_demand, spot) or spot)
 
 
-def _with_instances(experiment: Experiment, max_instances: int) -> Experiment:
-    resources = experiment.resources
-    if resources.max_instances == max_instances:
-        return experiment
-    fewer = resources.model_copy(update={"max_instances": max_instances})
-    return experiment.model_copy(update={"resources": fewer})
-
-
 def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
-    """The largest number of GPUs that a profile knows: what was measured, or what a model says of one instance."""
+    """Return the largest number of GPUs of a trial that a profile knows: measured, or of one instance by its model."""
     adapts = experiment.batch.policy != "fixed" and profile.goodput is not None
     return max(profile.largest_gpus, offer.gpus) if adapts else profile.largest_gpus
 
 
 def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Case:
     batch, largest = experiment.batch.to_plain(), known_gpus(experiment, offer, profile)
-    constraints = _with_instances(experiment, offer.max_instances).planning_constraints(now, offer.gpus, largest)
+    resources = experiment.resources.model_copy(update={"max_instances": offer.max_instances})
+    allowed = experiment.model_copy(update={"resources": resources})
+    constraints = allowed.planning_constraints(now, offer.gpus, largest)
     fixed = replace(profile, goodput=None)
     if batch is None or profile.goodput is None:
         return Case(offer=offer, profile=fixed, constraints=constraints)
@@ -136,11 +137,29 @@ def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) ->
     )
 
 
-def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[str]:
-    """What is worth knowing of how adaptive batches are planned, a line each; nothing where batches are fixed.
+def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
+    """Return a remark on a sampler that has too little to learn from; `at_once` brackets begin at the start."""
+    search, sizes = experiment.search, [bracket[0].trials for bracket in experiment.brackets()]
+    known, needed = len(search.evaluated_rewards), search.results_needed
+    if not search.sampler.learns or known >= needed:
+        return []
+    without_sync = experiment.brackets()[0][0].ladder is not None  # a trial is drawn when it starts
+    if at_once < len(sizes) or without_sync:
+        return []
+    whole = "all trials start" if len(sizes) == 1 else f"all {len(sizes)} brackets start"
+    remedy = (
+        "use scheduler: {type: hyperband} or {type: asha}, whose later trials learn"
+        if len(sizes) == 1
+        else "lower resources.max_instances, so that brackets follow each other"
+    )
+    return [
+        f"sampler: {search.sampler.algorithm} has nothing to learn from, as {whole} before the first result, and draws "
+        f"at random; {remedy}, or give {needed} evaluated_rewards."
+    ]
 
-    `model` is that of a case's profile.
-    """
+
+def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[str]:
+    """Return remarks on the planning of adaptive batches, for the model of a case's profile; none for fixed batches."""
     batch = experiment.batch
     if batch.policy == "fixed":
         return []

@@ -1,8 +1,7 @@
 """The process of an experiment that the service started: `python -m rubberband.app.hosted HOME NAME`.
 
-It runs or resumes what `order.json` of the experiment's folder says, as `rubberband run` would, and needs no server:
-one that is restarted finds it by its lock. What it prints is what `rubberband run` prints on stderr. SIGTERM ends the
-experiment cleanly.
+It runs or resumes the experiment as `order.json` of its folder says, like `rubberband run`, and needs no server: a
+restarted server finds it by its lock. It prints the lines of `rubberband run` on stderr. SIGTERM cancels it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,19 +29,20 @@ if TYPE_CHECKING:
     from rubberband.executor.result import Result
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Between looks at a checkpoint store that is away; doubled each time."""
+"""Between looks at a checkpoint store that is unavailable; doubled each time."""
 LOOK_S = 0.5
 AT_WORK = 75
-"""Exit code: another process is at work on the experiment. Nothing was done."""
+"""Exit code: another process is running the experiment. Nothing was done."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the order of HOME NAME, and exit as `rubberband run` would. A third argument is the lock, inherited."""
+    """Run the order of HOME NAME and return the exit code. A third argument is the inherited lock."""
     folder = open_folder(arguments[1], Path(arguments[0]))
-    with _lock(folder, arguments[2:]) as lock:
+    with nullcontext(int(arguments[2])) if arguments[2:] else holding(folder) as lock:
         if lock is None:
             _say(f"another process is running experiment {folder.name!r}")
             return AT_WORK
+        os.set_inheritable(lock, False)
         try:
             order = read_order(folder)
         except RubberbandError as error:
@@ -51,26 +51,16 @@ def main(arguments: Sequence[str]) -> int:
         folder = replace(folder, store=order.store or folder.store)
         mark = Mark(pid=os.getpid(), attempt=order.attempt, started_at=time.time())
         write_mark(lock, mark)
-        exit_code, error_line = _told(folder, order, lambda what: write_mark(lock, replace(mark, waits_for=what)))
+        exit_code, error_line = _outcome(folder, order, lambda what: write_mark(lock, replace(mark, waits_for=what)))
         ending = Ending(attempt=order.attempt, exit_code=exit_code, error=error_line, at=time.time())
         with suppress(OSError):
             write_ending(folder, ending)
         return exit_code
 
 
-@contextmanager
-def _inherited(lock: int) -> Iterator[int]:
-    os.set_inheritable(lock, False)
-    yield lock
-
-
-def _lock(folder: ExperimentFolder, inherited: Sequence[str]) -> AbstractContextManager[int | None]:
-    return _inherited(int(inherited[0])) if inherited else holding(folder)
-
-
-def _told(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> tuple[int, str]:
-    """How it ended: the exit code, and what went wrong in one line. `wait_for` is told what it waits for."""
-    # Before the experiment sees to signals itself, nothing is rented yet, and the first one ends it at once.
+def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> tuple[int, str]:
+    """Return the exit code, and the error in one line. `wait_for` is called with what it waits for."""
+    # Until the experiment handles signals itself, nothing is rented, and the first one ends it at once.
     AtOnce(Cancelled("cancelled before it started; nothing was spent")).handle((signal.SIGINT, signal.SIGTERM))
     try:
         result = _run(folder, order, wait_for)
@@ -82,13 +72,19 @@ def _told(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], 
         traceback.print_exc()
         return 1, f"rubberband failed: {_one_line(error)}; the trace-back is in {folder.process_log}"
     finally:
-        _ignore_signals()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
     return result.exit_code, result.reason
 
 
 def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> Result:
+    from rubberband.executor import session
+
     try:
-        return _resumed(folder) if order.resume else _begun(folder, order)
+        if not order.resume:
+            return _begun(folder, order)
+        with session.cancel_on_signals() as cancelled:
+            return session.run(folder, view=_plain_view, cancelled=cancelled)
     except StoreAwayError as error:
         if not order.waits:
             raise
@@ -113,15 +109,8 @@ def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
     )
 
 
-def _resumed(folder: ExperimentFolder) -> Result:
-    from rubberband.executor import session
-
-    with session.cancel_on_signals() as cancelled:
-        return session.run(folder, view=_plain_view, cancelled=cancelled)
-
-
 def _once_the_store_is_back(folder: ExperimentFolder, away: StoreAwayError, wait_for: Callable[[str], None]) -> Result:
-    """Go on whenever its checkpoint store is back; nothing is held meanwhile. Raises Cancelled if asked to end."""
+    """Resume whenever its checkpoint store is back; nothing is held meanwhile. Raises Cancelled if the user asks."""
     from rubberband.app.run import asked_to_end
     from rubberband.executor import session
 
@@ -155,9 +144,9 @@ def _pause(pause_s: float, asked: Callable[[], bool]) -> None:
 
 
 def _require_own(entrypoint: object, order: HostedRun) -> None:
-    """Raise InputError where `module:*` is allowed, and what is named is not the module's: it only imports that.
+    """Raise InputError if `module:*` is allowed, and the entry point is one that the module only imports.
 
-    What modules import, such as `subprocess.run`, could make a command of a configuration.
+    An imported function, such as `subprocess.run`, could turn a configuration into a command.
     """
     module, _, attribute = str(entrypoint).partition(":")
     if entrypoint in order.entrypoints or f"{module}:*" not in order.entrypoints:
@@ -176,12 +165,6 @@ def _plain_view(job: Job, _clock: Callable[[], float], stack: ExitStack) -> Sequ
     from rubberband.views.live import PlainView
 
     return [stack.enter_context(PlainView(job, sys.stderr))]
-
-
-def _ignore_signals() -> None:
-    """All is over but for telling so."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _failed(error: RubberbandError) -> tuple[int, str]:

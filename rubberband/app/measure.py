@@ -1,4 +1,4 @@
-"""Measures an experiment's profile on its provider, and keeps it: what `rubberband profile` and a first run do."""
+"""The measuring of a profile on the experiment's provider, for `rubberband profile` and a first run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import random
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rubberband.app.cases import POOR_FIT
+from rubberband.app.cases import POOR_FIT, Spent
+from rubberband.app.kept import SHARED_INSTANCES, ProfileContent, content_to_measure, kept_path
 from rubberband.cloud.catalogue import Table, offer
 from rubberband.cloud.start_limits import start_limits
 from rubberband.errors import InputError, ProfileMissingError
@@ -30,15 +31,12 @@ from rubberband.spec.profile_file import save_profile
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import PlanningConstraints
+from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 from rubberband.values.start_times import record, start_of
 
-# What `rubberband profile` says of a profile that it measured: speeds, what they vary by, and how sure that is.
-
-
 ENOUGH_TRIALS = 8
-"""With fewer, what trials differ by is little more than a guess, and the remedy is told."""
+"""With fewer trials, the spread between them is little more than a guess, and the report says how to measure more."""
 
 
 def point_line(point: Point) -> str:
@@ -55,21 +53,21 @@ def point_line(point: Point) -> str:
 
 def noise_lines(noise: MeasuredNoise) -> list[str]:
     """Return a line on each component of the noise, with the interval that holds it with a probability of 90 %."""
-    return [_trials_line(noise), f"iterations of one trial vary by {_told(noise.iteration)}"]
+    return [_trials_line(noise), f"iterations of one trial vary by {_spread(noise.iteration)}"]
 
 
 def _trials_line(noise: MeasuredNoise) -> str:
     mean = f", so that the mean of all trials is unsure by {_percent(noise.mean_cv)}"
     if noise.num_trials == 1:
-        assumed = f"trials are assumed to differ in speed by {_told(noise.trial)}{mean}"
+        assumed = f"trials are assumed to differ in speed by {_spread(noise.trial)}{mean}"
         return f"{assumed}: 1 trial was measured; measure more with --trials N"
     few = "; measure more with --trials N" if noise.num_trials < ENOUGH_TRIALS else ""
-    return f"trials differ in speed by {_told(noise.trial, f', {noise.num_trials} trials')}{mean}{few}"
+    return f"trials differ in speed by {_spread(noise.trial, f', {noise.num_trials} trials')}{mean}{few}"
 
 
 def start_lines(profile: Profile, starts: InstanceStarts, noise: MeasuredNoise) -> list[str]:
     """Return lines on how long trials and instances take to start."""
-    vary = "" if noise.startup is None else f", varying by {_told(noise.startup)}"
+    vary = "" if noise.startup is None else f", varying by {_spread(noise.startup)}"
     found = [f"a trial starts in {profile.trial_startup_s:.2f} s on a warm worker{vary}"]
     surplus_s = starts.surplus_s(profile.trial_startup_s)
     first = f", of which the first start of a trial takes {surplus_s:.1f} s more" if surplus_s >= 0.1 else ""
@@ -82,12 +80,9 @@ def start_lines(profile: Profile, starts: InstanceStarts, noise: MeasuredNoise) 
     return found
 
 
-def _told(component: Component, beside: str = "") -> str:
-    return f"{_percent(component.cv)} {_interval(component, beside)}"
-
-
-def _interval(component: Component, beside: str = "") -> str:
-    return f"(90 % interval {_percent(component.low_cv, '')} to {_percent(component.high_cv)}{beside})"
+def _spread(component: Component, beside: str = "") -> str:
+    interval = f"{_percent(component.low_cv, '')} to {_percent(component.high_cv)}"
+    return f"{_percent(component.cv)} (90 % interval {interval}{beside})"
 
 
 def _percent(cv: float, unit: str = " %") -> str:
@@ -107,31 +102,21 @@ Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """What was used up before an experiment starts, which its constraints no longer have."""
+class MeasuredProfile(ProfilingResult):
+    """A profile, how and where it was measured, and the cost of that."""
 
-    seconds: float = 0.0
-    cost_usd: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredProfile:
-    """A profile, how it was measured, and what that cost."""
-
-    profile: Profile
-    points: Sequence[Point]
-    noise: MeasuredNoise
-    """What training times vary by, and how sure that is."""
-    starts: InstanceStarts
-    """How long each instance took to start."""
     cost_usd: float
     entrypoint: str
     instance_type: str
     gpus_per_instance: int
-    stopped_by: str = ""
-    """Why measuring stopped before all points were there; empty if it did not."""
-    remarks: Sequence[str] = ()
-    """What is worth knowing of how good the profile is."""
+    content: ProfileContent | None = None
+    """Its content; None if that is not known."""
+
+    def keep(self, home: Path) -> None:
+        """Keep it for later runs of the same content; a full disk keeps none."""
+        if self.content is not None:
+            with suppress(InputError):
+                self.save(kept_path(home, self.content))
 
     def save(self, path: Path) -> None:
         """Write the profile file. Raises InputError if it cannot be written."""
@@ -147,11 +132,12 @@ class MeasuredProfile:
                 "noise": asdict(self.noise),
                 "starts": asdict(self.starts),
                 "cost_usd": self.cost_usd,
+                **({} if self.content is None else {"content": self.content.words()}),
             },
         )
 
     def lines(self) -> list[str]:
-        """What was measured, for people."""
+        """Return the report on the measurements, for people."""
         cost = f"measuring cost {format_usd(self.cost_usd)}"
         points = [point_line(point) for point in self.points]
         noise = noise_lines(self.noise)
@@ -159,7 +145,6 @@ class MeasuredProfile:
         return [*points, *self._goodput_lines(), *noise, *starts, cost, *self.remark_lines()]
 
     def _goodput_lines(self) -> list[str]:
-        """What the model of adaptive batches says, and how far a trial scales by it."""
         model = self.profile.goodput
         if model is None:
             return []
@@ -171,14 +156,14 @@ class MeasuredProfile:
         ]
 
     def remark_lines(self) -> list[str]:
-        """What is missing in the profile, and why, for people."""
+        """Return remarks on the profile, such as what is missing in it and why."""
         if not self.stopped_by:
             return list(self.remarks)
         return [*self.remarks, f"beyond {self.points[-1].gpus} GPU nothing was measured: {self.stopped_by}"]
 
 
 def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
-    """How many GPUs a trial can use (Pollux §5.4.1): with more, each does less than half of what one alone does."""
+    """Return a line on how far a trial scales (Pollux §5.4.1): beyond it, a GPU does less than half of one alone."""
     widest = max(point.gpus for point in model.points)
     if widest == 1:
         return "only 1 GPU was measured, so it is not known how far a trial scales"
@@ -191,9 +176,7 @@ def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
 
 _POOR = "the model is far off: times varied while they were measured; measure again where nothing else runs"
 WIDEST_TOLD = 256
-"""Beyond so many GPUs it is not told how far a trial scales."""
-SHARED_INSTANCES = 4
-"""On one machine instances share its cores, so up to this many are kept busy while measuring."""
+"""Most GPUs that the report on scaling looks at."""
 
 
 def measure_profile(
@@ -203,21 +186,27 @@ def measure_profile(
     *,
     iterations: int = 3,
     least_trials: int | None = None,
+    briefly: bool = False,
     table: Table | None = None,
     announce: Announce = lambda line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> MeasuredProfile:
     """Run trials for a few iterations at 1, 2, 4, … GPUs, up to what the experiment allows, on instances of its own.
 
-    It stops where it would pass max_cost or the deadline; `least_trials` is as `measure` has it.
-    Raises InputError where max_cost does not cover it, ProfileMissingError for a virtual run, or RubberbandError.
+    It stops before max_cost or the deadline; `least_trials` is that of `measure`. `briefly`: training takes a tenth of
+    the job's predicted time at most, if the smallest and the largest number of GPUs can be measured in it.
+    Raises InputError if max_cost does not cover it, ProfileMissingError for a virtual run, or RubberbandError.
     """
+    is_sized = experiment.search.auto is None
+    experiment = experiment.probed()
     if entrypoint is None:
         raise ProfileMissingError("provider virtual has nothing to measure; write a profile into the experiment file")
     rented = offer(experiment.resources, table=table)
     limits = experiment.planning_constraints(time.time(), rented.gpus)
     num_instances = _num_instances(experiment, rented, limits)
     bounds = _profiling_limits(experiment, rented, num_instances, limits)
+    if briefly and is_sized:  # a search sized to its limits is as long as they allow
+        bounds = replace(bounds, job_iterations=_job_iterations(experiment, rented, limits))
     with _backend(experiment, entrypoint, folder, rented, limits.max_gpus_per_trial) as (backend, setup):
         found = measure(
             backend,
@@ -235,17 +224,18 @@ def measure_profile(
             cancelled=cancelled,
         )
     _note_start(folder.home, entrypoint, found.starts)
-    return _kept(found, entrypoint, rented)
+    return _measured(found, entrypoint, rented, content_to_measure(experiment, entrypoint))
 
 
 @contextmanager
 def _backend(
     experiment: Experiment, entrypoint: Entrypoint, folder: ExperimentFolder, rented: Offer, largest_gang: int
 ) -> Iterator[tuple[Backend, Setup]]:
-    """A backend in a folder of its own, from which what an earlier measurement left is gone."""
+    """Yield a backend in a folder of its own, after cleaning up after an earlier measurement."""
     scratch = ExperimentFolder(home=folder.home / "profiling", name=experiment.name)
     scratch.make()
     setup = make_setup(experiment, entrypoint, scratch, Spent())
+    setup = replace(setup, configurations=experiment.configurations())
     if setup.kind.is_this_machine:
         setup = replace(setup, checkpoints=str(scratch.checkpoints))
     with scratch.driving(), ExitStack() as stack:
@@ -257,24 +247,38 @@ def _backend(
         yield backend, setup
 
 
-def _kept(found: ProfilingResult, entrypoint: Entrypoint, rented: Offer) -> MeasuredProfile:
-    """What was measured, with where it was."""
+def _job_iterations(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> float:
+    """Return how many iterations the job trains one after another, on all instances with the fewest GPUs per trial."""
+    slots = max(1, rented.max_instances * rented.gpus // limits.min_gpus_per_trial)
+    brackets = experiment.brackets()
+    longest = max(sum(stage.iterations for stage in bracket) for bracket in brackets)
+    every = sum(_iterations(stage) for bracket in brackets for stage in bracket)
+    return max(float(longest), every / slots)
+
+
+def _iterations(stage: Stage) -> int:
+    """Return the iterations of all trials of a stage; of those that climb rungs, as if they waited at each."""
+    if stage.ladder is None:
+        return stage.trials * stage.iterations
+    reaching = stage.ladder.fewest(stage.trials)
+    return sum(trials * gain for trials, gain in zip(reaching, stage.ladder.gains, strict=True))
+
+
+def _measured(
+    found: ProfilingResult, entrypoint: Entrypoint, rented: Offer, content: ProfileContent | None
+) -> MeasuredProfile:
     return MeasuredProfile(
-        profile=found.profile,
-        points=found.points,
-        noise=found.noise,
-        starts=found.starts,
+        **{field.name: getattr(found, field.name) for field in fields(found)},
         cost_usd=sum(_measuring_usd(rented, held_s) for held_s in found.held_s),
         entrypoint=str(entrypoint),
         instance_type=rented.instance_type,
         gpus_per_instance=rented.gpus,
-        stopped_by=found.stopped_by,
-        remarks=found.remarks,
+        content=content,
     )
 
 
 def _note_start(home: Path, entrypoint: Entrypoint, starts: InstanceStarts) -> None:
-    """Let later plans reckon with how long instances took to start, where all of them are this machine."""
+    """Record the start times of instances of this machine, for later plans."""
     if not starts.one_machine:
         return
     instants = [(0.0, each.provision_s, each.provision_s + each.init_s) for each in starts.instances]
@@ -292,9 +296,9 @@ def _close(backend: Backend, scratch: ExperimentFolder) -> None:
 
 
 def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> None:
-    """End what a measurement that was cut off left in the cloud, and note that of this one. Local leases do without."""
+    """Terminate instances left by an interrupted measurement, and note the run of this one."""
     if setup.kind.is_this_machine:
-        return
+        return  # leases end those
     note = _run_note(scratch)
     if note.exists():
         open_cluster(scratch, replace(setup, run=note.read_text()), rented).close()
@@ -302,23 +306,23 @@ def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> No
 
 
 def _num_instances(experiment: Experiment, rented: Offer, limits: PlanningConstraints) -> int:
-    """How many instances to measure on: enough for the widest gang, and for what shares a machine with it."""
+    """Return the number of instances: enough for the widest gang, and for its neighbours on a shared machine."""
     widest = max(1, limits.max_gpus_per_trial // rented.gpus)
     if not experiment.resources.kind.is_this_machine:
         return widest
-    needed = -(-experiment.stages()[0].trials * limits.min_gpus_per_trial // rented.gpus)
+    needed = -(-max(bracket[0].trials for bracket in experiment.brackets()) * limits.min_gpus_per_trial // rented.gpus)
     return max(widest, min(rented.max_instances, needed, SHARED_INSTANCES))
 
 
 def _measuring_usd(rented: Offer, held_s: float) -> float:
-    """What one instance costs on which every GPU is kept busy for `held_s` seconds."""
+    """Return the cost of one instance whose GPUs are all busy for `held_s` seconds."""
     return rented.instance_cost_usd(held_s) + rented.function_cost_usd(rented.gpus, held_s)
 
 
 def _profiling_limits(
     experiment: Experiment, rented: Offer, num_instances: int, limits: PlanningConstraints
 ) -> ProfilingLimits:
-    """What measuring may take. Raises InputError if max_cost does not even cover a minute of the instances."""
+    """Return the limits of measuring. Raises InputError if max_cost does not cover a minute of the instances."""
     margin_s = experiment.resources.kind.release_margin_s
     found = ProfilingLimits(iteration_s=experiment.constraints.iteration_timeout_s)
     if experiment.resources.kind.is_rented:
@@ -343,17 +347,17 @@ def _profiling_limits(
 
 
 def trial_seeds(experiment: Experiment) -> list[int]:
-    """A seed for every trial, from the sampler's: initial weights and data order follow from it."""
+    """Return a seed for every trial, from the sampler's: initial weights and data order follow from it."""
     seed = experiment.search.sampler.seed
-    return [random.Random(f"{seed}/{trial}").getrandbits(31) for trial in range(experiment.stages()[0].trials)]
+    return [random.Random(f"{seed}/{trial}").getrandbits(31) for trial in range(experiment.search.num_trials)]
 
 
 def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: ExperimentFolder, spent: Spent) -> Setup:
-    """What the backend of an experiment in `folder` is told; each call is another run."""
+    """Return the settings of the backend of an experiment in `folder`; each call is another run."""
     run = secrets.token_hex(6)
     return Setup(
         provider=experiment.resources.provider,
-        configurations=experiment.configurations(),
+        configurations=() if experiment.search.sampler.learns else experiment.configurations(),
         seeds=trial_seeds(experiment),
         entrypoint=entrypoint,
         checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints), f"{experiment.name}-{run}"),
@@ -368,7 +372,7 @@ def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: Ex
 
 
 def _store_url(url: str, run: str) -> str:
-    """A path as an absolute one: a resume may start from another folder. In a bucket each run has a folder."""
+    """Return the URL of a run's checkpoints: paths absolute, as a resume may start elsewhere; in a bucket a folder."""
     if url.startswith("s3://"):
         return f"{url.rstrip('/')}/{run}"
     return url if "://" in url else os.path.abspath(os.path.expanduser(url))

@@ -1,49 +1,66 @@
-"""From an experiment to its result: check, profile if need be, plan, create, run. What `run` and `tune` do."""
+"""From an experiment to its result, for `run` and `tune`: check, measure a profile if there is none, plan, run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rubberband.app.cases import MARKETS, Room, batch_notes, known_gpus, with_start_times
-from rubberband.app.measure import Announce, MeasuredProfile, Spent, make_setup, measure_profile
-from rubberband.app.planning import Profiles, plan_job
-from rubberband.app.terms import local_terms
-from rubberband.cloud.catalogue import Table, offers, types_of
-from rubberband.cloud.prices import live_table
+from rubberband.app.affordable import CasesLeft, Profiles, refusal
+from rubberband.app.cases import Spent, batch_notes, sampler_notes, with_start_times
+from rubberband.app.check import check_first, named_entrypoint, widest_gang
+from rubberband.app.kept import beside, content_to_measure, kept_profile
+from rubberband.app.measure import Announce, MeasuredProfile, make_setup, measure_profile
+from rubberband.app.planning import plan_job
+from rubberband.app.sizing import refused, size
+from rubberband.app.terms import Terms, cloud_terms, local_terms
+from rubberband.cloud.catalogue import Table, offers
 from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import Cancelled, InputError
-from rubberband.executor.core.state import Job
+from rubberband.executor.callbacks import Callback, check_callbacks
+from rubberband.executor.core.state import Job, lanes_of
 from rubberband.executor.driver import Observer
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.reading import read
 from rubberband.executor.result import Result
-from rubberband.executor.session import (
-    cancel_on_signals,
-    create,
-    local_devices,
-    run,
-)
+from rubberband.executor.session import cancel_on_signals, create, local_devices, run
+from rubberband.executor.trackers import require_trackers
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.home import default_home as default_home
+from rubberband.installation import default_home as default_home
 from rubberband.spec.experiment import Experiment
-from rubberband.units import format_duration, format_usd
-from rubberband.values.offer import Offer
-from rubberband.values.plan import Market, Policy
+from rubberband.units import format_duration, format_usd, shown
+from rubberband.values.plan import Policy
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
 
 
-def tune(entrypoint: Any = None, /, *, home: str | os.PathLike[str] | None = None, **words: Any) -> Result:
+def tune(
+    entrypoint: Any = None,
+    /,
+    *,
+    home: str | os.PathLike[str] | None = None,
+    check: bool = True,
+    profile_again: bool = False,
+    verbose: int = 1,
+    callbacks: Sequence[Callback] = (),
+    **words: Any,
+) -> Result:
     """Tune `entrypoint` (a trial class, a function, or `module:attribute`) and return the result.
 
     `words` are those of the experiment file: `name`, `search`, `constraints`, `resources`, `profile`, …; or, as
     `experiment=`, a whole `rubberband.Experiment`. Without a profile one is measured first. `home` is where the
-    experiment is kept (default: RUBBERBAND_HOME, or `~/.rubberband`).
+    experiment is kept (default: RUBBERBAND_HOME, or `~/.rubberband`). With `check`, a trial that is new or has changed
+    trains one iteration in a process of its own before anything is started. A measured profile is kept and used again
+    while trial, space and hardware are the same; `profile_again` measures it afresh. `callbacks` are called while the
+    experiment runs.
+
+    `verbose` is what is shown meanwhile: 0 is silent; 1 shows the plan, and the progress as a table (on a terminal, on
+    stderr), a display (in a notebook) or a line for each stage; 2 shows also lines about instances.
 
     Raises InputError for wrong words, InfeasibleError if no plan meets the constraints.
     """
@@ -53,7 +70,45 @@ def tune(entrypoint: Any = None, /, *, home: str | os.PathLike[str] | None = Non
     elif words or entrypoint is not None:
         raise InputError(f"tune() got an experiment and also {', '.join(words) or 'an entry point'}; give one of them")
     folder = open_folder(experiment.name, Path(home).expanduser().resolve() if home else None)
-    return run_experiment(experiment, folder)
+    announce, view = _shown(verbose)
+    return run_experiment(
+        experiment,
+        folder,
+        check=check,
+        profile_again=profile_again,
+        announce=announce,
+        view=view,
+        callbacks=callbacks,
+    )
+
+
+def _shown(verbose: int) -> tuple[Announce, View]:
+    """Return what shows lines before the run, and its view. Raises InputError for another number than 0, 1, 2."""
+    if verbose not in (0, 1, 2):
+        raise InputError(f"verbose: {shown(verbose)} is not 0, 1 or 2; 0 is silent, 2 shows most")
+    if not verbose:
+        return lambda line: None, lambda *_: ()
+    from rubberband.views.live import open_view
+    from rubberband.views.notebook import NotebookView, is_notebook
+
+    in_notebook = is_notebook()
+
+    def view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
+        if in_notebook:
+            return [stack.enter_context(NotebookView(job, clock, details=verbose > 1))]
+        terminal = open_view(job, clock, sys.stderr, sys.stderr.isatty(), details=verbose > 1)
+        return [stack.enter_context(terminal)]
+
+    return lambda line: print(line, file=sys.stdout if in_notebook else sys.stderr, flush=True), view
+
+
+def load_result(name: str, *, home: str | os.PathLike[str] | None = None) -> Result:
+    """Return the result of an experiment that was run in `home`, also while it runs or after it was cut off.
+
+    `home` is by default RUBBERBAND_HOME, or `~/.rubberband`. Raises InputError if it is not found,
+    JournalError if it cannot be read.
+    """
+    return read(open_folder(name, Path(home).expanduser().resolve() if home else None))
 
 
 def run_experiment(
@@ -64,49 +119,134 @@ def run_experiment(
     profile_path: Path | None = None,
     policy: Policy = "optimal",
     most_usd: float | None = None,
+    check: bool = True,
+    is_beside: bool = False,
+    profile_again: bool = False,
     announce: Announce = lambda line: None,
     view: View = lambda *_: (),
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Plan an experiment (measuring its profile first if it has none) and run it to its end.
 
-    A profile that is measured is kept at `profile_path`. Where there is no plan, no advice passes `most_usd`.
-    `announce` is told, in a line, what is done before the run begins. Raises what `tune` raises.
+    With `check`, one iteration of the trial is tried first, in a process of its own (`check_first`). A measured profile
+    is saved at `profile_path`, and kept for runs of the same content; `is_beside`: the experiment's profile was found
+    there, and is used while its content is the same. `profile_again` measures one whatever there is. If there is no
+    plan, the advice costs at most `most_usd`. `announce` gets a line on each step before the run begins; `callbacks`
+    are called while it runs. Raises the errors of `tune`.
     """
     began_s = elapsed_s()
+    check_callbacks(callbacks)
+    require_trackers(experiment.track or ())
     experiment.require_runnable()
     folder.require_free()
     terms = cloud_terms(experiment, folder.home, announce)
-    profiles, spent = experiment.loaded_profiles(), Spent()
-    entrypoint = find_entrypoint(experiment, search_path, terms.table, profiles)
+    spent = Spent()
+    entrypoint = find_entrypoint(experiment, search_path, terms.table, experiment.loaded_profiles())
     announce_device(experiment, announce)
     with cancel_on_signals() as cancelled:
-        if profiles is None:
-            announce("no profile yet: measuring one first")
+        found_at = profile_path if is_beside else None
+        again = profile_again and entrypoint is not None
+        profiles = None if again else known_profiles(experiment, entrypoint, folder.home, found_at, announce)
+        if check and entrypoint is not None:
             with asked_to_end(folder, cancelled) as asked:
-                measured = measure_profile(
-                    experiment, entrypoint, folder, table=terms.table, announce=announce, cancelled=asked
-                )
-            for line in measured.remark_lines():
-                announce(line)
-            announce(f"the profile is kept in {_keep(measured, profile_path, folder)}")
-            profiles = measured.profile
-            spent = Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
-        planned, remarks, _ = with_start_times(experiment, local_terms(experiment, folder.home).starts)
-        for line in remarks:
-            announce(line)
-        job = plan_job(planned, profiles, policy, spent=spent, table=terms.table, room=terms.room, most_usd=most_usd)
-        for note in batch_notes(experiment, job.profile.goodput):
-            announce(note)
-        announce(_plan_line(job))
+                check_first(experiment, entrypoint, folder.home, profiles, announce, asked)
+        if profiles is None:
+            announce("measuring the profile again" if again else "no profile yet: measuring one first")
+            with asked_to_end(folder, cancelled) as asked:
+                measured = _measured_first(experiment, entrypoint, folder, profile_path, terms.table, announce, asked)
+            profiles, spent = measured.profile, Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
+        experiment, job = _planned(experiment, profiles, policy, spent, terms, folder.home, most_usd, announce)
         create(folder, job, make_setup(experiment, entrypoint, folder, spent))
-        return run(folder, view=view, cancelled=cancelled)
+        return run(folder, view=view, cancelled=cancelled, callbacks=callbacks)
+
+
+def _planned(
+    experiment: Experiment,
+    profiles: Profiles,
+    policy: Policy,
+    spent: Spent,
+    terms: Terms,
+    home: Path,
+    most_usd: float | None,
+    announce: Announce,
+) -> tuple[Experiment, Job]:
+    """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
+    planned, remarks, _ = with_start_times(experiment, local_terms(experiment, home).starts)
+    for line in remarks:
+        announce(line)
+    now, room = time.time(), terms.room
+    if experiment.search.auto is not None:
+        cases_of = CasesLeft(profiles, spent, now, terms.table, room)
+        found, planned = size(planned, cases_of(planned), policy)
+        if found.number is None:
+            raise refused(found, refusal(planned, cases_of, policy, most_usd))
+        announce(f"{found.key}: auto is {found.number:,}, the largest search within the limits")
+        experiment = experiment.sized(found.key, found.number)
+    job = plan_job(planned, profiles, policy, spent=spent, table=terms.table, room=room, most_usd=most_usd, now=now)
+    notes = [*sampler_notes(experiment, len(lanes_of(job))), *batch_notes(experiment, job.profile.goodput)]
+    for line in (*notes, _plan_line(job)):
+        announce(line)
+    return experiment, job
+
+
+def _measured_first(
+    experiment: Experiment,
+    entrypoint: Entrypoint | None,
+    folder: ExperimentFolder,
+    wanted: Path | None,
+    table: Table | None,
+    announce: Announce,
+    cancelled: Callable[[], bool],
+) -> MeasuredProfile:
+    """Measure a profile briefly, save it at `wanted`, or in the home if that cannot be written, and keep it."""
+    measured = measure_profile(
+        experiment, entrypoint, folder, briefly=True, table=table, announce=announce, cancelled=cancelled
+    )
+    measured.keep(folder.home)
+    saved_at = folder.home / "profiling" / f"{folder.name}.profile.json" if wanted is None else wanted
+    try:
+        measured.save(saved_at)
+    except InputError:
+        saved_at = folder.home / "profiling" / f"{folder.name}.profile.json"
+        measured.save(saved_at)
+    for line in (*measured.remark_lines(), f"the profile is saved in {saved_at}"):
+        announce(line)
+    return measured
+
+
+def known_profiles(
+    experiment: Experiment,
+    entrypoint: Entrypoint | None,
+    home: Path,
+    found_at: Path | None,
+    announce: Announce = lambda line: None,
+) -> Profiles | None:
+    """Return the profile that the experiment names, or else one of the same content; None: it must be measured.
+
+    The one that was only found beside the file, at `found_at`, must be of the same content too.
+    """
+    given = experiment.loaded_profiles()
+    if entrypoint is None or (given is not None and found_at is None):
+        return given
+    content = content_to_measure(experiment, entrypoint)
+    if given is not None and found_at is not None:
+        is_same, line = beside(found_at, content)
+        if line:
+            announce(line)
+        if is_same:
+            return given
+    kept = kept_profile(home, content)
+    if kept is None:
+        return None
+    announce(kept[1])
+    return kept[0]
 
 
 @contextmanager
 def asked_to_end(folder: ExperimentFolder, cancelled: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-    """Tells whether an end is asked for, also by a request in the inbox, while there is no journal that could say so.
+    """Yield a check whether the user asked to cancel, also by a request in the inbox, while there is no journal yet.
 
-    A request that was obeyed is let go of; another one is left to the driver.
+    Requests to cancel are removed once they are obeyed; others are left to the driver.
     """
     inbox = Inbox(folder.inbox)
     try:
@@ -116,43 +256,8 @@ def asked_to_end(folder: ExperimentFolder, cancelled: Callable[[], bool]) -> Ite
         raise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloudTerms:
-    """What a cloud asks and allows today; nothing of it where that is not asked."""
-
-    table: Table | None = None
-    room: Room | None = None
-
-
-def cloud_terms(experiment: Experiment, home: Path, announce: Announce) -> CloudTerms:
-    """Look at all that could be amiss with EC2 before anything is rented, and tell what is worth knowing.
-
-    Raises InputError (with the remedy) for what would keep the experiment from being run there.
-    """
-    resources = experiment.resources
-    if not resources.kind.is_rented:
-        return CloudTerms()
-    from rubberband.cloud.aws.calls import open_aws
-
-    session = open_aws(resources.region)
-    from rubberband.cloud.aws.preflight import preflight, sign_in
-    from rubberband.cloud.aws.quota import quotas
-
-    sign_in(session)  # without it there are no prices either, and what they are missing for would be told instead
-    table = live_table(resources, home, session=session)
-    from rubberband.cloud.aws.side_costs import with_side_facts
-
-    table = with_side_facts(table, session, resources)
-    for note in (*table.notes, *preflight(resources, offers(resources, table=table), session=session)):
-        announce(note)
-    room: dict[str, dict[Market, int]] = {}
-    for found in quotas(session, types_of(resources), MARKETS):
-        room.setdefault(found.instance_type, {})[found.market] = found.instances
-    return CloudTerms(table=table, room=room)
-
-
 def announce_device(experiment: Experiment, announce: Announce) -> None:
-    """Say it if this machine has GPUs and the experiment's trials will not use them."""
+    """Announce it if this machine has GPUs and the experiment's trials will not use them."""
     if not experiment.resources.kind.is_this_machine:
         return
     for note in dict.fromkeys(local_devices(rented)[1] for rented in offers(experiment.resources)):
@@ -166,56 +271,30 @@ def find_entrypoint(
     table: Table | None = None,
     profiles: Profiles | None = None,
 ) -> Entrypoint | None:
-    """The experiment's entry point, checked; None for a virtual run. `table` is that with live prices, if there is one.
+    """Return the experiment's entry point, checked; None for a virtual run.
 
-    `profiles` is one for all types, or type -> profile; None: it is to be measured.
+    `table` has live prices, if they were asked for. `profiles` is one for all types, or type -> profile; None: it is
+    not measured yet.
 
     Raises EntrypointError or InputError.
     """
     if experiment.resources.kind.is_simulated:
         return None
-    if experiment.entrypoint is None:
-        raise InputError("entrypoint: missing; name what to train, such as entrypoint: examples.digits:DigitsTrial")
-    if isinstance(experiment.entrypoint, str):
-        found = Entrypoint.parse(experiment.entrypoint, search_path=search_path or (os.getcwd(),))
-    else:
-        found = Entrypoint.from_object(experiment.entrypoint)
-    found.check(_widest_gang(experiment, table, profiles), adaptive=experiment.batch.policy == "goodput")
+    found = named_entrypoint(experiment, search_path)
+    found.check(widest_gang(experiment, table, profiles), adaptive=experiment.batch.policy == "goodput")
     return found
 
 
-def _widest_gang(experiment: Experiment, table: Table | None, profiles: Profiles | None) -> int:
-    def widest(rented: Offer) -> int:
-        profile = profiles.get(rented.instance_type) if isinstance(profiles, Mapping) else profiles
-        known = None if profile is None else known_gpus(experiment, rented, profile)
-        return experiment.max_gpus_per_trial(rented.gpus, known)
-
-    return max(widest(rented) for rented in offers(experiment.resources, table=table))
-
-
-def _keep(measured: MeasuredProfile, wanted: Path | None, folder: ExperimentFolder) -> Path:
-    """Save a measured profile where it is wanted, or else (a read-only folder, say) in the home; where that was."""
-    fallback = folder.home / "profiling" / f"{folder.name}.profile.json"
-    if wanted is not None:
-        with suppress(InputError):
-            measured.save(wanted)
-            return wanted
-    measured.save(fallback)
-    return fallback
-
-
-def _market(job: Job, market: Market) -> str:
-    """Where a stage's instances are bought, if there is more than one market to buy them on."""
-    if job.offer.spot is None:
-        return ""
-    return " on spot" if market == "spot" else " on demand"
-
-
 def _plan_line(job: Job) -> str:
-    stages = " -> ".join(
-        f"{chosen.instances} x {job.offer.gpus} GPU{_market(job, chosen.market)} "
+    markets = {"spot": " on spot", "on_demand": " on demand"} if job.offer.spot else {}
+    each = [
+        f"{chosen.instances} x {job.offer.gpus} GPU{markets.get(chosen.market, '')} "
         f"({stage.trials} trials x {chosen.gpus_per_trial} GPU)"
         for stage, chosen in zip(job.stages, job.plan.stages, strict=True)
-    )
+    ]
+    lanes: dict[int, list[str]] = {}
+    for bracket in job.all_brackets():
+        lanes.setdefault(bracket.lane, []).extend(each[bracket.first_stage : bracket.end_stage])
+    stages = ", beside ".join(" -> ".join(lane) for lane in lanes.values())
     predicted = f"{format_duration(job.prediction.jct_s)}, {format_usd(job.prediction.cost_usd)}"
     return f"plan: {stages}; predicted {predicted}"

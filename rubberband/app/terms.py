@@ -1,4 +1,4 @@
-"""From an experiment to its estimate, and where the figures come from: what every front door answers with.
+"""From an experiment to its estimate, with the sources of its figures: the one answer of every front door.
 
 The command line, the service and Python give the same JSON. No file is read; nothing is started or spent.
 """
@@ -10,18 +10,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rubberband.app.cases import Room, batch_notes, cases, with_start_times
+from rubberband.app import sizing
+from rubberband.app.affordable import CasesLeft, refusal
+from rubberband.app.cases import MARKETS, Room, Spent, batch_notes, cases, sampler_notes, with_start_times
 from rubberband.app.remedies import Reached, find_remedies, reached
-from rubberband.cloud.catalogue import Table, price_source, row_source, spot_source, types_of
+from rubberband.cloud.catalogue import Table, offers, price_source, row_source, spot_source, types_of
 from rubberband.cloud.prices import live_table
 from rubberband.errors import InputError, ProviderError
 from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions, bill_lines
-from rubberband.planner.estimate import Case, Estimate, best_job, estimate, estimate_plan
+from rubberband.planner.estimate import Beside, Case, Estimate, Nearest, best_job, estimate, estimate_plan
+from rubberband.planner.sizing import Size
 from rubberband.planner.solver import Objective
 from rubberband.planner.wording import advice, none_within
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
-from rubberband.spec.profile_file import InlineProfile
+from rubberband.spec.profile_file import VARIATIONS, InlineProfile
 from rubberband.spec.resources import Resources
+from rubberband.spec.search import Asha, Sha, asha
 from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Market, Plan, Policy, Stage
 from rubberband.values.profile import Profile
@@ -37,11 +41,11 @@ class Terms:
     """Inputs of an estimate beside the file and its profile."""
 
     table: Table | None = None
-    """Of instance types; None: that of the experiment."""
+    """Instance types and prices; None: the experiment's own table."""
     room: Room | None = None
-    """How many instances may be held; None: as many as the file says."""
+    """Instances that the account's quota allows; None: the file's limit counts."""
     starts: StartTimes | None = None
-    """How long instances take to start on this machine, where that is where they start and it has been seen."""
+    """Measured start times of instances on this machine; None for other providers, or before a first run."""
     notes: tuple[str, ...] = ()
     """Remarks on these: stale prices, quotas. Every screen of an estimate shows them."""
 
@@ -56,21 +60,25 @@ def local_terms(experiment: Experiment, home: Path) -> Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateAnswer:
-    """An estimate, and what it rests on."""
+    """An estimate and its assumptions."""
 
     estimate: Estimate
     assumptions: tuple[Assumption, ...]
     notes: tuple[str, ...]
     bill: tuple[BillLine, ...] = ()
     """The lines of the plan's bill, which add up to its (mean) cost."""
+    size: Size | None = None
+    """Set if the search was sized to the limits."""
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `rubberband estimate -o json` prints."""
-        data: dict[str, Any] = self.estimate.to_json()
-        data["assumptions"] = [asdict(assumption) for assumption in self.assumptions]
-        data["notes"] = list(self.notes)
-        data["bill"] = [asdict(line) for line in self.bill]
-        return data
+        """Return the object that `rubberband estimate -o json` prints."""
+        return {
+            **self.estimate.to_json(),
+            "assumptions": [asdict(assumption) for assumption in self.assumptions],
+            "notes": list(self.notes),
+            "bill": [asdict(line) for line in self.bill],
+            **({} if self.size is None else {"size": self.size.to_json()}),
+        }
 
 
 def answer(
@@ -85,33 +93,107 @@ def answer(
     frontier: bool = False,
     seed: int = 0,
     most_usd: float | None = None,
+    size: bool = False,
 ) -> EstimateAnswer:
-    """Estimate an experiment that starts at `now` (Unix time); no plan within the limits is an answer too.
+    """Estimate an experiment that starts at `now` (Unix time).
 
-    It then has remedies, none of which costs more than `most_usd`. `plan` is one of the user's, to be predicted instead
-    of searched for. With the whole `frontier` it takes much longer. `clock` reads seconds, for the time that planning
-    takes. Raises InputError for what cannot be planned.
+    With `size`, or where its size is auto, the search is first sized to the limits (`rubberband.app.sizing`).
+    An answer without a plan within the limits has remedies, none of which costs more than `most_usd`. `plan` is the
+    user's own, to predict instead of search. The whole `frontier` takes much longer. `clock` reads seconds, to time the
+    planning. Raises InputError for an experiment that cannot be planned.
     """
     written = experiment
     experiment, remarks, seen = with_start_times(written, terms.starts)
     found = cases(experiment, profiles, now, table=terms.table, room=terms.room)
-    brackets, name = experiment.brackets(), experiment.name
-    if plan is not None:
-        case = case_of_plan(found, brackets)
-        best = estimate_plan(brackets[0], plan, case, name, with_frontier=frontier, seed=seed)
-    else:
-        objective = experiment.constraints.objective
-        best = estimate(
-            brackets, found, policy, name, clock=clock, objective=objective, with_frontier=frontier, seed=seed
-        )
-    if best.job is None:
+    sized = None
+    if size or experiment.search.auto is not None:
+        _require_no_plan(plan)
+        sized, experiment = sizing.size(experiment, found, policy, frontier=size)
+    best = _estimated(experiment, found, policy, plan, clock=clock, frontier=frontier, seed=seed)
+    if sized is not None and sized.number is None:
+        best = _unsized(best, sized, experiment, profiles, terms, now=now, most_usd=most_usd)
+    elif best.job is None:
         best = _with_remedies(best, experiment, profiles, terms, now=now, clock=clock, most_usd=most_usd)
     return EstimateAnswer(
         estimate=best,
-        assumptions=assumptions(best, bases(written, best.case, terms.table, seen)),
-        notes=(*remarks, *notes_of(experiment, best.case, terms.table), *terms.notes),
+        assumptions=assumptions(best, _bases(written, best.case, terms.table, seen)),
+        notes=(*remarks, *_sampling(best, experiment), *_notes(experiment, best.case, terms.table), *terms.notes),
         bill=bill_lines(best),
+        size=sized,
     )
+
+
+def _estimated(
+    experiment: Experiment,
+    found: Sequence[Case],
+    policy: Policy,
+    plan: Plan | None,
+    *,
+    clock: Callable[[], float],
+    frontier: bool,
+    seed: int,
+) -> Estimate:
+    """Return the estimate of an experiment with these cases, or of the user's own plan of it."""
+    brackets, name = experiment.brackets(), experiment.name
+    if plan is not None:
+        case = case_of_plan(found, brackets)
+        return estimate_plan(brackets[0], plan, case, name, with_frontier=frontier, seed=seed)
+    return estimate(
+        brackets,
+        found,
+        policy,
+        name,
+        clock=clock,
+        objective=experiment.constraints.objective,
+        with_frontier=frontier,
+        beside=_beside(experiment.search.scheduler),
+        seed=seed,
+    )
+
+
+def _require_no_plan(plan: Plan | None) -> None:
+    if plan is not None:
+        raise InputError("--plan: a plan file is for one size, and this search is sized to the limits; leave it out")
+
+
+def _unsized(
+    best: Estimate,
+    sized: Size,
+    smallest: Experiment,
+    profiles: Profile | Mapping[str, Profile],
+    terms: Terms,
+    *,
+    now: float,
+    most_usd: float | None,
+) -> Estimate:
+    """Return the estimate of the smallest search, which does not fit, with the reason and the remedies of a run."""
+    cases_of = CasesLeft(profiles, Spent(), now, terms.table, terms.room)
+    error = sizing.refused(sized, refusal(smallest, cases_of, cast(Policy, best.policy), most_usd))
+    return replace(
+        best,
+        feasible=False,
+        job=None,
+        nearest=Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd),
+        reason=str(error),
+        obstacle=error.obstacle,
+        remedies=error.remedies,
+        options=(),
+        frontier=(),
+        static_frontier=(),
+    )
+
+
+def _beside(scheduler: object) -> Beside | None:
+    """Return the scheduler that is shown beside this one: with a SYNC after every rung, or without."""
+    if isinstance(scheduler, Asha):
+        return Beside(scheduler="sha", stages=scheduler.stages())
+    if isinstance(scheduler, Sha):
+        return Beside(scheduler="asha", stages=(asha(scheduler.brackets()[0], scheduler.reduction_factor),))
+    return None
+
+
+def _sampling(best: Estimate, experiment: Experiment) -> list[str]:
+    return [] if best.job is None else sampler_notes(experiment, len(best.job.lanes))
 
 
 def _with_remedies(
@@ -136,12 +218,12 @@ def _with_remedies(
     remedies = find_remedies(experiment, cases_of, attempt, clock=clock, most_usd=most_usd, nearest=best.nearest)
     if not remedies and most_usd is None:
         return best
-    told = advice(remedies[0]) if remedies else none_within(most_usd)
-    return replace(best, remedies=remedies, reason=f"{best.obstacle}; {told}")
+    fix = advice(remedies[0]) if remedies else none_within(most_usd)
+    return replace(best, remedies=remedies, reason=f"{best.obstacle}; {fix}")
 
 
 def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:
-    """The instance type that a plan of the user's is for. Raises InputError if that is not clear."""
+    """Return the case of the user's own plan. Raises InputError if that is ambiguous."""
     if len(brackets) > 1:
         raise InputError(
             f"--plan: a plan file holds one chain of stages and hyperband has {len(brackets)} brackets; "
@@ -156,12 +238,10 @@ def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> 
     return cases[0]
 
 
-def bases(
-    experiment: Experiment, case: Case, table: Table | None = None, seen: Collection[str] = ()
-) -> dict[Name, Basis]:
-    """Where the inputs of an estimate come from; what is not named is given in the experiment file.
+def _bases(experiment: Experiment, case: Case, table: Table | None, seen: Collection[str]) -> dict[Name, Basis]:
+    """Return the sources of an estimate's inputs; inputs without one are given in the experiment file.
 
-    `seen` are the words in whose place there is what was seen on this machine.
+    `seen` are the words that measured start times of this machine replace.
     """
     resources, profile, instance_type = experiment.resources, case.profile, case.offer.instance_type
     by_file = profile.source == "file"
@@ -187,14 +267,9 @@ def bases(
     return found
 
 
-def notes_of(experiment: Experiment, case: Case, table: Table | None = None) -> list[str]:
-    """Where the prices come from, if not from the file, and what is worth knowing of the profile and the batches."""
-    prices = _price_notes(experiment, case.offer, table)
-    return [*prices, *batch_notes(experiment, case.profile.goodput), *(case.fixed or case.profile).notes()]
-
-
-def _price_notes(experiment: Experiment, offer: Offer, table: Table | None) -> list[str]:
-    resources, name = experiment.resources, offer.instance_type
+def _notes(experiment: Experiment, case: Case, table: Table | None) -> list[str]:
+    """Return remarks on the sources of prices, on the batches, and on the profile."""
+    resources, offer, name = experiment.resources, case.offer, case.offer.instance_type
     source = price_source(resources, name, table=table)
     notes = []
     if source == "free of charge":
@@ -208,11 +283,11 @@ def _price_notes(experiment: Experiment, offer: Offer, table: Table | None) -> l
     if table is not None and _asks_head_price(resources, offer, table):
         head = resources.aws.head_instance_type
         notes.append(f"price of the head: that of {head} is from {row_source(table[head], resources.region)}.")
-    return notes
+    return [*notes, *batch_notes(experiment, case.profile.goodput), *(case.fixed or case.profile).notes()]
 
 
 def _asks_head_price(resources: Resources, offer: Offer, table: Table | None) -> bool:
-    """Whether the price of the head is the cloud's, not the file's."""
+    """Return whether the price of the head is the cloud's, not the file's."""
     return table is not None and offer.head_price_usd_per_hour != resources.head_price_usd_per_hour
 
 
@@ -229,77 +304,92 @@ def _delay(asked: object, of_profile_s: float | None, profiled: Basis) -> Basis:
 
 
 def _tells_noise(experiment: Experiment, instance_type: str) -> bool:
-    """Whether the experiment file says that there is no noise."""
-    written: object = experiment.profile
-    if isinstance(written, ProfilesByType):
-        by_type: Mapping[str, object] = written.by_instance_type
-        written = by_type.get(instance_type)
-    return isinstance(written, InlineProfile) and bool(
-        {"trial_cv", "iteration_cv", "startup_cv", "mean_cv"} & written.model_fields_set
-    )
+    """Return whether the experiment file has a word on noise."""
+    profile = experiment.profile
+    written = profile.by_instance_type.get(instance_type) if isinstance(profile, ProfilesByType) else profile
+    return isinstance(written, InlineProfile) and not written.model_fields_set.isdisjoint(VARIATIONS)
 
 
-# What EC2 asks and allows today, as the terms of an estimate. Asks AWS; starts nothing and spends nothing.
+# Terms of EC2 today. Asks AWS; starts nothing and spends nothing.
 
 
 def live_terms(experiment: Experiment, home: Path) -> Terms:
-    """What an experiment is planned with today; prices that were asked for are kept in `home`.
+    """Return the terms of today; prices are cached in `home`.
 
-    Raises InputError where the account may hold none of its instances, for a region that EC2 does not have, and where
-    there is no boto3 to ask with.
+    Raises InputError if the account's quota allows none of the instances, for an unknown region, and without boto3.
     """
-    if not experiment.resources.kind.is_rented:
+    resources = experiment.resources
+    if not resources.kind.is_rented:
         return local_terms(experiment, home)
     from rubberband.cloud.aws.calls import open_aws
 
-    session = open_aws(experiment.resources.region)
-    table = live_table(experiment.resources, home, session=session)
+    session = open_aws(resources.region)
+    table = live_table(resources, home, session=session)
     from rubberband.cloud.aws.side_costs import with_side_facts
 
-    beside = with_side_facts(table, session, experiment.resources)
+    beside = with_side_facts(table, session, resources)
     stale = tuple(
         f"AWS prices are not available ({note}); earlier ones, or the catalogue's, are used instead."
         for note in table.notes
     )
     rooms, unknown = _rooms(session, experiment, table.notes)
-    markets: dict[str, dict[Market, int]] = {}
-    for room in rooms:
-        markets.setdefault(room.instance_type, {})[room.market] = room.instances
     if rooms and not any(room.instances for room in rooms):
-        raise _no_quota(rooms, experiment.resources.max_instances)
-    told = _quota_notes(rooms, experiment.resources.max_instances)
-    return Terms(table=beside, room=markets, notes=(*stale, *beside.notes[len(table.notes) :], *unknown, *told))
+        raise InputError(f"resources.instance_type: {rooms[0].refusal(resources.max_instances)}")
+    notes = (f"{room.note()}{_consequence(room, rooms, resources.max_instances)}." for room in rooms)
+    beside_notes = beside.notes[len(table.notes) :]
+    return Terms(table=beside, room=_room(rooms), notes=(*stale, *beside_notes, *unknown, *notes))
+
+
+def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], None]) -> Terms:
+    """Return the terms of a run that begins now, after checking that EC2 can run it; empty terms elsewhere.
+
+    `announce` gets a line on each remark. Raises InputError (with the fix) for the first problem.
+    """
+    resources = experiment.resources
+    if not resources.kind.is_rented:
+        return Terms()
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.preflight import preflight, sign_in
+    from rubberband.cloud.aws.quota import quotas
+    from rubberband.cloud.aws.side_costs import with_side_facts
+
+    session = open_aws(resources.region)
+    sign_in(session)  # before prices, which would be missing for the same reason
+    table = with_side_facts(live_table(resources, home, session=session), session, resources)
+    for note in (*table.notes, *preflight(resources, offers(resources, table=table), session=session)):
+        announce(note)
+    return Terms(table=table, room=_room(quotas(session, types_of(resources), MARKETS)))
+
+
+def _room(rooms: Sequence[quota.Room]) -> Room:
+    """Return instance type -> market -> number of instances."""
+    found: dict[str, dict[Market, int]] = {}
+    for room in rooms:
+        found.setdefault(room.instance_type, {})[room.market] = room.instances
+    return found
 
 
 def _rooms(
-    session: AwsSession, experiment: Experiment, told: Sequence[str]
+    session: AwsSession, experiment: Experiment, notes: Sequence[str]
 ) -> tuple[Sequence[quota.Room], tuple[str, ...]]:
-    """What the account may hold of each type on each market that a plan may use; or why that is not known.
+    """Return the account's quota for each type on each market that a plan may use, or a remark why it is unknown.
 
-    `told` is what was said of prices: it is not said again.
+    `notes` are the remarks on prices: their reason is not repeated.
     """
     from rubberband.cloud.aws.quota import quotas
 
     resources = experiment.resources
-    markets: tuple[Market, ...] = ("on_demand", "spot") if resources.market == "spot" else ("on_demand",)
+    markets = MARKETS if resources.market == "spot" else MARKETS[:1]
     try:
         return quotas(session, types_of(resources), markets), ()
     except ProviderError as error:
         why = str(error)
-    reason = "for the same reason" if why in told else why
+    reason = "for the same reason" if why in notes else why
     return (), (f"quota: not known ({reason}); max_instances={resources.max_instances} is used unchecked.",)
 
 
-def _no_quota(rooms: Sequence[quota.Room], max_instances: int) -> Exception:
-    return InputError(f"resources.instance_type: {rooms[0].refusal(max_instances)}")
-
-
-def _quota_notes(rooms: Sequence[quota.Room], max_instances: int) -> tuple[str, ...]:
-    return tuple(f"{room.note()}{_consequence(room, rooms, max_instances)}." for room in rooms)
-
-
 def _consequence(room: quota.Room, rooms: Sequence[quota.Room], max_instances: int) -> str:
-    """What becomes of the plan where the quota is less than what the file allows."""
+    """Return the effect on the plan of a quota below the file's max_instances."""
     if room.instances >= max_instances:
         return ""
     if room.instances:

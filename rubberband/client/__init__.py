@@ -1,1 +1,1 @@
-"""A client of the service, synchronous and asynchronous."""
+"""Clients of the service, synchronous and asynchronous."""

@@ -1,4 +1,4 @@
-"""The synchronous client of the service.
+"""Clients of the service: `Client`, and `AsyncClient` for event loops of asyncio.
 
 with rubberband.Client("http://127.0.0.1:8265") as client:
     print(client.plan("digits.yaml")["prediction"]["cost_usd"]["mean"])
@@ -8,46 +8,39 @@ with rubberband.Client("http://127.0.0.1:8265") as client:
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
+from itertools import count
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 import httpx
-from httpx_sse import SSEError, connect_sse
+from httpx_sse import aconnect_sse, connect_sse
 
-from rubberband.client import calls
-from rubberband.client.calls import (
-    Call,
-    EventView,
-    ExperimentDetail,
-    ExperimentView,
-    ExtensionView,
-    LogLine,
-    LogPage,
-    Submittable,
-)
+from rubberband.client.calls import Call, Calls, EventView, ExperimentDetail, Items, waiting
 from rubberband.client.sending import (
+    FEED_FAILURES,
     RECONNECT_S,
     STREAM_TIMEOUT,
-    Address,
     FeedPlace,
+    answer_of,
+    connection,
     raise_for,
-    reopened_in_s,
-    unreachable,
     wait_s,
 )
-from rubberband.errors import ServiceError
-from rubberband.states import ACTIVE, State
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
-class Client:
-    """Asks a service of `rubberband serve`. Safe to use from several threads; close it, or use it in a `with`.
+class Client(Calls):
+    """Client of a `rubberband serve`, safe to use from several threads. Close it, or use it in a `with`.
 
-    Every method raises what the same mistake raises without a service (InputError, NameTakenError, InfeasibleError, …),
-    and ServiceError where the service does not answer or fails. Calls that may be repeated are, a few times.
+    A method that is shown to return `Call[X]` returns an `X`; with `Items[X]` it is an iterator over `X`.
+
+    Every method raises the same errors as without a service (InputError, NameTakenError, InfeasibleError, …), and
+    ServiceError if the service does not answer or fails. Calls are retried a few times where that is safe.
     """
 
     def __init__(
@@ -60,166 +53,32 @@ class Client:
         **options: Any,
     ) -> None:
         """By default `url` is RUBBERBAND_SERVER, `token` RUBBERBAND_TOKEN; `options` go to httpx.Client."""
-        self._address = Address.of(url, token)
-        self._http = httpx.Client(**{**self._address.options(), "transport": transport, **options})
+        found = connection(url, token)
+        self._url = found["base_url"]
+        self._http = httpx.Client(**{**found, "transport": transport, **options})
         self._sleep = sleep
 
-    @property
-    def url(self) -> str:
-        """Of the service."""
-        return self._address.url
-
-    def plan(
-        self,
-        experiment: Submittable,
-        *,
-        overrides: Sequence[str] = (),
-        policy: str = "optimal",
-        frontier: bool = False,
-        seed: int = 0,
-    ) -> dict[str, Any]:
-        """Predict what an experiment takes and costs (`rubberband.estimate/1`, and the plan's `id`). Spends nothing.
-
-        `experiment` is one, its words, or the path of its file. Raises InfeasibleError, with the nearest limits.
-        """
-        return self._send(calls.plan(experiment, overrides, policy, frontier, seed))
-
-    def stored_plan(self, id: str) -> dict[str, Any]:
-        """A plan of an earlier preview."""
-        return self._send(calls.stored_plan(id))
-
-    def submit(
-        self,
-        experiment: Submittable,
-        *,
-        overrides: Sequence[str] = (),
-        policy: str = "optimal",
-        plan: str | None = None,
-        idempotency_key: str | None = None,
-    ) -> ExperimentView:
-        """Plan an experiment and start it. Sent again with the same key, it is still started once.
-
-        Raises InfeasibleError if no plan meets its constraints, NameTakenError if there is one of its name.
-        """
-        return self._send(calls.submit(experiment, overrides, policy, plan, idempotency_key))
-
-    def experiments(self, *states: State) -> Iterator[ExperimentView]:
-        """The experiments (in one of the states, if some are given), newest first."""
-        cursor: str | None = None
-        while True:
-            page = self._send(calls.experiments(states, 100, cursor))
-            yield from page["items"]
-            cursor = page["next"]
-            if cursor is None:
-                return
-
-    def experiment(self, name: str) -> ExperimentDetail:
-        """One experiment: where it stands, its stages, its forecast."""
-        return self._send(calls.experiment(name))
-
-    def trials(self, name: str, *, curves: bool = False) -> Iterator[dict[str, Any]]:
-        """Its trials, with their learning `curves` if asked."""
-        cursor: str | None = None
-        while True:
-            page = self._send(calls.part(name, "trials", {"curves": curves, "limit": 500, "cursor": cursor}))
-            yield from page["items"]
-            cursor = page["next"]
-            if cursor is None:
-                return
-
-    def allocations(self, name: str) -> dict[str, Any]:
-        """Its instances, what their GPUs did, and what was planned."""
-        return self._send(calls.part(name, "allocations"))
-
-    def costs(self, name: str) -> dict[str, Any]:
-        """Its bill, by stage and instance."""
-        return self._send(calls.part(name, "costs"))
-
-    def decisions(self, name: str) -> dict[str, Any]:
-        """What was decided at each SYNC, and how its limits were extended."""
-        return self._send(calls.part(name, "decisions"))
-
-    def report(self, name: str) -> dict[str, Any]:
-        """Its result, as `rubberband report -o json` prints it."""
-        return self._send(calls.part(name, "report"))
-
-    def logs(
-        self,
-        name: str,
-        *,
-        trial: int | None = None,
-        source: str = "trials",
-        follow: bool = False,
-        every_s: float = 1.0,
-    ) -> Iterator[LogLine]:
-        """What its trials printed (or, with source="process", its process); to `follow` is to wait until it is over."""
-        cursor: str | None = None
-        last_look = False
-        while True:
-            page: LogPage = self._send(calls.logs(name, source, trial, cursor, 1000))
-            yield from page["lines"]
-            cursor = page["next"]
-            if page["lines"]:
-                continue
-            if not follow or last_look:
-                return
-            last_look = self.experiment(name)["state"] not in ACTIVE
-            if not last_look:
-                self._sleep(every_s)
-
-    def cancel(self, name: str, *, idempotency_key: str | None = None) -> ExperimentView:
-        """Ask for a clean end: instances are given back, and the best so far is kept."""
-        return self._send(calls.cancel(name, idempotency_key))
-
-    def resume(self, name: str, *, idempotency_key: str | None = None) -> ExperimentView:
-        """Go on with what was cut off."""
-        return self._send(calls.resume(name, idempotency_key))
-
-    def extend(
-        self,
-        name: str,
-        *,
-        deadline: str | float | None = None,
-        max_cost: str | float | None = None,
-        dry_run: bool = True,
-        idempotency_key: str | None = None,
-    ) -> ExtensionView:
-        """What a later deadline or a larger budget would change; with dry_run=False it is granted.
-
-        A `deadline` is a duration from the start, as in the experiment's file, or a time with its zone; `max_cost` is
-        in US dollars, such as 5 or "$5".
-        """
-        return self._send(calls.extend(name, deadline, max_cost, dry_run, idempotency_key))
-
-    def prices(self, *types: str, region: str = "us-east-1") -> dict[str, Any]:
-        """Resources and prices of instance types."""
-        return self._send(calls.prices(types, region))
+    def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
+        """Wait until the experiment has ended, or only a resume continues it. Raises ServiceError after `timeout_s`."""
+        (found,) = self._each(waiting(name, timeout_s, every_s))
+        return found
 
     def events(self, experiment: str | None = None, *, after: int | None = None) -> Iterator[EventView]:
-        """The feed from `after` (None: from its beginning) on, without an end, each event once and in order.
+        """Iterate without end over the events of the feed after the id `after`, or over all; each once and in order.
 
-        A connection that is cut is made again, from where it was, also while the service's store is away. Raises
-        ServiceError once that fails for long.
+        A lost connection is opened again where it was, also while the service's store is away. Raises ServiceError
+        if that fails for long.
         """
-        place, failed = FeedPlace(after), 0
+        place = FeedPlace(after, self.url)
         while True:
             try:
-                for event in self._stream(experiment, place):
-                    failed = 0
-                    yield event
+                yield from self._stream(experiment, place)
                 self._sleep(RECONNECT_S)
-            except (httpx.TransportError, SSEError, ServiceError) as error:
-                failed += 1
-                pause_s = reopened_in_s(place, failed, error)
-                if pause_s is None:
-                    raise error if isinstance(error, ServiceError) else unreachable(self.url, error) from None
-                self._sleep(pause_s)
+            except FEED_FAILURES as error:
+                self._sleep(place.pause_s(error))
 
     def _stream(self, experiment: str | None, place: FeedPlace) -> Iterator[EventView]:
-        params = {} if experiment is None else {"experiment": experiment}
-        with connect_sse(
-            self._http, "GET", "/v1/events", params=params, headers=place.headers(), timeout=STREAM_TIMEOUT
-        ) as source:
+        with connect_sse(self._http, **place.request(experiment), timeout=STREAM_TIMEOUT) as source:
             if not source.response.is_success:
                 source.response.read()
                 raise_for(source.response)
@@ -228,47 +87,200 @@ class Client:
                 if (event := place.next(sent.data)) is not None:
                     yield event
 
-    def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
-        """The experiment once nothing but a resume changes it any more. Raises ServiceError after `timeout_s`."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            found = self.experiment(name)
-            if found["state"] not in ACTIVE:
-                return found
-            if until is not None and time.monotonic() >= until:
-                raise ServiceError(f"{name} is still {found['state']} after {timeout_s:g} s; wait longer", status=None)
-            self._sleep(every_s)
+    def _each(self, steps: Items[T]) -> Iterator[T]:
+        """Take the steps, and yield the items."""
+        answer: Any = None
+        with suppress(StopIteration):
+            while True:
+                step = steps.send(answer)
+                answer = None
+                if isinstance(step, Call):
+                    answer = self._send(step)
+                elif isinstance(step, list):
+                    yield from step
+                else:
+                    self._sleep(step)
 
-    def _send(self, call: Call[Answer]) -> Answer:
-        tried = 0
-        while True:
-            tried += 1
-            answer: httpx.Response | None = None
+    def _send(self, described: Call[T] | Callable[[], Call[T]]) -> T:
+        call = described if isinstance(described, Call) else described()
+        for tried in count(1):
+            outcome: httpx.Response | httpx.TransportError
             try:
-                answer = self._http.request(
-                    call.method, call.path, params=call.query(), content=call.content, headers=dict(call.headers)
-                )
-                failure: httpx.TransportError | None = None
+                outcome = self._http.request(call.method, call.path, **call.options())
             except httpx.TransportError as error:
-                failure = error
-            pause_s = None if answer is not None and answer.is_success else wait_s(call, tried, answer)
-            if pause_s is not None:
-                self._sleep(pause_s)
-            elif answer is not None:
-                raise_for(answer)
-                return call.parse(answer)
-            else:
-                assert failure is not None, "there is an answer or a failure"
-                raise unreachable(self.url, failure) from None
+                outcome = error
+            pause_s = wait_s(call, tried, outcome)
+            if pause_s is None:
+                break
+            self._sleep(pause_s)
+        return answer_of(call, outcome, self.url)
 
     def close(self) -> None:
-        """Let go of the connections. Idempotent."""
+        """Close the connections. Idempotent."""
         self._http.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class AsyncClient(Calls):
+    """Client of a `rubberband serve` for an event loop. Close it, or use it in an `async with`.
+
+    A method that is shown to return `Call[X]` returns an `X` if awaited; with `Items[X]` it is for `async for`.
+
+    Every method raises the same errors as without a service (InputError, NameTakenError, InfeasibleError, …), and
+    ServiceError if the service does not answer or fails. Calls are retried a few times where that is safe.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        **options: Any,
+    ) -> None:
+        """By default `url` is RUBBERBAND_SERVER, `token` RUBBERBAND_TOKEN; `options` go to httpx.AsyncClient."""
+        found = connection(url, token)
+        self._url = found["base_url"]
+        self._http = httpx.AsyncClient(**{**found, "transport": transport, **options})
+        self._sleep = sleep
+        self._streams = _Streams()
+
+    async def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
+        """Wait until the experiment has ended, or only a resume continues it. Raises ServiceError after `timeout_s`."""
+        (found,) = [item async for item in self._each(waiting(name, timeout_s, every_s))]
+        return found
+
+    def events(self, experiment: str | None = None, *, after: int | None = None) -> AsyncIterator[EventView]:
+        """Iterate without end over the events of the feed after the id `after`, or over all; each once and in order.
+
+        A lost connection is opened again where it was, also while the service's store is away. Raises ServiceError
+        if that fails for long.
+        """
+        return self._streams.of(self._events(experiment, FeedPlace(after, self.url)))
+
+    async def _events(self, experiment: str | None, place: FeedPlace) -> AsyncGenerator[EventView]:
+        while True:
+            try:
+                async with aclosing(self._stream(experiment, place)) as events:
+                    async for event in events:
+                        yield event
+                await self._sleep(RECONNECT_S)
+            except FEED_FAILURES as error:
+                await self._sleep(place.pause_s(error))
+
+    async def _stream(self, experiment: str | None, place: FeedPlace) -> AsyncGenerator[EventView]:
+        async with aconnect_sse(self._http, **place.request(experiment), timeout=STREAM_TIMEOUT) as source:
+            if not source.response.is_success:
+                await source.response.aread()
+                raise_for(source.response)
+            place.was_open = True
+            async with aclosing(source.aiter_sse()) as all_sent:
+                async for sent in all_sent:
+                    if (event := place.next(sent.data)) is not None:
+                        yield event
+
+    async def _each(self, steps: Items[T]) -> AsyncIterator[T]:
+        """Take the steps, and yield the items."""
+        answer: Any = None
+        with suppress(StopIteration):
+            while True:
+                step = steps.send(answer)
+                answer = None
+                if isinstance(step, Call):
+                    answer = await self._send(step)
+                elif isinstance(step, list):
+                    for item in step:
+                        yield item
+                else:
+                    await self._sleep(step)
+
+    async def _send(self, described: Call[T] | Callable[[], Call[T]]) -> T:
+        call = described if isinstance(described, Call) else described()
+        for tried in count(1):
+            outcome: httpx.Response | httpx.TransportError
+            try:
+                outcome = await self._http.request(call.method, call.path, **call.options())
+            except httpx.TransportError as error:
+                outcome = error
+            pause_s = wait_s(call, tried, outcome)
+            if pause_s is None:
+                break
+            await self._sleep(pause_s)
+        return answer_of(call, outcome, self.url)
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent."""
+        await self._streams.close()
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _Streams:
+    """Open streams of a client.
+
+    When a loop leaves an asynchronous generator by `break`, the event loop closes it later. It then also closes the
+    generators inside it at the same time, which fails. Here each is closed in order, and `close` waits for all.
+    """
+
+    def __init__(self) -> None:
+        self._open: WeakSet[_Stream[Any]] = WeakSet()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def of(self, items: AsyncGenerator[T]) -> _Stream[T]:
+        """Return the generator's items as a stream."""
+        stream = _Stream(items, self)
+        self._open.add(stream)
+        return stream
+
+    def left(self, items: AsyncGenerator[Any]) -> None:
+        """Close a generator that has no reader any more, if an event loop runs."""
+        with suppress(RuntimeError):
+            task = asyncio.get_running_loop().create_task(_close(items))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Wait until all are closed. One that is being read at this moment ends with its connection. Idempotent."""
+        for stream in tuple(self._open):
+            with suppress(RuntimeError):
+                await stream.aclose()
+        while self._closing:
+            await asyncio.wait(tuple(self._closing))
+
+
+class _Stream(AsyncIterator[T]):
+    """Items of a generator that holds a connection."""
+
+    def __init__(self, items: AsyncGenerator[T], streams: _Streams) -> None:
+        self._items, self._streams, self._is_over = items, streams, False
+
+    async def __anext__(self) -> T:
+        try:
+            return await anext(self._items)
+        except BaseException:
+            self._is_over = True
+            raise
+
+    async def aclose(self) -> None:
+        """Close it. Idempotent; raises RuntimeError while it is being read."""
+        await self._items.aclose()
+        self._is_over = True
+
+    def __del__(self) -> None:
+        if not self._is_over:
+            self._streams.left(self._items)
+
+
+async def _close(items: AsyncGenerator[Any]) -> None:
+    await items.aclose()

@@ -1,4 +1,4 @@
-"""How both clients send a call (where to, as whom, how often), and what its failure is raised as. No I/O here."""
+"""Rules that both clients share: address and token, retries, and errors. No I/O here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from httpx_sse import SSEError
 
 import rubberband
 from rubberband.client.calls import Call, EventView
@@ -28,68 +29,56 @@ MOST_TRIES = 4
 LONGEST_WAIT_S = 10.0
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(5.0, read=45.0)
-"""A stream of events is never silent for longer than its heartbeats are apart."""
+"""A stream of events has heartbeats, closer together than this."""
 RECONNECT_S = 0.25
-"""Before a stream that the service has ended is opened again."""
+"""Pause before a stream that the service has closed is opened again."""
 MOST_REOPENED = 30
-"""A stream that was open once is opened again so often: for about as long as the service's store may be away."""
+"""Attempts to reopen a stream that was open once: they last about as long as the service's store may be away."""
 _AGAIN = (429, 502, 503, 504)
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where the service is, and as whom it is asked."""
 
-    url: str
-    token: str | None
+def connection(url: str | None, token: str | None, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the options of an httpx client of the service.
 
-    @classmethod
-    def of(cls, url: str | None, token: str | None, environment: Mapping[str, str] = os.environ) -> Address:
-        """What is given, or else RUBBERBAND_SERVER and RUBBERBAND_TOKEN. Raises InputError for what is no URL."""
-        found = (url or environment.get("RUBBERBAND_SERVER") or DEFAULT_SERVER).rstrip("/")
-        try:
-            parsed = httpx.URL(found)
-        except httpx.InvalidURL as error:
-            raise _no_url(found, str(error)) from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise _no_url(found, "it has no scheme and host")
-        return cls(url=found, token=token or environment.get("RUBBERBAND_TOKEN") or None)
-
-    def options(self) -> dict[str, Any]:
-        """What an httpx client is made with."""
-        headers = {"User-Agent": f"rubberband/{rubberband.__version__}"}
-        if self.token is not None:
-            headers["Authorization"] = f"Bearer {self.token}"
-        return {"base_url": self.url, "headers": headers, "timeout": TIMEOUT}
+    By default, `url` is RUBBERBAND_SERVER and `token` RUBBERBAND_TOKEN. Raises InputError if the URL is invalid.
+    """
+    found = (url or environment.get("RUBBERBAND_SERVER") or DEFAULT_SERVER).rstrip("/")
+    try:
+        parsed = httpx.URL(found)
+    except httpx.InvalidURL as error:
+        raise _no_url(found, str(error)) from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise _no_url(found, "it has no scheme and host")
+    headers = {"User-Agent": f"rubberband/{rubberband.__version__}"}
+    if token := token or environment.get("RUBBERBAND_TOKEN"):
+        headers["Authorization"] = f"Bearer {token}"
+    return {"base_url": found, "headers": headers, "timeout": TIMEOUT}
 
 
 def _no_url(url: str, why: str) -> InputError:
     return InputError(f"{url!r} is not the address of a service ({why}); write it as {DEFAULT_SERVER}")
 
 
-def wait_s(call: Call[Any], tried: int, answer: httpx.Response | None) -> float | None:
-    """How long to wait before a call is sent again, that was `tried` so often; None: it is not.
+def wait_s(call: Call[Any], tried: int, outcome: httpx.Response | httpx.TransportError) -> float | None:
+    """Return the pause before a call is sent again after `tried` times, or None if it is not sent again.
 
-    `answer` is the service's; None if there was none. Waits grow and vary, so that clients do not come back as one.
+    Pauses grow and vary, so that clients do not come back at the same time.
     """
     if tried >= MOST_TRIES or not call.may_be_repeated:
         return None
-    if answer is not None and answer.status_code not in _AGAIN and not _is_being_served(answer):
-        return None
-    told = None if answer is None else answer.headers.get("Retry-After", "")
-    if told and told.isascii() and told.isdigit():
-        return min(float(told), LONGEST_WAIT_S)
+    if isinstance(outcome, httpx.Response):
+        if outcome.is_success or (outcome.status_code not in _AGAIN and not _is_being_served(outcome)):
+            return None
+        wanted = outcome.headers.get("Retry-After", "")
+        if wanted.isascii() and wanted.isdigit():
+            return min(float(wanted), LONGEST_WAIT_S)
+    return _varied_s(tried)
+
+
+def _varied_s(tried: int) -> float:
     longest_s: float = 0.25 * 2.0**tried
-    return min(longest_s, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
-
-
-def reopened_in_s(place: FeedPlace, failed: int, error: Exception) -> float | None:
-    """How long to wait before a stream is opened again, which `failed` so often in a row; None: it is not."""
-    if isinstance(error, ServiceError) and error.status not in _AGAIN:
-        return None
-    if failed >= (MOST_REOPENED if place.was_open else MOST_TRIES):
-        return None
-    longest_s: float = 0.25 * 2.0**failed
     return min(longest_s, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
 
 
@@ -98,32 +87,59 @@ def _is_being_served(answer: httpx.Response) -> bool:
     return answer.status_code == 409 and b"/problems/idempotency-key-busy" in answer.content
 
 
+def answer_of(call: Call[T], outcome: httpx.Response | httpx.TransportError, url: str) -> T:
+    """Return the answer to a call. Raises what `raise_for` raises, and ServiceError if there is no answer."""
+    if not isinstance(outcome, httpx.Response):
+        raise unreachable(url, outcome) from None
+    raise_for(outcome)
+    answer: T = outcome.json()
+    return answer
+
+
+FEED_FAILURES = (httpx.TransportError, SSEError, ServiceError)
+"""Errors that end a connection to the feed."""
+
+
 @dataclass(slots=True)
 class FeedPlace:
-    """Where a reader of the feed is: what comes again after a reconnection is left out."""
+    """Place of a reader in the feed. Events that are sent again after a reconnection are left out."""
 
     last_id: int | None
+    url: str
     was_open: bool = False
-    """Whether the service sent events, or was about to."""
+    """Whether the service accepted a connection."""
+    failed: int = 0
+    """Failures since the last event."""
 
-    def headers(self) -> dict[str, str]:
-        """Of the next connection."""
-        return {} if self.last_id is None else {"Last-Event-ID": str(self.last_id)}
+    def request(self, experiment: str | None) -> dict[str, Any]:
+        """Return the options of the next connection."""
+        return {
+            "method": "GET",
+            "url": "/v1/events",
+            "params": {} if experiment is None else {"experiment": experiment},
+            "headers": {} if self.last_id is None else {"Last-Event-ID": str(self.last_id)},
+        }
 
     def next(self, data: str) -> EventView | None:
-        """The event that was sent, if it is a new one; how long to wait, say, is sent as well and is none."""
+        """Return the event that was sent; None for one that is known, and for control messages such as `retry`."""
         if not data:
             return None
         event: EventView = json.loads(data)
         if self.last_id is not None and event["id"] <= self.last_id:
             return None
-        self.last_id = event["id"]
+        self.last_id, self.failed = event["id"], 0
         return event
 
+    def pause_s(self, error: httpx.TransportError | SSEError | ServiceError) -> float:
+        """Return the pause before the feed is opened again. Raises ServiceError if that would be in vain."""
+        self.failed += 1
+        is_final = isinstance(error, ServiceError) and error.status not in _AGAIN
+        if is_final or self.failed >= (MOST_REOPENED if self.was_open else MOST_TRIES):
+            raise error if isinstance(error, ServiceError) else unreachable(self.url, error) from None
+        return _varied_s(self.failed)
 
-# The service's problems as the exceptions that the same mistake raises without a service.
 
-
+# Problem of the service -> the exception of the same mistake without a service.
 _TYPES: dict[str, type[RubberbandError]] = {
     "name-taken": NameTakenError,
     "profile-missing": ProfileMissingError,
@@ -139,7 +155,7 @@ _TYPES: dict[str, type[RubberbandError]] = {
 
 
 def raise_for(response: httpx.Response) -> None:
-    """Raise what a response stands for, unless it is a success; its body must have been read.
+    """Raise the error that a response reports, if any; its body must have been read.
 
     Raises InfeasibleError, NameTakenError, ProfileMissingError, InputError (all with the service's own words), or
     ServiceError.
@@ -163,11 +179,12 @@ def raise_for(response: httpx.Response) -> None:
         raise InputError(detail)
     if slug in _TYPES:
         raise _TYPES[slug](detail)
-    raise ServiceError(f"{_where(response)} answered {response.status_code}: {detail}", status=response.status_code)
+    where = f"{response.request.method} {response.request.url.copy_with(userinfo=None, query=None)}"
+    raise ServiceError(f"{where} answered {response.status_code}: {detail}", status=response.status_code)
 
 
 def unreachable(url: str, error: Exception) -> ServiceError:
-    """What a service that does not answer is told as."""
+    """Return the error for a service that does not answer."""
     told = " ".join(str(error).split()) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in told:
         remedy = "name the file of the authority that signed it in SSL_CERT_FILE"
@@ -176,9 +193,9 @@ def unreachable(url: str, error: Exception) -> ServiceError:
     return ServiceError(f"the service at {url} does not answer ({told}); {remedy}", status=None)
 
 
-def _remedy(told: dict[str, Any]) -> Remedy:
-    changes = tuple(Change(key=one["key"], value=one["value"], was=one["was"]) for one in told["changes"])
-    figures = {name: told[name] for name in ("jct_s", "cost_usd", "later_s", "dearer_usd")}
+def _remedy(words: dict[str, Any]) -> Remedy:
+    changes = tuple(Change(key=one["key"], value=one["value"], was=one["was"]) for one in words["changes"])
+    figures = {name: words[name] for name in ("jct_s", "cost_usd", "later_s", "dearer_usd")}
     return Remedy(changes=changes, **figures)
 
 
@@ -188,7 +205,3 @@ def _problem(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _where(response: httpx.Response) -> str:
-    return f"{response.request.method} {response.request.url.copy_with(userinfo=None, query=None)}"

@@ -1,1 +1,1 @@
-"""The commands of the command line, one module each; a module imports at its top only what starts fast."""
+"""Commands of the command line. A module imports at its top only what starts fast."""

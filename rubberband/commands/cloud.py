@@ -1,10 +1,11 @@
-"""`rubberband up`: start the head, a machine in the VPC from which experiments run on EC2."""
+"""`rubberband prices`, `up`, `down`, `sweep` and `image`: prices, the head, instances and images on EC2."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,22 +13,65 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import experiment_names
-from rubberband.commands.estimate import Overrides
-from rubberband.distribution import install_hint
+from rubberband.commands.common import (
+    FileArgument,
+    Overrides,
+    TableFormat,
+    argument,
+    experiment_names,
+    print_json,
+    print_table,
+)
 from rubberband.errors import InputError, RubberbandError
+from rubberband.installation import install_hint
 from rubberband.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
     from rubberband.cloud.aws.head import HeadInstance
-    from rubberband.cloud.aws.sweeping import Ended, Owned
+    from rubberband.cloud.aws.sweeping import Ended, FoundInstance
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.resources import Resources
 
 
+ChosenFile = Annotated[Path | None, argument("[FILE]", "An experiment file that names region and owner.")]
+RegionOption = Annotated[str | None, typer.Option("--region", "-r", help="The region of AWS.", show_default=False)]
+OwnerOption = Annotated[str | None, typer.Option("--owner", help="Whose (resources.aws.owner).", show_default=False)]
+
+
+def prices(
+    types: Annotated[
+        list[str] | None, argument("[TYPE]...", "Only these types, with or without GPUs; default: all with GPUs.")
+    ] = None,
+    region: Annotated[str, typer.Option("--region", "-r", help="The region of AWS.")] = "us-east-1",
+    refresh: Annotated[bool, typer.Option("--refresh", help="Ask AWS, however new the last answers are.")] = False,
+    output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
+) -> None:
+    """Show the resources and prices of EC2 instance types.
+
+    On-demand prices are refreshed once a day, spot prices every ten minutes. If AWS does not answer, earlier prices, or
+    those that come with rubberband, are shown with their age.
+    """
+    from rubberband.cloud.prices import prices_of
+    from rubberband.installation import default_home
+    from rubberband.views.price_table import HEADER, chosen, price_notes, price_rows, prices_json
+
+    table = prices_of(types or None, region, default_home(), refresh=refresh)
+    rows = chosen(table, types or [], region)
+    notes = price_notes(table)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if output is TableFormat.json:
+        print_json(prices_json(rows, region, notes))
+    else:
+        print_table(HEADER, price_rows(rows, region, time.time()))
+
+
+# `rubberband up`: start the head, a machine in the VPC from which experiments run on EC2.
+
+
 def up(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
+    file: FileArgument,
     overrides: Overrides = None,
 ) -> None:
     """Start the head on EC2, or find it.
@@ -49,10 +93,11 @@ def up(
     session = open_aws(experiment.resources.region)
 
     from rubberband.cloud.aws.head import ensure_head, upload_folder
+    from rubberband.executor.ray.code import pack
 
     path = Path(os.path.abspath(file))
     root = _root(path)
-    folder = upload_folder(session, experiment.resources.checkpoints, experiment.name, _packed(root))
+    folder = upload_folder(session, experiment.resources.checkpoints, experiment.name, pack([str(root)]).archive)
     head = ensure_head(session, experiment.resources, folders=[folder] if folder else [])
     settings = [word for override in overrides or [] for word in ("-s", override)]
     run = shlex.join(("rubberband", "run", str(path.relative_to(root)), *settings))
@@ -61,15 +106,9 @@ def up(
 
 
 def _root(path: Path) -> Path:
-    """What `rubberband run` searches for code: the working folder, if the file is in it, else the file's own."""
+    """Return the folder with the code: the working folder if the file is in it, else the file's own."""
     here = Path.cwd()
     return here if path.is_relative_to(here) else path.parent
-
-
-def _packed(root: Path) -> bytes:
-    from rubberband.executor.ray.code import pack
-
-    return pack([str(root)]).archive
 
 
 def _told(session: AwsSession, head: HeadInstance, experiment: Experiment, run: str, folder: str | None) -> list[str]:
@@ -85,27 +124,18 @@ def _told(session: AwsSession, head: HeadInstance, experiment: Experiment, run: 
         if not head.started:
             lines.append(f"update:  sudo rubberband-fetch {folder}")
         run = f"cd /opt/rubberband/{experiment.name} && {run}"
-    owner = experiment.resources.aws.owner
-    return [
-        *lines,
-        f"run:     {run}  (in tmux, to outlive the session)",
-        *_idle(experiment),
-        f"end all: rubberband down --owner {owner} --region {session.region}",
-    ]
-
-
-def _idle(experiment: Experiment) -> list[str]:
-    idle_s = experiment.resources.aws.head_idle_s
-    if not idle_s:
-        return []
-    return [f"idle:    it stops itself when nothing has run for {format_duration(idle_s)}; its disk stays"]
+    lines.append(f"run:     {run}  (in tmux, to outlive the session)")
+    words = experiment.resources.aws
+    if words.head_idle_s:
+        idle = format_duration(words.head_idle_s)
+        lines.append(f"idle:    it stops itself when nothing has run for {idle}; its disk stays")
+    return [*lines, f"end all: rubberband down --owner {words.owner} --region {session.region}"]
 
 
 def _cost(session: AwsSession, instance_type: str) -> str:
-    """What it costs; nothing where AWS does not tell."""
+    """Return the price as a clause, or an empty string if AWS gives none."""
+    from rubberband.cloud.aws.errors import in_one_line
     from rubberband.cloud.aws.pricing import on_demand_price
-    from rubberband.cloud.aws.resolving import in_one_line
-    from rubberband.units import format_usd
 
     try:
         with in_one_line():
@@ -120,14 +150,9 @@ def _cost(session: AwsSession, instance_type: str) -> str:
 
 
 def down(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="An experiment file that names region and owner.", show_default=False),
-    ] = None,
-    region: Annotated[str | None, typer.Option("--region", "-r", help="The region of AWS.", show_default=False)] = None,
-    owner: Annotated[
-        str | None, typer.Option("--owner", help="Whose (resources.aws.owner).", show_default=False)
-    ] = None,
+    file: ChosenFile = None,
+    region: RegionOption = None,
+    owner: OwnerOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even if an experiment runs.")] = False,
 ) -> None:
     """Terminate everything on EC2: workers, head, and their resources.
@@ -153,7 +178,7 @@ def down(
 
 
 def meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str, str]:
-    """Region and owner: what the options say, else the file, else the environment and the defaults."""
+    """Return region and owner: from the options, else the file, else the environment and the defaults."""
     from rubberband.spec.loading import load_experiment
     from rubberband.spec.resources import Resources
 
@@ -163,14 +188,14 @@ def meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str
     return region or fallback, owner or resources.aws.owner
 
 
-def _ask(workers: Iterable[Owned], owner: str, region: str) -> None:
-    """Raises InputError if nobody can be asked, Abort if the answer is no."""
+def _ask(workers: Iterable[FoundInstance], owner: str, region: str) -> None:
+    """Ask for confirmation. Raises InputError without a terminal, Abort if the answer is no."""
     running = Counter(one.experiment or "no experiment" for one in workers)
     what = ", ".join(f"{count} of {name}" for name, count in sorted(running.items()))
-    told = f"instances of owner {owner} live in {region}: {what}"
+    found = f"instances of owner {owner} live in {region}: {what}"
     if not sys.stdin.isatty():
-        raise InputError(f"{told}; end them anyway with --yes")
-    typer.confirm(f"{told}; end them?", abort=True, err=True)
+        raise InputError(f"{found}; end them anyway with --yes")
+    typer.confirm(f"{found}; end them?", abort=True, err=True)
 
 
 def _counted(ended: Ended, owner: str, region: str) -> list[str]:
@@ -185,7 +210,7 @@ def _counted(ended: Ended, owner: str, region: str) -> list[str]:
 
 
 def _images(session: AwsSession, owner: str) -> list[str]:
-    """A line for each image that stays."""
+    """Return a line for each image that is kept."""
     from rubberband.cloud.aws.errors import FAILURES, explain
     from rubberband.cloud.aws.images import own_images
 
@@ -203,12 +228,7 @@ def _images(session: AwsSession, owner: str) -> list[str]:
 
 
 def sweep(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]", help="Only this experiment.", show_default=False, autocompletion=experiment_names
-        ),
-    ] = None,
+    name: Annotated[str | None, argument("[NAME]", "Only this experiment.", autocompletion=experiment_names)] = None,
 ) -> None:
     """Terminate instances left by crashed runs, here and on EC2.
 
@@ -230,7 +250,7 @@ def sweep(
 
 
 def _sweep_ec2(home: Path, name: str | None) -> list[str]:
-    """What was ended on EC2. Raises RubberbandError if something may still run there."""
+    """Terminate instances on EC2 and return their names. Raises RubberbandError if some may still run."""
     directories = [*home.glob("experiments/*/local"), *home.glob("profiling/experiments/*/local")]
     directories = [directory for directory in directories if any(directory.glob("ec2/*/run.json"))]
     if not directories:
@@ -266,13 +286,6 @@ image = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)]
-ChosenFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="[FILE]", help="An experiment file that names region and owner.", show_default=False),
-]
-RegionOption = Annotated[str | None, typer.Option("--region", "-r", help="The region of AWS.", show_default=False)]
-OwnerOption = Annotated[str | None, typer.Option("--owner", help="Whose (resources.aws.owner).", show_default=False)]
 
 
 @image.command()
@@ -291,7 +304,7 @@ def build(file: FileArgument, overrides: Overrides = None) -> None:
         raise InputError(f"resources.provider: {resources.provider} has no images; give -s resources.provider=aws")
     session = open_aws(resources.region)
 
-    from rubberband.cloud.aws.resolving import in_one_line
+    from rubberband.cloud.aws.errors import in_one_line
 
     with in_one_line():
         for line in _built(session, resources):
@@ -302,7 +315,6 @@ def _built(session: AwsSession, resources: Resources) -> list[str]:
     from rubberband.cloud.aws.images import (
         BOOT_S,
         Build,
-        Passing,
         builder_type,
         described_image,
         image_key,
@@ -314,6 +326,7 @@ def _built(session: AwsSession, resources: Resources) -> list[str]:
     from rubberband.cloud.aws.provider import device_of
     from rubberband.cloud.aws.resolving import resolve, what_to_install
     from rubberband.cloud.catalogue import table_of, types_of
+    from rubberband.cloud.steady import Waiting
 
     words, name = resources.aws, types_of(resources)[0]
     installed = what_to_install(session, words, resources.checkpoints)
@@ -335,7 +348,7 @@ def _built(session: AwsSession, resources: Resources) -> list[str]:
             f"a {builder} ({format_usd(price_usd)}/h) builds it for about {format_duration(_USUAL_S)} ({usual}); it "
             f"ends itself, after {most} at the most"
         )
-    found = Build(session, machines, builder, key, resources.checkpoints, Passing()).run()
+    found = Build(session, machines, builder, key, resources.checkpoints, Waiting()).run()
     return [
         f"image {key} is built: {found.image_id}; instances of this environment boot it from now on",
         f"its snapshot costs up to {format_usd(found.usd_per_month(session.region))}/month until "
@@ -344,15 +357,15 @@ def _built(session: AwsSession, resources: Resources) -> list[str]:
 
 
 _USUAL_S = 600.0
-"""Booting, installing torch with CUDA, and being rebooted."""
+"""Usual time of a build: booting, installing torch with CUDA, and rebooting."""
 
 
 @image.command(name="list")
 def list_images(file: ChosenFile = None, region: RegionOption = None, owner: OwnerOption = None) -> None:
     """List the images with their costs, and the remains of interrupted deletions, which `delete` removes."""
     session, chosen_owner = _opened(file, region, owner)
+    from rubberband.cloud.aws.errors import in_one_line
     from rubberband.cloud.aws.images import listed_images
-    from rubberband.cloud.aws.resolving import in_one_line
 
     with in_one_line():
         found = listed_images(session, chosen_owner)
@@ -372,8 +385,8 @@ def delete(
 ) -> None:
     """Delete an image and its snapshots. Instances that use it keep running."""
     session, chosen_owner = _opened(file, region, owner)
+    from rubberband.cloud.aws.errors import in_one_line
     from rubberband.cloud.aws.images import delete_image
-    from rubberband.cloud.aws.resolving import in_one_line
 
     with in_one_line():
         deleted = delete_image(session, chosen_owner, key)

@@ -1,12 +1,14 @@
-"""What commands print: tables as plain aligned text, or drawn by rich on a terminal; figures that add up."""
+"""Output, arguments and options that commands share, and the client of a service."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,15 +16,16 @@ from rubberband.errors import InputError
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
+    from rubberband.commands.standing import LocalExperiment
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout."""
+    """Print one JSON value on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, and say on stderr where it is. Raises InputError if it cannot be written."""
+    """Write a page, and print its path on stderr. Raises InputError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -30,111 +33,173 @@ def write_page(path: Path, text: str) -> None:
     print(f"Wrote {path.absolute()} ({len(text.encode()) / 1e6:.1f} MB); open it in a browser", file=sys.stderr)
 
 
-def print_table(
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    total: Sequence[str] | None = None,
-    *,
-    words: Collection[int] = (),
-) -> None:
-    """A table on stdout, numbers right-aligned, columns in `words` left-aligned; `total` is a last row, set apart."""
-    if sys.stdout.isatty():
-        _print_rich(header, rows, total, words)
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[int] = ()) -> None:
+    """Print a table: figures to the right, columns in `words` to the left; drawn by rich on a terminal."""
+    if not sys.stdout.isatty():
+        from rubberband.views.tables import aligned
+
+        print("\n".join(aligned([header, *rows], words)))
         return
-    print("\n".join(aligned([header, *rows, *([total] if total else [])], words)))
-
-
-def aligned(rows: Sequence[Sequence[str]], words: Collection[int] = ()) -> list[str]:
-    """Rows as lines whose columns line up on the right, those in `words` on the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(_cells(row, widths, words)).rstrip() for row in rows]
-
-
-def _cells(row: Sequence[str], widths: Sequence[int], words: Collection[int]) -> Iterator[str]:
-    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        yield cell.ljust(width) if column in words else cell.rjust(width)
-
-
-def _print_rich(
-    header: Sequence[str], rows: Sequence[Sequence[str]], total: Sequence[str] | None, words: Collection[int]
-) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_footer=total is not None)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for column, name in enumerate(header):
         in_two_lines = name.replace("/", "/\n").replace(" (", "\n(")
-        justify: Literal["left", "right"] = "left" if column in words else "right"
-        table.add_column(in_two_lines, footer=total[column] if total else "", justify=justify)
+        table.add_column(in_two_lines, justify="left" if column in words else "right")
     for row in rows:
         table.add_row(*row)
     Console().print(table)
 
 
+# Arguments and options that several commands have.
+
+
+class Policy(StrEnum):
+    """Search for the plan."""
+
+    optimal = "optimal"
+    greedy = "greedy"
+    static = "static"
+    naive_elastic = "naive_elastic"
+
+
+class TableFormat(StrEnum):
+    """Output of a command that prints tables."""
+
+    table = "table"
+    json = "json"
+
+
+class TextFormat(StrEnum):
+    """Output of a command that prints text."""
+
+    text = "text"
+    json = "json"
+
+
 def experiment_names(incomplete: str) -> list[str]:
-    """The names of this machine's experiments that begin so, for a shell to complete."""
-    from rubberband.home import default_home
+    """Return the names of this machine's experiments that begin so, for completion in a shell."""
+    from rubberband.installation import default_home
 
     journals = (default_home() / "experiments").glob("*/journal.db")
     return sorted(journal.parent.name for journal in journals if journal.parent.name.startswith(incomplete))
 
 
-Name = Annotated[
-    str,
-    typer.Argument(metavar="NAME", help="The experiment's name.", show_default=False, autocompletion=experiment_names),
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """Return an argument whose default is not shown."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+
+
+def option(name: str, metavar: str | None, help: str, **more: Any) -> Any:
+    """Return an option whose default is not shown."""
+    return typer.Option(name, metavar=metavar, help=help, show_default=False, **more)
+
+
+Name = Annotated[str, argument("NAME", "The experiment's name.", autocompletion=experiment_names)]
+"""Name of an experiment, here or at a service."""
+FileArgument = Annotated[Path, argument("FILE", "The experiment file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a value of the file; repeats.", show_default=False),
 ]
-"""Of an experiment, here or at a service."""
+PolicyOption = Annotated[
+    Policy,
+    typer.Option(
+        "--policy",
+        help="optimal: the best plan there is, instances change from stage to stage; static: a cluster of a fixed "
+        "size; naive_elastic: the same GPUs per trial throughout; greedy: the search of the RubberBand paper.",
+    ),
+]
+TextOption = Annotated[TextFormat, typer.Option("--output", "-o", help="Print text or JSON.")]
 
-
-# Where a command is carried out: on this machine's experiments, or by a service.
-
+# The place where a command acts: this machine, or a service. The token is RUBBERBAND_TOKEN's.
 
 LOCAL = "local"
 
 ServerOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--server",
-        metavar="URL",
+        "URL",
+        "Ask this service instead of this machine's own experiments; `local` for these.",
         envvar="RUBBERBAND_SERVER",
-        help="Ask this service instead of this machine's own experiments; `local` for these.",
-        show_default=False,
         show_envvar=True,
     ),
 ]
-"""Of commands that look at experiments, here or there. The token is RUBBERBAND_TOKEN's."""
-
+"""Service of a command that works on this machine's experiments too."""
 ServiceOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--server",
-        metavar="URL",
+        "URL",
+        "The service; `local` for the one on this machine. [default: http://127.0.0.1:8265]",
         envvar="RUBBERBAND_SERVER",
-        help="The service; `local` for the one on this machine. [default: http://127.0.0.1:8265]",
-        show_default=False,
         show_envvar=True,
     ),
 ]
-"""Of commands that only a service carries out."""
+"""Service of a command that needs one."""
 
 
 def client_of(server: str | None) -> Client | None:
-    """A client of the service; None if the command is about this machine."""
+    """Return a client of the service, or None if the command is for this machine."""
     return None if not server or server == LOCAL else open_client(server)
 
 
 def open_client(server: str | None) -> Client:
-    """A client of the service, by default the one on this machine. Raises InputError without httpx.
+    """Return a client of the service, by default of the one on this machine. Raises InputError without httpx.
 
-    `local` is the one on this machine, also where RUBBERBAND_SERVER names another one.
+    `local` is the one on this machine, even if RUBBERBAND_SERVER names another one.
     """
     try:
         from rubberband.client.client import Client
         from rubberband.client.sending import DEFAULT_SERVER
     except ImportError:
-        from rubberband.distribution import install_hint
-        from rubberband.errors import InputError
+        from rubberband.installation import install_hint
 
         raise InputError(f"asking a service needs httpx; {install_hint('client')}") from None
     return Client(DEFAULT_SERVER if server == LOCAL else server)
+
+
+class RemoteExperiment:
+    """Experiment of a service, with the methods of `standing.LocalExperiment`."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client, self._name = client, name
+
+    def look(self) -> dict[str, Any]:
+        """Return the answer of `GET /v1/experiments/NAME`."""
+        return dict(self._client.experiment(self._name))
+
+    def cancel(self) -> str:
+        """Request a clean end. Returns the effect in one line."""
+        from rubberband.states import ACTIVE
+
+        found = self._client.cancel(self._name)
+        effect = "cancellation requested" if found["state"] in ACTIVE else "it has ended"
+        return f"{self._name}: {found['state']}; {effect}"
+
+    def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> dict[str, Any]:
+        """Return the effect of other limits, and set them if `granted`."""
+        return dict(self._client.extend(self._name, deadline=deadline, max_cost=max_cost_usd, dry_run=not granted))
+
+    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
+        """Iterate over the output as (trial, text); with `follow`, wait for more until it has ended."""
+        source = "process" if process else "trials"
+        for line in self._client.logs(self._name, trial=trial, source=source, follow=follow):
+            yield line["trial"], line["text"]
+
+
+@contextmanager
+def open_experiment(name: str, server: str | None) -> Iterator[LocalExperiment | RemoteExperiment]:
+    """Open an experiment of this machine, or of the service. Raises InputError if it is not on this machine."""
+    client = client_of(server)
+    if client is None:
+        from rubberband.commands.standing import local_experiment
+
+        with local_experiment(name) as found:
+            yield found
+    else:
+        with client:
+            yield RemoteExperiment(client, name)

@@ -1,10 +1,10 @@
-"""`rubberband estimate --compare-to`: what is different from an estimate that was saved before."""
+"""Plans that users write, saved estimates, and the differences between two estimates, for `rubberband estimate`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,61 +12,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.experiment import Experiment
-from rubberband.values.plan import Distribution, Market, Plan, Prediction, StagePlan, StagePrediction
+from rubberband.units import format_duration, format_usd
+from rubberband.values.plan import Market, Plan, StagePlan
 from rubberband.values.profile import Profile
-
-# Plans and predictions as plain JSON values and back, for the journal and for plans that users write.
-#
-# What is written is read back equal. Unknown and missing keys are refused, with the place named.
-
-
-Json = dict[str, Any]
-
-
-def plan_to_json(plan: Plan) -> Json:
-    """`{"stages": [{"instances": …, "gpus_per_trial": …, "market": …}, …]}`: what `plan_from_json` reads."""
-    return {"stages": [asdict(choice) for choice in plan.stages]}
+from rubberband.views.tables import Row, TextTable
+from rubberband.views.words import counted, difference
 
 
 def plan_from_json(data: object) -> Plan:
-    """The plan in `{"stages": [{"instances": …, "gpus_per_trial": …}, …]}`; a stage may name its market.
+    """Return the plan in `{"stages": [{"instances": …, "gpus_per_trial": …}, …]}`; a stage may name its market.
 
-    Raises InputError if `data` is anything else; whether the plan fits a job is for `predict` to say.
+    Raises InputError if `data` is anything else. `predict` checks whether the plan fits a job.
     """
     stages = _keys(data, "the plan", ("stages",))["stages"]
     if not isinstance(stages, Sequence) or isinstance(stages, str):
         raise InputError("stages of the plan is not a list; write stages: [{instances: 4, gpus_per_trial: 1}, …]")
     return Plan(stages=tuple(_stage_plan(f"stage {index} of the plan", stage) for index, stage in enumerate(stages)))
-
-
-def prediction_to_json(prediction: Prediction) -> Json:
-    """The fields of a prediction under their own names; lists for tuples."""
-    data = asdict(prediction)
-    return data | {"stages": list(data["stages"]), "extrapolated": list(prediction.extrapolated)}
-
-
-def prediction_from_json(data: object) -> Prediction:
-    """The prediction that `prediction_to_json` wrote. Raises InputError if `data` is anything else."""
-    values = _keys(data, "the prediction", tuple(field.name for field in fields(Prediction)))
-    stage_names = tuple(field.name for field in fields(StagePrediction))
-    stages = [
-        _keys(stage, f"stage {index} of the prediction", stage_names) for index, stage in enumerate(values["stages"])
-    ]
-    return Prediction(
-        jct_s=values["jct_s"],
-        cost_usd=values["cost_usd"],
-        stages=tuple(StagePrediction(**stage) for stage in stages),
-        extrapolated=tuple(values["extrapolated"]),
-        jct=_distribution(values["jct"]),
-        cost=_distribution(values["cost"]),
-        num_samples=values["num_samples"],
-    )
-
-
-def _distribution(data: object) -> Distribution | None:
-    if data is None:
-        return None
-    return Distribution(**_keys(data, "a distribution", tuple(field.name for field in fields(Distribution))))
 
 
 def _stage_plan(where: str, data: object) -> StagePlan:
@@ -81,8 +42,8 @@ def _stage_plan(where: str, data: object) -> StagePlan:
     return StagePlan(**values)
 
 
-def _keys(data: object, where: str, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> Json:
-    """`data` as a mapping with exactly these keys, and perhaps the `optional` ones."""
+def _keys(data: object, where: str, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return `data` as a mapping with these keys, and possibly the `optional` ones. Raises InputError otherwise."""
     if not isinstance(data, Mapping):
         raise InputError(f"{where} is {type(data).__name__}, not an object; it has the keys {', '.join(names)}")
     missing, unknown = set(names) - set(data), set(data) - set(names) - set(optional)
@@ -92,27 +53,42 @@ def _keys(data: object, where: str, names: tuple[str, ...], optional: tuple[str,
     return dict(data)
 
 
-# What `rubberband estimate` reads besides the experiment file: its profile, and a plan of the user's.
-
-
 MAX_BYTES = 64 << 20
-"""Largest JSON file that is read."""
+"""Size limit of a JSON file."""
 
 
 def profiles_of(experiment: Experiment, file: Path) -> Profile | dict[str, Profile]:
-    """The experiment's profile, or instance type -> profile. Raises ProfileMissingError with the remedy."""
+    """Return the experiment's profile, or instance type -> profile. Raises ProfileMissingError with the remedy."""
     remedy = f"measure one with `rubberband profile {file}`, or write profile: {{seconds_per_iteration: {{1: 60}}}}"
     try:
         profiles = experiment.loaded_profiles()
     except ProfileMissingError as error:
         raise ProfileMissingError(f"{str(error).partition(';')[0]}; {remedy}") from None
-    if profiles is None:
-        raise ProfileMissingError(f"{file} has no profile; {remedy}")
-    return profiles
+    return _kept(experiment, file, remedy) if profiles is None else profiles
+
+
+def _kept(experiment: Experiment, file: Path, remedy: str) -> Profile:
+    """Return the profile that was measured of the same content before. Raises ProfileMissingError without one."""
+    missing = ProfileMissingError(f"{file} has no profile; {remedy}")
+    if not isinstance(experiment.entrypoint, str):
+        raise missing
+    from rubberband.app.kept import content_to_measure, kept_profile
+    from rubberband.executor.training.entrypoint import Entrypoint
+    from rubberband.installation import default_home
+
+    entrypoint = Entrypoint.parse(experiment.entrypoint, search_path=(file.absolute().parent, Path.cwd()))
+    try:
+        found = kept_profile(default_home(), content_to_measure(experiment, entrypoint))
+    except InputError:  # this user has no home
+        found = None
+    if found is None:
+        raise missing
+    print(found[1].partition(";")[0], file=sys.stderr)
+    return found[0]
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan that a user wrote. Raises InputError if the file holds none."""
+    """Return the plan in a file of the user's. Raises InputError if it has none."""
     document = read_json(path, "a plan", 'write {"stages": [{"instances": 4, "gpus_per_trial": 1}]}')
     try:
         return plan_from_json(document)
@@ -121,7 +97,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def read_json(path: Path, what: str, remedy: str) -> Any:
-    """What a JSON file holds. Raises InputError, with the remedy, if it cannot be read or is none."""
+    """Return the contents of a JSON file. Raises InputError, with the remedy, if it cannot be read as JSON."""
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
@@ -139,7 +115,7 @@ _REMEDY = "save one with `rubberband estimate FILE -o json > FILE.json`"
 
 
 class _Values(BaseModel):
-    """Of a saved estimate only what is compared is read; the rest is let be."""
+    """Base of the models of a saved estimate; only the values to compare are read."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -155,7 +131,7 @@ class _Prediction(_Values):
 
 
 class SavedStage(_Values):
-    """What two estimates may differ in of a stage."""
+    """Stage of a saved estimate."""
 
     stage: int
     bracket: int | None = None
@@ -178,7 +154,7 @@ class _Limits(_Values):
 
 
 class Saved(_Values):
-    """An estimate as `-o json` prints it."""
+    """Estimate as `-o json` prints it."""
 
     schema_name: str = Field(alias="schema", pattern="^rubberband.estimate/1$")
     experiment: str
@@ -191,12 +167,12 @@ class Saved(_Values):
 
 
 def read_saved(path: Path) -> Saved:
-    """The estimate in a file. Raises InputError if it holds none."""
+    """Return the estimate in a file. Raises InputError if it has none."""
     return saved(read_json(path, "an estimate", _REMEDY), path)
 
 
 def saved(document: Any, path: Path | str = "the estimate") -> Saved:
-    """The parts of an estimate's JSON object that are compared. Raises InputError if it is none."""
+    """Return the values to compare of an estimate's JSON. Raises InputError if it is not an estimate."""
     try:
         return Saved.model_validate(document)
     except ValidationError as error:
@@ -207,7 +183,7 @@ def saved(document: Any, path: Path | str = "the estimate") -> Saved:
 
 
 def comparison(before: Saved, now: Saved) -> dict[str, Any]:
-    """What is different now, as JSON values: figures before and now, and the limits and stages that changed."""
+    """Return the differences as JSON values: figures before and now, and the limits and stages that changed."""
     return {
         "experiment": before.experiment,
         "policy": {"before": before.policy, "now": now.policy},
@@ -237,7 +213,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any
 
 
 def _stages(before: Saved, now: Saved) -> list[dict[str, Any]]:
-    """A row for each stage that is new, gone, or different."""
+    """Return a row for each stage that is new, gone, or different."""
     old, new = _numbered(before), _numbered(now)
     rows = []
     for key in sorted({*old, *new}):
@@ -255,3 +231,69 @@ def _numbered(estimate: Saved) -> dict[tuple[int, int], SavedStage]:
 
 def _words(stage: SavedStage | None) -> dict[str, Any] | None:
     return None if stage is None else stage.model_dump(exclude={"stage", "bracket"})
+
+
+_LIMITS = {"deadline_s": "deadline", "max_cost_usd": "budget", "confidence": "confidence"}
+
+
+def difference_table(compared: Mapping[str, Any], source: str) -> TextTable:
+    """Return a row for each difference; `source` names the saved estimate."""
+    rows: list[Row] = [_figure_row(compared, "jct_s", "time"), _figure_row(compared, "cost_usd", "cost")]
+    for name in ("policy", "batch", "feasible"):
+        before, now = compared[name]["before"], compared[name]["now"]
+        if before != now:
+            rows.append(("within the limits" if name == "feasible" else name, _yes(before), _yes(now), ""))
+    for name, pair in compared["constraints"].items():
+        rows.append((_LIMITS[name], _limit(name, pair["before"]), _limit(name, pair["now"]), ""))
+    for stage in compared["stages"]:
+        place = f"stage {stage['stage']}"
+        place = f"bracket {stage['bracket']}, {place}" if "bracket" in stage else place
+        rows.append((place, *_pair(stage["before"], stage["now"]), ""))
+    notes = () if compared["stages"] else ("The plan is the same.",)
+    return TextTable(
+        title=f"Compared to {source} ({compared['experiment']})",
+        header=("", "before", "now", "change"),
+        rows=tuple(rows),
+        words=frozenset({0, 1, 2}),
+        notes=notes,
+    )
+
+
+def _figure_row(compared: Mapping[str, Any], key: str, name: str) -> Row:
+    before, now, change = (compared[key][word] for word in ("before", "now", "change"))
+    shown = format_duration if key == "jct_s" else format_usd
+    words = tuple("no plan" if value is None else shown(value) for value in (before, now))
+    if change is None:
+        return (name, *words, "")
+    share = difference(now, before)
+    signed = "" if abs(change) < 1e-9 else f"{'+' if change > 0 else '-'}{shown(abs(change))}"
+    return (name, *words, f"{signed} ({share})" if signed and share else signed or "0")
+
+
+def _yes(value: object) -> str:
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _limit(name: str, value: float | None) -> str:
+    if value is None:
+        return "none"
+    if name == "deadline_s":
+        return format_duration(value)
+    return format_usd(value) if name == "max_cost_usd" else f"{value:g}"
+
+
+def _pair(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return both stages in words; trials, iterations, type and market only if they differ."""
+    pairs = (before, now)
+    keys = ["instances", "gpus_per_trial"]
+    if before is not None and now is not None:
+        keys += [key for key in ("trials", "iterations", "instance_type", "market") if before[key] != now[key]]
+    first, second = ("not there" if stage is None else _stage_words(stage, keys) for stage in pairs)
+    return first, second
+
+
+def _stage_words(stage: Mapping[str, Any], keys: list[str]) -> str:
+    words = [f"{counted(stage['instances'], 'instance')}, {counted(stage['gpus_per_trial'], 'GPU')} per trial"]
+    words += [f"{stage[key]} {key}" for key in ("trials", "iterations") if key in keys]
+    words += [str(stage[key]).replace("_", " ") for key in ("instance_type", "market") if key in keys]
+    return ", ".join(words)

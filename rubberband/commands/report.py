@@ -1,18 +1,27 @@
-"""`rubberband report`, `ps` and `logs`: what an experiment did, or does. They change nothing.
-
-They read the journals of this machine, or ask a service.
-"""
+"""Results and lists: `rubberband report`, `best`, `export`, `ps` and `logs`, of this machine or of a service."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import Name, ServerOption, client_of
+from rubberband.commands.common import (
+    Name,
+    ServerOption,
+    TextFormat,
+    TextOption,
+    argument,
+    client_of,
+    open_experiment,
+    option,
+    print_json,
+    print_table,
+    write_page,
+)
+from rubberband.errors import InputError
 
 if TYPE_CHECKING:
     from rubberband.client.calls import ExperimentView
@@ -23,20 +32,10 @@ if TYPE_CHECKING:
 _MOST_OF_BEST = 100
 
 
-class ReportFormat(StrEnum):
-    """How the answer is printed."""
-
-    text = "text"
-    json = "json"
-
-
 def report(
     name: Name,
-    output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Write one self-contained page to FILE.", show_default=False),
-    ] = None,
+    output: TextOption = TextFormat.text,
+    html: Annotated[Path | None, option("--html", "FILE", "Write one self-contained page to FILE.")] = None,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", help="Print all tables: also decisions, where the paid time went, and failures."),
@@ -50,13 +49,11 @@ def report(
     """
     result = _result(name, client_of(server))
     if html is not None:
-        from rubberband.commands.common import write_page
+        from rubberband.views.importance import importance
         from rubberband.views.report_html import render_html
 
-        write_page(html, render_html(result))
-    if output is ReportFormat.json:
-        from rubberband.commands.common import print_json
-
+        write_page(html, render_html(result, importance(result)))
+    if output is TextFormat.json:
         print_json(result.to_json())
     elif html is None:
         from rubberband.views.report_text import print_report
@@ -66,7 +63,11 @@ def report(
 
 def _result(name: str, client: Client | None) -> Result:
     if client is None:
-        return _read(_folder(name))
+        from rubberband.executor.journal.folder import open_folder
+
+        folder = open_folder(name)
+        folder.require()
+        return _read(folder)
     from rubberband.executor.result import Result
 
     with client:
@@ -74,10 +75,9 @@ def _result(name: str, client: Client | None) -> Result:
 
 
 def _read(folder: ExperimentFolder) -> Result:
-    """The result; of a damaged journal, as far as it can be read, with a warning."""
+    """Return the result; of a damaged journal as far as it can be read, with a warning."""
     from rubberband.errors import DamagedJournalError
-    from rubberband.executor.journal.reading import read
-    from rubberband.executor.salvage import salvage
+    from rubberband.executor.journal.reading import read, salvage
 
     try:
         return read(folder)
@@ -89,16 +89,89 @@ def _read(folder: ExperimentFolder) -> Result:
         return found.result
 
 
+def best(name: Name, output: TextOption = TextFormat.text, server: ServerOption = None) -> None:
+    """Print an experiment's best configuration.
+
+    With its metrics, and the path of its checkpoint. Also while it runs: the best so far.
+    """
+    from rubberband.executor.rows import best_of
+    from rubberband.views.experiment import plain
+
+    result = _result(name, client_of(server))
+    found = best_of(result)
+    if output is TextFormat.json:
+        names = ("trial", "configuration", "metrics", "iterations", "checkpoint")
+        values = {key: plain(getattr(found, key)) for key in names}
+        print_json({"schema": "rubberband.best/1", "name": result.name, "metric": result.metric, **values})
+        return
+    from rubberband.views.tables import best_lines
+
+    print("\n".join(best_lines(result)))
+
+
+def export(
+    name: Name,
+    file: Annotated[Path | None, argument("[FILE]", "Where to write it; by default to stdout.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="As CSV. This is the default.")] = False,
+    parquet: Annotated[bool, typer.Option("--parquet", help="As Parquet.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="As a JSON array of objects.")] = False,
+    reports: Annotated[
+        bool, typer.Option("--reports", help="A row for each report of each trial, instead of one for each trial.")
+    ] = False,
+    server: ServerOption = None,
+) -> None:
+    """Write an experiment's trials as a table.
+
+    A row for each trial: configuration, metrics, iterations, status, GPU time, its share of the bill, and checkpoint.
+    The form follows from the end of FILE (.csv, .parquet or .json) unless an option says it.
+    """
+    form = _form(file, {"csv": csv, "parquet": parquet, "json": json})
+    from rubberband.executor import rows
+
+    result = _result(name, client_of(server))
+    found = rows.report_rows(result) if reports else rows.trial_rows(result)
+    if form == "parquet":
+        assert file is not None
+        _write(file, rows.to_parquet(found))
+        return
+    text = rows.to_csv(found) if form == "csv" else rows.to_json(found)
+    if file is None:
+        print(text, end="")
+    else:
+        _write(file, text.encode())
+
+
+def _form(file: Path | None, options: dict[str, bool]) -> str:
+    """Return csv, parquet or json, as an option or the end of FILE says."""
+    wanted = [form for form, is_set in options.items() if is_set]
+    if len(wanted) > 1:
+        raise InputError(f"export: --{wanted[0]} and --{wanted[1]} were given; give one of them")
+    ending = "" if file is None else file.suffix.removeprefix(".")
+    form = wanted[0] if wanted else ending if ending in options else "csv"
+    if form == "parquet" and file is None:
+        raise InputError("export: Parquet is not text; name a file to write, such as trials.parquet")
+    return form
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise InputError(f"{file} cannot be written ({error.strerror}); give another path") from None
+
+
 def ps(
-    output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
+    search: Annotated[
+        str, option("--search", "WORDS", "Only those with these words in the name, state or (at a service) owner.")
+    ] = "",
+    output: TextOption = TextFormat.text,
     server: ServerOption = None,
 ) -> None:
     """List the experiments on this machine, or those of a service."""
-    from rubberband.commands.common import print_json, print_table
     from rubberband.units import format_duration, format_usd
 
-    listed = _all_listed(client_of(server))
-    if output is ReportFormat.json:
+    listed = _all_listed(client_of(server), search)
+    if output is TextFormat.json:
         print_json({"schema": "rubberband.ps/1", "experiments": [asdict(row) for row in listed]})
         return
     header = ["NAME", "STATE", "TRIALS", "ITERATIONS", "TIME", "COST", "BEST OR WHY"]
@@ -121,19 +194,22 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_OF_BEST else text[: _MOST_OF_BEST - 1] + "…"
 
 
-def _all_listed(client: Client | None) -> list[Listed]:
+def _all_listed(client: Client | None, search: str) -> list[Listed]:
     if client is None:
         from rubberband.executor.journal.folder import folders
-        from rubberband.home import default_home, default_store
+        from rubberband.installation import default_home, default_store
+        from rubberband.values.submission import matches
 
-        return [_listed(folder) for folder in folders(default_home(), default_store())]
+        rows = (_listed(folder) for folder in folders(default_home(), default_store()))
+        return [row for row in rows if matches(search, row.name, row.state)]
     with client:
-        return sorted((_listed_there(view) for view in client.experiments()), key=lambda row: row.name)
+        views = client.experiments(search=search)
+        return sorted((_listed_there(view) for view in views), key=lambda row: row.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """One line of `rubberband ps`."""
+    """Line of `rubberband ps`."""
 
     name: str
     state: str
@@ -141,12 +217,12 @@ class Listed:
     starting, or refused."""
     trials: int = 0
     iterations: int = 0
-    """Done in all, over all trials."""
+    """Done by all trials together."""
     jct_s: float = 0.0
     cost_usd: float = 0.0
     best: str = ""
     reason: str = ""
-    """Why it ended before it was done, what it waits for, or why it cannot be read."""
+    """Cause of an early end, of waiting, or of a journal that cannot be read."""
 
 
 def _listed(folder: ExperimentFolder) -> Listed:
@@ -195,7 +271,7 @@ def _listed_there(view: ExperimentView) -> Listed:
 
 def logs(
     name: Name,
-    trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="One trial only.", show_default=False)] = None,
+    trial: Annotated[int | None, argument("[TRIAL]", "One trial only.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new output until the experiment ends.")
     ] = False,
@@ -203,27 +279,6 @@ def logs(
     server: ServerOption = None,
 ) -> None:
     """Print the trials' output, and why some failed."""
-    client = client_of(server)
-    if client is None:
-        from rubberband.commands.standing import local_experiment
-
-        with local_experiment(name) as experiment:
-            for line in experiment.lines(trial, process=process, follow=follow):
-                _print_line(line.trial, line.text, trial)
-        return
-    with client:
-        source = "process" if process else "trials"
-        for told in client.logs(name, trial=trial, source=source, follow=follow):
-            _print_line(told["trial"], told["text"], trial)
-
-
-def _print_line(of: int | None, text: str, asked: int | None) -> None:
-    print(text if asked is not None or of is None else f"[trial {of}] {text}", flush=True)
-
-
-def _folder(name: str) -> ExperimentFolder:
-    from rubberband.executor.journal.folder import open_folder
-
-    folder = open_folder(name)
-    folder.require()
-    return folder
+    with open_experiment(name, server) as experiment:
+        for printed_by, text in experiment.lines(trial, process=process, follow=follow):
+            print(text if trial is not None or printed_by is None else f"[trial {printed_by}] {text}", flush=True)

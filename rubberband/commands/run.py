@@ -1,4 +1,4 @@
-"""`rubberband run`, `resume` and `profile`: drive an experiment to its end, and print its report."""
+"""`rubberband run`, `resume`, `submit` and `profile`: run an experiment here or at a service, or measure it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import Name, ServerOption, ServiceOption, client_of, open_client
-from rubberband.commands.estimate import FileArgument, Overrides, Policy, PolicyOption
+from rubberband.commands.common import (
+    FileArgument,
+    Name,
+    Overrides,
+    Policy,
+    PolicyOption,
+    ServerOption,
+    ServiceOption,
+    client_of,
+    open_client,
+    option,
+)
 
 if TYPE_CHECKING:
     from rubberband.executor.core.state import Job
@@ -20,23 +30,36 @@ if TYPE_CHECKING:
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
+    file: FileArgument,
     policy: PolicyOption = Policy.optimal,
     overrides: Overrides = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="If the name is taken, use the next free one: digits, digits-2, digits-3.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Try one iteration of a trial that is new or has changed first.")
+    ] = True,
+    profile_again: Annotated[
+        bool, typer.Option("--profile-again", help="Measure the profile afresh, even if there is one.")
+    ] = False,
 ) -> None:
     """Plan an experiment, run it, and report.
 
-    The report shows the best configuration and the bill, planned against actual. If the file has no profile, one is
-    measured first. Ctrl-C ends the run cleanly: instances are released, the best so far is reported, and
-    `rubberband resume` continues the run.
+    The report shows the best configuration and the bill, planned against actual. A trial that is new or has changed is
+    checked first. If the file has no profile, one is measured, and used again while trial, space and hardware are the
+    same. Ctrl-C ends the run cleanly: instances are released, the best so far is reported, and `rubberband resume`
+    continues the run.
     """
     from rubberband.app.run import run_experiment
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.journal.inbox import Inbox
-    from rubberband.spec.loading import default_profile_path, load_experiment
+    from rubberband.spec.loading import default_profile_path, load_experiment, names_no_profile
 
     experiment = load_experiment(file, overrides or [])
     folder = open_folder(experiment.name)
+    if new and (free := folder.next_free()).name != folder.name:
+        _announce(f"the name {folder.name} is taken: this run is {free.name}")
+        folder, experiment = free, experiment.model_copy(update={"name": free.name})
     if not folder.exists:
         Inbox(folder.inbox).withdraw_cancels()
     search_path = (file.absolute().parent, Path.cwd())
@@ -46,16 +69,16 @@ def run(
         search_path=search_path,
         profile_path=default_profile_path(file),
         policy=policy.value,
+        check=check,
+        is_beside=names_no_profile(file, overrides or []),
+        profile_again=profile_again,
         announce=_announce,
         view=live_view,
     )
     _conclude(result)
 
 
-def resume(
-    name: Name,
-    server: ServerOption = None,
-) -> None:
+def resume(name: Name, server: ServerOption = None) -> None:
     """Resume an interrupted experiment.
 
     The experiment was cancelled, lost its driver or its checkpoint store, or found no instance. If it stopped at
@@ -106,9 +129,6 @@ def _conclude(result: Result) -> None:
         raise typer.Exit(result.exit_code)
 
 
-# `rubberband submit`: hand an experiment to a service.
-
-
 def submit(
     file: FileArgument,
     policy: PolicyOption = Policy.optimal,
@@ -135,11 +155,8 @@ def submit(
             print(f"watch it with `rubberband status {name} --watch --server {client.url}`", file=sys.stderr)
 
 
-# `rubberband profile`: measure how fast an experiment's trials train, and how long things take to start.
-
-
 def profile(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)],
+    file: FileArgument,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -151,12 +168,12 @@ def profile(
     ] = 3,
     trials: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--trials",
-            min=1,
-            help="Trials to measure at each number of GPUs, in turn where they do not fit side by side: what trials "
+            None,
+            "Trials to measure at each number of GPUs, in turn where they do not fit side by side: what trials "
             "differ by is surer with more. [default: as many as train side by side, or up to 16 within seconds]",
-            show_default=False,
+            min=1,
         ),
     ] = None,
     overrides: Overrides = None,
@@ -168,7 +185,8 @@ def profile(
     trials also measure batch sizes: the time of steps, the noise of gradients, and the useful number of GPUs.
     """
     from rubberband.app.measure import measure_profile
-    from rubberband.app.run import announce_device, cloud_terms, find_entrypoint
+    from rubberband.app.run import announce_device, find_entrypoint
+    from rubberband.app.terms import cloud_terms
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.session import cancel_on_signals
     from rubberband.spec.loading import default_profile_path, load_experiment
@@ -191,6 +209,7 @@ def profile(
             cancelled=cancelled,
         )
     measured.save(target)
+    measured.keep(folder.home)
     for line in measured.lines():
         print(line)
     print(f"written to {target}", file=sys.stderr)

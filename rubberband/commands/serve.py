@@ -1,4 +1,4 @@
-"""`rubberband serve`: the service, for a team: plan previews, submissions, the dashboard."""
+"""`rubberband serve`: the service of a team, with plan previews, submissions and the dashboard."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from rubberband.distribution import install_hint
+from rubberband.commands.common import option
 from rubberband.errors import InputError
+from rubberband.installation import install_hint
 from rubberband.units import parse_duration, parse_usd, shown
 from rubberband.values.kinds import KINDS
 
 if TYPE_CHECKING:
     from rubberband.api.serving import Transport
     from rubberband.api.settings import Settings
-    from rubberband.api.store.protocol import Store
+    from rubberband.api.store.sql import Store
 
 _T = TypeVar("_T")
 _LEAST_KEPT_S = 3600.0
@@ -32,12 +33,11 @@ HostOption = Annotated[str, typer.Option("--host", help="The address to listen o
 PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: any that is free.")]
 StoreOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--store",
-        metavar="URL",
-        help="The database of the service and of the journals, such as postgresql+psycopg://USER@HOST/NAME. "
+        "URL",
+        "The database of the service and of the journals, such as postgresql+psycopg://USER@HOST/NAME. "
         "[default: RUBBERBAND_STORE, or SQLite files in RUBBERBAND_HOME]",
-        show_default=False,
     ),
 ]
 AuthOption = Annotated[
@@ -46,48 +46,35 @@ AuthOption = Annotated[
 ]
 AllowOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--allow",
-        metavar="MODULE:ATTRIBUTE",
-        help="An entry point that submissions may run; MODULE:* for all that a module defines. Repeat for more.",
-        show_default=False,
+        "MODULE:ATTRIBUTE",
+        "An entry point that submissions may run; MODULE:* for all that a module defines. Repeat for more.",
     ),
 ]
 CodeOption = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--code",
-        metavar="FOLDER",
-        help="The folder with that code. Repeat for more. [default: the current folder]",
-        show_default=False,
-    ),
+    option("--code", "FOLDER", "The folder with that code. Repeat for more. [default: the current folder]"),
 ]
 NameOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--host-name",
-        metavar="NAME",
-        help="A host name that the service answers for. Repeat for more.",
-        show_default=False,
-    ),
+    option("--host-name", "NAME", "A host name that the service answers for. Repeat for more."),
 ]
 ProviderOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--provider",
-        metavar="PROVIDER",
-        help="Providers that submissions may use: local, virtual, aws. Repeat for more. [default: local and virtual]",
-        show_default=False,
+        "PROVIDER",
+        "Providers that submissions may use: local, virtual, aws. Repeat for more. [default: local and virtual]",
     ),
 ]
 CheckpointsOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--checkpoints",
-        metavar="PREFIX",
-        help="A URL below which submissions may keep checkpoints, such as s3://bucket/team/. Repeat for more. "
+        "PREFIX",
+        "A URL below which submissions may keep checkpoints, such as s3://bucket/team/. Repeat for more. "
         "[default: only in the experiment's folder]",
-        show_default=False,
     ),
 ]
 RunningOption = Annotated[
@@ -95,12 +82,7 @@ RunningOption = Annotated[
 ]
 CostOption = Annotated[
     str | None,
-    typer.Option(
-        "--max-cost",
-        metavar="USD",
-        help="The highest max_cost of a submission; each must then have one.",
-        show_default=False,
-    ),
+    option("--max-cost", "USD", "The highest max_cost of a submission; each must then have one."),
 ]
 ResumeOption = Annotated[
     bool,
@@ -125,21 +107,11 @@ KeepOption = Annotated[
         help="Time after which the feed drops events of ended experiments. Their journals keep all events.",
     ),
 ]
-CertificateOption = Annotated[
-    Path | None,
-    typer.Option("--ssl-certfile", metavar="FILE", help="Serve HTTPS with this certificate.", show_default=False),
-]
-KeyOption = Annotated[
-    Path | None, typer.Option("--ssl-keyfile", metavar="FILE", help="The certificate's key.", show_default=False)
-]
+CertificateOption = Annotated[Path | None, option("--ssl-certfile", "FILE", "Serve HTTPS with this certificate.")]
+KeyOption = Annotated[Path | None, option("--ssl-keyfile", "FILE", "The certificate's key.")]
 ProxyOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--proxy",
-        metavar="ADDRESS",
-        help="A proxy in front, whose X-Forwarded-For and -Proto are trusted. Repeat for more.",
-        show_default=False,
-    ),
+    option("--proxy", "ADDRESS", "A proxy in front, whose X-Forwarded-For and -Proto are trusted. Repeat for more."),
 ]
 
 
@@ -174,7 +146,7 @@ def serve(
     from rubberband.api import serving as binding
     from rubberband.api.serving import Transport
     from rubberband.api.settings import Keeping, ServiceLimits, Settings
-    from rubberband.home import default_home, default_store
+    from rubberband.installation import default_home, default_store
 
     settings = Settings(
         home=default_home(),
@@ -211,12 +183,12 @@ def _require_server() -> None:
 def _serve(settings: Settings, transport: Transport) -> None:
     from rubberband.api import serving
 
-    check = EntrypointCheck(settings.entrypoints, settings.code)
+    check = EntrypointCheck(settings.entrypoints, settings.code, _say)
 
     def announce(address: str, store: Store) -> None:
-        for line in told(settings, address, store):
+        for line in summary(settings, address, store):
             _say(line)
-        check.start(_say)
+        check.start()
 
     with _logging_to_stderr():
         try:
@@ -226,8 +198,8 @@ def _serve(settings: Settings, transport: Transport) -> None:
     _say("the service has stopped; running experiments continue, and it finds them again when it starts")
 
 
-def told(settings: Settings, address: str, store: Store) -> list[str]:
-    """What the operator should know of a service that starts."""
+def summary(settings: Settings, address: str, store: Store) -> list[str]:
+    """Return the summary that the operator sees when the service starts."""
     from rubberband.executor.journal.database import shown_url
 
     kept = "" if settings.store is None else f", journals in {shown_url(settings.store)}"
@@ -321,10 +293,8 @@ def _key(certfile: Path | None, keyfile: Path | None) -> Path | None:
     return keyfile
 
 
-# Whether what may be run can be imported: asked of a process of its own, as the service imports no such code.
-
-
-_ASKED_S = 120.0
+_IMPORT_S = 120.0
+"""Time limit for the import of an entry point."""
 _SCRIPT = """\
 import importlib, sys
 from rubberband.errors import RubberbandError
@@ -345,65 +315,58 @@ except Exception as error:
 
 
 class EntrypointCheck:
-    """Imports one after the other, while the service starts, and tells what fails."""
+    """Check, while the service starts, that each entry point can be imported.
 
-    def __init__(self, entrypoints: Sequence[str], code: Sequence[Path]) -> None:
-        self._entrypoints, self._code = tuple(entrypoints), tuple(str(folder) for folder in code)
+    Each import runs in a process of its own, as the service imports no code of submissions.
+    """
+
+    def __init__(self, entrypoints: Sequence[str], code: Sequence[Path], tell: Callable[[str], None]) -> None:
+        """`tell` gets a line for each entry point that cannot be imported, from another thread."""
+        self._entrypoints, self._code, self._tell = entrypoints, [str(folder) for folder in code], tell
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._check, name="entrypoint-check", daemon=True)
 
-    def start(self, tell: Callable[[str], None]) -> None:
-        """Begin; `tell` is given a line for each that cannot be imported, from another thread."""
-        self._thread = threading.Thread(target=self._check, args=(tell,), name="entrypoint-check", daemon=True)
+    def start(self) -> None:
+        """Start the check."""
         self._thread.start()
 
     def close(self) -> None:
-        """Give up what is still asked. Idempotent."""
+        """Stop the check. Idempotent."""
         with self._lock:
             self._closed = True
             if self._child is not None:
                 self._child.kill()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join()
 
-    def _check(self, tell: Callable[[str], None]) -> None:
+    def _check(self) -> None:
         for name in self._entrypoints:
-            fault = self._fault(name)
-            if self._closed:
-                return
-            if fault:
-                tell(f"note: --allow {name}: {fault}; submissions of it fail until this is fixed (see --code)")
+            with self._lock:
+                if self._closed:
+                    return
+                self._child = subprocess.Popen(
+                    [sys.executable, "-c", _SCRIPT, name, *self._code],
+                    cwd=self._code[0] if self._code else None,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                )
+            fault = _fault(self._child)
+            if fault and not self._closed:
+                self._tell(f"note: --allow {name}: {fault}; submissions of it fail until this is fixed (see --code)")
 
-    def _fault(self, name: str) -> str:
-        child = self._begin(name)
-        if child is None:
-            return ""
-        with child:
-            try:
-                _, told = child.communicate(timeout=_ASKED_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                return f"its import timed out after {_ASKED_S:g} s"
-        lines = told.strip().splitlines()
-        return (
-            ""
-            if child.returncode == 0
-            else (lines[-1] if lines else f"its import exited with status {child.returncode}")
-        )
 
-    def _begin(self, name: str) -> subprocess.Popen[str] | None:
-        with self._lock:
-            if self._closed:
-                return None
-            self._child = subprocess.Popen(
-                [sys.executable, "-c", _SCRIPT, name, *self._code],
-                cwd=self._code[0] if self._code else None,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-            return self._child
+def _fault(child: subprocess.Popen[str]) -> str:
+    """Wait for an import, and return its error; empty without one."""
+    with child:
+        try:
+            _, output = child.communicate(timeout=_IMPORT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return f"its import timed out after {_IMPORT_S:g} s"
+    lines = output.strip().splitlines()
+    return (lines or [f"its import exited with status {child.returncode}"])[-1] if child.returncode else ""

@@ -1,4 +1,4 @@
-"""What commands tell and ask of this machine's own experiments: the same as a service would, from the journal."""
+"""Experiments of this machine, read from their journals, with the answers that a service would give."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from rubberband.executor.journal.reading import explaining
 from rubberband.executor.log_pages import PrintedLine, page, trial_files
 from rubberband.executor.observed import Observed, at_work, outcome_of
-from rubberband.executor.salvage import explaining
 from rubberband.states import Action, ExperimentState, Fact, obstacle
 from rubberband.values.submission import Submission
 from rubberband.views.experiment import experiment_detail, extension_view
@@ -24,13 +24,13 @@ FOLLOW_EVERY_S = 0.5
 
 
 class LocalExperiment:
-    """One experiment of this machine, as often as it is looked at."""
+    """Experiment of this machine."""
 
     def __init__(self, folder: ExperimentFolder, observed: Observed) -> None:
         self._folder, self._observed = folder, observed
 
     def look(self) -> dict[str, Any]:
-        """What `GET /v1/experiments/NAME` would answer. Raises JournalError."""
+        """Return the answer of `GET /v1/experiments/NAME`. Raises JournalError."""
         observed, busy = self._observed, at_work(self._folder)
         observed.refresh(live=busy)
         header = observed.header
@@ -47,7 +47,7 @@ class LocalExperiment:
         return experiment_detail(row, observed.result())
 
     def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> dict[str, Any]:
-        """What other limits would change; asked of the driver if they are `granted`. Raises InputError."""
+        """Return the effect of other limits, and send them to the driver if `granted`. Raises InputError."""
         view, busy = self.look(), at_work(self._folder)
         if why := self._obstacle(view, "extend"):
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
@@ -58,7 +58,7 @@ class LocalExperiment:
         return extension_view(found) | {"applied": granted}
 
     def cancel(self) -> str:
-        """Ask its driver for a clean end; what was done, in one line."""
+        """Ask its driver for a clean end. Returns the effect in one line."""
         view = self.look()
         if why := self._obstacle(view, "cancel"):
             return f"{view['name']} is {view['state']}: {why}"
@@ -66,7 +66,7 @@ class LocalExperiment:
         return f"{view['name']}: cancellation requested"
 
     def _obstacle(self, view: dict[str, Any], action: Action) -> str:
-        """Why the action is not possible here; empty if it is."""
+        """Return the reason why the action is not possible; empty if it is."""
 
         def holds(fact: Fact) -> bool:
             if fact == "limited":
@@ -76,10 +76,10 @@ class LocalExperiment:
 
         return obstacle(view["state"], action, holds)
 
-    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[PrintedLine]:
-        """What its trials (or one, or its process) printed, and why some failed; to `follow` is to wait for more.
+    def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
+        """Iterate over the output of its trials (or one, or its process) and failures, as (trial, text).
 
-        Raises InputError if there is no such trial.
+        With `follow`, wait for more until it has ended. Raises InputError if there is no such trial.
         """
         view = self.look()
         num_trials = view["summary"]["trials"]
@@ -89,7 +89,7 @@ class LocalExperiment:
         while True:
             is_whole = not follow or view["state"] != ExperimentState.RUNNING
             found, cursor = self._page(trial, process, cursor, is_whole)
-            yield from found
+            yield from ((line.trial, line.text) for line in found)
             if not found and is_whole:
                 return
             if not found:
@@ -113,7 +113,7 @@ class LocalExperiment:
 
 @contextmanager
 def local_experiment(name: str) -> Iterator[LocalExperiment]:
-    """An experiment of this machine. Raises InputError, naming those that there are, if it is not here."""
+    """Open an experiment of this machine. Raises InputError, with the existing names, if it is not here."""
     folder = open_folder(name)
     folder.require()
     with explaining(folder), closing(Observed(folder)) as observed:

@@ -1,4 +1,4 @@
-"""`rubberband status`: how an experiment stands, on this machine or at a service."""
+"""`rubberband status`, `cancel` and `extend`: an experiment on this machine or at a service."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rubberband.commands.common import Name, ServerOption, client_of
-from rubberband.commands.report import ReportFormat
+from rubberband.commands.common import (
+    Name,
+    RemoteExperiment,
+    ServerOption,
+    TextFormat,
+    TextOption,
+    open_experiment,
+    option,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
@@ -21,7 +29,7 @@ LOOK_EVERY_S = 1.0
 
 def status(
     name: Name,
-    output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
+    output: TextOption = TextFormat.text,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and refresh until it ends.")] = False,
     server: ServerOption = None,
 ) -> None:
@@ -30,27 +38,18 @@ def status(
     Shows time and money against limits and plan, the forecast, progress by stage, and the best so far. With --watch the
     exit code is that of the run: 0 done, 1 failed or ended by max_cost, 4 done after its deadline, 130 cancelled.
     """
-    client = client_of(server)
-    if client is None:
-        from rubberband.commands.standing import local_experiment
-
-        with local_experiment(name) as found:
-            _show(found.look, output, watch)
-        return
-    with client:
-        _show(lambda: dict(client.experiment(name)), output, watch)
+    with open_experiment(name, server) as found:
+        _show(found.look, output, watch)
 
 
 def watch_remote(client: Client, name: str) -> None:
-    """Show an experiment of a service until it ends; exits with its code."""
-    _show(lambda: dict(client.experiment(name)), ReportFormat.text, True)
+    """Show an experiment of a service until it ends, and exit with its code."""
+    _show(RemoteExperiment(client, name).look, TextFormat.text, True)
 
 
-def _show(look: Callable[[], View], output: ReportFormat, watch: bool) -> None:
+def _show(look: Callable[[], View], output: TextFormat, watch: bool) -> None:
     view = _watched(look) if watch else look()
-    if output is ReportFormat.json:
-        from rubberband.commands.common import print_json
-
+    if output is TextFormat.json:
         print_json({"schema": "rubberband.status/1", **view})
     else:
         from rubberband.views.report_text import print_document
@@ -71,8 +70,8 @@ def _document(view: View) -> tuple[list[str], list[Any]]:
 
 
 def _watched(look: Callable[[], View]) -> View:
-    """Look again and again, and show what has changed on stderr; the last look, once it is over."""
-    return _redrawn(look) if sys.stderr.isatty() else _told(look)
+    """Look repeatedly, and show changes on stderr. Returns the last view, once the experiment is over."""
+    return _redrawn(look) if sys.stderr.isatty() else _printed(look)
 
 
 def _redrawn(look: Callable[[], View]) -> View:
@@ -91,19 +90,19 @@ def _redrawn(look: Callable[[], View]) -> View:
             time.sleep(LOOK_EVERY_S)
 
 
-def _told(look: Callable[[], View]) -> View:
+def _printed(look: Callable[[], View]) -> View:
     from rubberband.views.status import headline
 
-    told = ""
+    last = ""
     while True:
         view = look()
         summary = view["summary"]
         line = headline(view)
         if summary["target_iterations"]:
             line += f"; {summary['iterations']} of {summary['target_iterations']} iterations"
-        if line != told:
+        if line != last:
             print(line, file=sys.stderr, flush=True)
-            told = line
+            last = line
         if _is_over(view):
             return view
         time.sleep(LOOK_EVERY_S)
@@ -115,48 +114,31 @@ def _is_over(view: View) -> bool:
     return view["state"] not in ACTIVE
 
 
-# `rubberband cancel` and `extend`: change the course of an experiment that runs, here or at a service.
-
-
 def cancel(name: Name, server: ServerOption = None) -> None:
     """Cancel a running experiment.
 
     Instances are released and the best so far is kept; `rubberband resume` continues it. An experiment that has ended
     is not changed.
     """
-    client = client_of(server)
-    if client is None:
-        from rubberband.commands.standing import local_experiment
-
-        with local_experiment(name) as experiment:
-            print(experiment.cancel(), file=sys.stderr)
-        return
-    with client:
-        found = client.cancel(name)
-    from rubberband.states import ACTIVE
-
-    told = "cancellation requested" if found["state"] in ACTIVE else "it has ended"
-    print(f"{name}: {found['state']}; {told}", file=sys.stderr)
+    with open_experiment(name, server) as experiment:
+        print(experiment.cancel(), file=sys.stderr)
 
 
 def extend(
     name: Name,
     deadline: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--deadline",
-            metavar="TIME",
-            help="The new deadline: a duration from its start (or its submission to a service) such as 40m, or a "
-            "time with its zone.",
-            show_default=False,
+            "TIME",
+            "The new deadline: a duration from its start (or its submission to a service) such as 40m, or a time with "
+            "its zone.",
         ),
     ] = None,
-    max_cost: Annotated[
-        str | None, typer.Option("--max-cost", metavar="USD", help="For the whole experiment.", show_default=False)
-    ] = None,
+    max_cost: Annotated[str | None, option("--max-cost", "USD", "For the whole experiment.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")] = False,
-    output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Print text or JSON.")] = ReportFormat.text,
+    output: TextOption = TextFormat.text,
     server: ServerOption = None,
 ) -> None:
     """Give an experiment a later deadline or a larger budget.
@@ -166,37 +148,17 @@ def extend(
     """
     from rubberband.errors import InputError
     from rubberband.units import parse_usd
+    from rubberband.views.status import extension_lines
 
     if deadline is None and max_cost is None:
         raise InputError("extend: nothing to change; give --deadline 40m, --max-cost 5, or both")
     max_cost_usd = None if max_cost is None else parse_usd(max_cost)
-    client = client_of(server)
-    if client is None:
-        from rubberband.commands.standing import local_experiment
-
-        with local_experiment(name) as experiment:
-            _extend(lambda granted: experiment.extension(deadline, max_cost_usd, granted=granted), yes, dry_run, output)
-        return
-    with client:
-        _extend(
-            lambda granted: dict(client.extend(name, deadline=deadline, max_cost=max_cost_usd, dry_run=not granted)),
-            yes,
-            dry_run,
-            output,
-        )
-
-
-def _extend(ask: Callable[[bool], dict[str, Any]], yes: bool, dry_run: bool, output: ReportFormat) -> None:
-    """Show what other limits would change, and grant them if that is wanted: `ask` is given whether they are."""
-    from rubberband.views.status import extension_lines
-
-    found = ask(False)
-    for line in extension_lines(found):
-        print(line, file=sys.stderr)
-    if not dry_run and (yes or typer.confirm("Grant it?", err=True)):
-        found = ask(True)
-        print("granted", file=sys.stderr)
-    if output is ReportFormat.json:
-        from rubberband.commands.common import print_json
-
+    with open_experiment(name, server) as experiment:
+        found = experiment.extension(deadline, max_cost_usd, granted=False)
+        for line in extension_lines(found):
+            print(line, file=sys.stderr)
+        if not dry_run and (yes or typer.confirm("Grant it?", err=True)):
+            found = experiment.extension(deadline, max_cost_usd, granted=True)
+            print("granted", file=sys.stderr)
+    if output is TextFormat.json:
         print_json({"schema": "rubberband.extension/1", **found})

@@ -1,4 +1,4 @@
-"""`rubberband token`: who may use the service. Works on its store, on the operator's machine; no server is needed."""
+"""`rubberband token`: the tokens of the service. Works on the service's store; no running server is needed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rubberband.commands.common import argument
 from rubberband.commands.serve import StoreOption
 from rubberband.errors import InputError
 from rubberband.units import shown
 
 if TYPE_CHECKING:
     from rubberband.api.security.tokens import Tokens
-    from rubberband.api.store.protocol import TokenRecord
+    from rubberband.api.store.schema import TokenRecord
 
 token = typer.Typer(
     name="token",
@@ -30,7 +31,7 @@ token = typer.Typer(
 
 
 class Scope(StrEnum):
-    """What a token allows; each includes those before it."""
+    """Rights of a token; each scope includes those before it."""
 
     read = "read"
     submit = "submit"
@@ -39,7 +40,7 @@ class Scope(StrEnum):
 
 @token.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The token's owner or purpose.", show_default=False)],
+    name: Annotated[str, argument("NAME", "The token's owner or purpose.")],
     scope: Annotated[
         Scope,
         typer.Option(
@@ -62,8 +63,8 @@ def create(
     lasts_s = None if expires is None else parse_duration(expires)
     with _tokens(store) as tokens:
         record, text = tokens.create(name.strip(), scope.value, lasts_s=lasts_s)
-    told = f"token {record.id} of {record.name}: {record.scope}, {_until(record)}; keep it, it is not shown again"
-    print(told, file=sys.stderr)
+    made = f"token {record.id} of {record.name}: {record.scope}, {_until(record)}; keep it, it is not shown again"
+    print(made, file=sys.stderr)
     print(text)
 
 
@@ -83,7 +84,7 @@ def list_(store: StoreOption = None) -> None:
 
 @token.command()
 def revoke(
-    id: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as listed.", show_default=False)],
+    id: Annotated[str, argument("ID", "The token's id, as listed.")],
     store: StoreOption = None,
 ) -> None:
     """Revoke a token and the browser sessions that use it; a running service follows within seconds."""
@@ -98,7 +99,7 @@ def revoke(
 def _tokens(store: str | None) -> Iterator[Tokens]:
     from rubberband.api.security.tokens import Tokens
     from rubberband.api.store.sql import open_store
-    from rubberband.home import default_home, default_store
+    from rubberband.installation import default_home, default_store
 
     opened = open_store(store or default_store(), default_home())
     try:

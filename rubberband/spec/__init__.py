@@ -1,1 +1,1 @@
-"""What users write: the experiment file, its search space, its limits and its resources, and how a file is read."""
+"""The words of users: the experiment file, its search space, its limits and its resources, and the reading of files."""

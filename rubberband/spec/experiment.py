@@ -1,14 +1,14 @@
-"""An experiment: what to tune, by when and for how much, in the words of the experiment file.
+"""An experiment in the words of its file: what to tune, the deadline, the budget, and the resources.
 
-This model is the edge: the same words in YAML, in Python (`Experiment(name=..., search={...})`) and over REST.
-Attribute names carry their units (`constraints.deadline_s`); the file's words are their aliases (`deadline`). What the
-schema knows and this release does not build yet is refused with one line.
+The words are the same in YAML, in Python (`Experiment(name=..., search={...})`) and over REST. Attribute names carry
+their units (`constraints.deadline_s`); the file's words are their aliases (`deadline`).
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -25,47 +25,49 @@ from pydantic import (
     model_validator,
 )
 
+from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.fields import MODULE_ATTRIBUTE, Count, Deadline, Duration, Tally, Usd, Words, fault, word_error
 from rubberband.spec.profile_file import InlineProfile, load_profile
 from rubberband.spec.resources import Resources
-from rubberband.spec.search import Search
-from rubberband.units import nearest, shown
+from rubberband.spec.search import PROBE, Search
+from rubberband.spec.tracking import Trackers
+from rubberband.units import format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
-from rubberband.values.plan import PlanningConstraints, Stage
+from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
 
 EC2_MINIMUM_BILLED_S = 60.0
 
 
 class Constraints(Words):
-    """By when and for how much."""
+    """The limits of time and money."""
 
     deadline: Deadline | None = None
     """A duration from the start, or an absolute time with its zone."""
     max_cost_usd: Usd | None = Field(None, alias="max_cost")
-    """The whole bill never passes this, in US dollars."""
+    """Upper limit of the whole bill, in US dollars."""
     confidence: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.95
-    """P(deadline and budget hold) that a plan must reach when the profile is noisy."""
+    """Probability of keeping both limits that a plan must reach if the profile is noisy."""
     objective: Literal["min_cost", "min_time"] = "min_cost"
     """The cheapest plan within the deadline, or the fastest within the budget; both limits hold either way."""
     iteration_timeout_s: Annotated[Duration, Field(gt=0)] | None = Field(None, alias="iteration_timeout")
-    """A trial that reports nothing for so long is taken to hang; by default it follows from the profile."""
+    """A trial without a report for this time counts as hung; by default it follows from the profile."""
     max_failures: Tally = 1
-    """How often a trial whose process died or hung is tried again."""
+    """Retries of a trial whose process died or hung."""
 
     @property
     def deadline_s(self) -> float | None:
-        """The deadline in seconds from the start; None if there is none or it is absolute."""
+        """Seconds from the start to the deadline; None if there is none or it is absolute."""
         return None if isinstance(self.deadline, datetime) else self.deadline
 
     @property
     def deadline_at(self) -> float | None:
-        """The absolute deadline in Unix time; None if there is none or it is a duration."""
+        """Unix time of the deadline; None if there is none or it is a duration."""
         return self.deadline.timestamp() if isinstance(self.deadline, datetime) else None
 
     def deadline_from(self, now: float) -> float | None:
-        """Seconds from `now` (Unix time, the start of the experiment) to the deadline; None if there is none.
+        """Return seconds from `now` (Unix time, the start of the experiment) to the deadline; None without one.
 
         Raises InputError if an absolute deadline has passed.
         """
@@ -88,39 +90,36 @@ def _lr_scaling(value: Any) -> Any:
 
 
 class Batch(Words):
-    """How the batch size of a trial is chosen. All but the policy is for goodput."""
+    """The choice of a trial's batch size. All keys but `policy` are for `policy: goodput`."""
 
     policy: Literal["fixed", "goodput"] = "fixed"
-    """fixed: as the trial says; goodput: whatever makes the most progress per second on the trial's GPUs."""
+    """fixed: the trial's own; goodput: the one with the most progress per second on the trial's GPUs."""
     initial: Count | None = None
-    """Samples per optimizer step that a trial starts with, over all of its GPUs, and never goes below; by default the
-    trial's own batch size."""
+    """Samples per optimizer step at the start, over all GPUs of the trial, and at least; by default the trial's own
+    batch size."""
     max: Count | None = None
     """Most samples per optimizer step; by default 32 times the initial ones."""
     max_per_gpu: Count | None = None
-    """Most samples that go through the model on one GPU at once; by default the trial's own limit."""
+    """Most samples in one pass on one GPU; by default the trial's own limit."""
     accumulation: Annotated[bool, Field(strict=True)] = True
-    """Whether gradients may be accumulated over several passes, for a batch that does not fit otherwise."""
+    """Whether gradients may be accumulated over several passes, if a batch does not fit otherwise."""
     lr_scaling: Annotated[str | None, BeforeValidator(_lr_scaling)] = None
-    """How the learning rate follows the batch: adascale, linear, sqrt, legw, or module:function; by default adascale,
-    or sqrt for Adam and its kin."""
+    """Rule for the learning rate of a batch: adascale, linear, sqrt, legw, or module:function; by default adascale, or
+    sqrt for optimizers such as Adam."""
     warmup_epochs: Annotated[float, Field(strict=True, ge=0, le=1000)] = 1.0
-    """Of legw: epochs of warm-up at the initial batch size."""
+    """Epochs of warm-up at the initial batch size, for legw."""
     interval: Count = INTERVAL
-    """Optimizer steps from one choice of the batch to the next."""
+    """Optimizer steps between choices of the batch size."""
 
     @model_validator(mode="after")
     def _agrees(self) -> Batch:
         if self.policy == "fixed":
-            self._refuse_keys_of_goodput()
+            for key in Batch.model_fields:
+                if key != "policy" and key in self.model_fields_set:
+                    raise fault("is for policy: goodput; leave it out, or set policy: goodput", at=key)
         elif self.initial is not None and self.max is not None and self.max < self.initial:
             raise fault(f"{self.max} is less than initial={self.initial}; raise it, or lower initial", at="max")
         return self
-
-    def _refuse_keys_of_goodput(self) -> None:
-        for key in Batch.model_fields:
-            if key != "policy" and key in self.model_fields_set:
-                raise fault("is for policy: goodput; leave it out, or set policy: goodput", at=key)
 
     @model_serializer(mode="wrap")
     def _without_keys_of_goodput(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -128,18 +127,8 @@ class Batch(Words):
         return words if self.policy == "goodput" else {"policy": self.policy}
 
     def to_plain(self) -> AdaptiveBatch | None:
-        """As the trials are told; None: the batch is fixed."""
-        if self.policy == "fixed":
-            return None
-        return AdaptiveBatch(
-            initial=self.initial,
-            max=self.max,
-            max_per_gpu=self.max_per_gpu,
-            accumulation=self.accumulation,
-            lr_scaling=self.lr_scaling,
-            warmup_epochs=self.warmup_epochs,
-            interval=self.interval,
-        )
+        """Return the settings of the trials; None: the batch is fixed."""
+        return None if self.policy == "fixed" else AdaptiveBatch(**self.model_dump(exclude={"policy"}))
 
 
 def _written_kind(value: Any) -> str:
@@ -153,7 +142,7 @@ WrittenProfile = Annotated[
 
 
 class ProfilesByType(Words):
-    """A profile for every instance type, for types that differ in their GPUs."""
+    """One profile per instance type, for types with different GPUs."""
 
     by_instance_type: Annotated[dict[str, WrittenProfile], Field(min_length=1)]
 
@@ -171,12 +160,12 @@ def _entrypoint(value: Any) -> Any:
 
 
 def entrypoint_words(value: Any) -> str | None:
-    """An entry point as the file has it: `module:attribute`; None if there is none."""
+    """Return an entry point as the file has it: `module:attribute`; None if there is none."""
     return value if value is None or isinstance(value, str) else f"{value.__module__}:{value.__qualname__}"
 
 
 _NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
-"""One that began with a dash would be taken for an option of a command, and `-` for its input."""
+"""Names with a leading dash look like options of a command."""
 
 
 def _name(value: Any) -> str:
@@ -195,10 +184,10 @@ def _version(value: Any) -> Any:
 
 
 class Experiment(Words):
-    """What to tune, by when and for how much.
+    """What to tune, the deadline and the budget, and the resources.
 
     `Experiment(name=..., entrypoint=..., search={...}, constraints={...}, resources={...}, profile={...})` takes the
-    words of the experiment file. Raises InputError (one line, with the key path) for whatever does not fit.
+    words of the experiment file. Raises InputError (one line, with the key path) for a value that does not fit.
     """
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = 1
@@ -221,9 +210,11 @@ class Experiment(Words):
         ]
         | None
     ) = None
-    """The profile itself, the path of a file that `rubberband profile` wrote, or one of these for every type."""
+    """The profile itself, the path of a file that `rubberband profile` wrote, or one of these per type."""
     batch: Batch = Field(default_factory=Batch.model_construct)
-    """How the batch size of a trial is chosen: fixed, or adapted within limits."""
+    """The choice of a trial's batch size: fixed, or adapted within limits."""
+    track: Trackers | None = None
+    """Where trials are recorded while it runs: csv, tensorboard, mlflow, wandb."""
 
     def __init__(self, **words: Any) -> None:
         try:
@@ -233,6 +224,7 @@ class Experiment(Words):
 
     @model_validator(mode="after")
     def _agrees(self) -> Experiment:
+        _check_limits(self.search, self.constraints)
         _check_money(self.constraints, self.resources)
         if isinstance(self.profile, ProfilesByType):
             _check_profiles(self.profile, self.resources)
@@ -241,49 +233,47 @@ class Experiment(Words):
 
     @classmethod
     def kept(cls, words: Mapping[str, Any]) -> Experiment:
-        """An experiment that was accepted before, by its words: it may have a name that none gets any more, such as -.
+        """Return an experiment that was accepted before, maybe under a name that is refused now, such as -.
 
-        Raises InputError for what this version does not read.
+        Raises InputError for words that this version does not read.
         """
         return cls(**{**words, "name": "any"}).model_copy(update={"name": words.get("name", "")})
 
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
-        """The chains of stages of the job, which may run side by side: one, or several for hyperband.
+        """Return the job's chains of stages, which may run side by side: one, or several for hyperband.
 
-        Trials are numbered across the brackets, as `configurations` lists them.
+        Trials are numbered across the brackets, in the order of `configurations`.
         """
         return self.search.scheduler.brackets()
 
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages of a job that is one chain of them. Raises InputError if it has several brackets."""
-        brackets = self.brackets()
-        if len(brackets) > 1:
-            raise InputError(
-                f"search.scheduler: {self.search.scheduler.type} has {len(brackets)} brackets; `rubberband estimate` "
-                "plans them, `run` trains one chain of stages so far: use sha"
-            )
-        return brackets[0]
+    def sized(self, key: SizeKey, number: int) -> Experiment:
+        """Return the experiment with a number as the size of its search."""
+        return self.model_copy(update={"search": self.search.sized(key, number)})
+
+    def probed(self) -> Experiment:
+        """Return the experiment with some number in place of an auto size, for what looks at single trials."""
+        return self if self.search.auto is None else self.sized(self.search.auto, PROBE)
 
     def require_runnable(self) -> None:
-        """Raise InputError for what can be planned and not be run.
+        """Raise InputError for an experiment that can only be planned.
 
-        That is hyperband, and EC2 without a checkpoint store or billed otherwise than EC2 bills.
+        That is EC2 without a checkpoint store or with other billing than EC2's, and a sampler that is not installed.
         """
+        self.search.require_sampler()
         if self.resources.kind.is_rented:
             _require_ec2(self.resources)
-        self.stages()
 
     def configurations(self) -> list[dict[str, Any]]:
-        """The configuration of every trial, in order; always the same for the same experiment."""
+        """Return the configuration of every trial, in order; always the same for the same experiment."""
         return self.search.configurations()
 
     def loaded_profile(self, instance_type: str | None = None) -> Profile | None:
-        """The profile for an instance type, read from its file if it has one; None if the experiment has none.
+        """Return the profile for an instance type (by default that of `resources`), read from its file if it has one.
 
-        Without `instance_type` it is that of `resources`. A profile that is not written for a type holds for every one.
+        A profile that is not written by type holds for every type. None if the experiment has none.
 
-        Raises ProfileMissingError if the file does not exist or the type has no profile, InputError if it is no profile
-        or if the type is not told.
+        Raises ProfileMissingError if the file or the type's profile is missing, InputError if the file is no profile or
+        the type is ambiguous.
         """
         if not isinstance(self.profile, ProfilesByType):
             return None if self.profile is None else _loaded(self.profile)
@@ -295,7 +285,7 @@ class Experiment(Words):
         return _loaded(written[name])
 
     def loaded_profiles(self) -> Profile | dict[str, Profile] | None:
-        """The one profile, or instance type -> profile if it is written by type; None if the experiment has none.
+        """Return the one profile, or instance type -> profile if it is written by type; None without one.
 
         Raises as `loaded_profile` does.
         """
@@ -304,9 +294,9 @@ class Experiment(Words):
         return self.loaded_profile()
 
     def max_gpus_per_trial(self, gpus_per_instance: int, known_gpus: int | None = None) -> int:
-        """The most GPUs of a trial on instances of `gpus_per_instance`: as asked, or else the largest that packs.
+        """Return the most GPUs of a trial on instances of `gpus_per_instance`: as asked, or the largest that packs.
 
-        `known_gpus` is the largest one that the profile knows; without a profile, trials stay within an instance.
+        `known_gpus` is the largest number that the profile knows; without a profile, trials stay within an instance.
         """
         asked = self.resources.gpus_per_trial
         if asked.max is not None:
@@ -319,7 +309,7 @@ class Experiment(Words):
     def planning_constraints(
         self, now: float, gpus_per_instance: int, known_gpus: int | None = None
     ) -> PlanningConstraints:
-        """What a plan must keep if the experiment starts at `now` (Unix time) on instances of `gpus_per_instance` GPUs.
+        """Return the limits of a plan that starts at `now` (Unix time) on instances of `gpus_per_instance` GPUs.
 
         `known_gpus` is the largest number of GPUs that the profile knows, None without one.
 
@@ -344,9 +334,46 @@ class Experiment(Words):
             confidence=self.constraints.confidence,
         )
 
+    def _repr_html_(self) -> str:
+        """Return the search space, and the words that are not defaults, as tables for notebooks."""
+        written = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+        search = written.pop("search") | {"space": {}}
+        rest = {"search": search} | {key: value for key, value in written.items() if key != "name"}
+        if self.track:
+            rest["track"] = ", ".join(tracker.type for tracker in self.track)
+        if self.constraints.deadline_s is not None:
+            rest["constraints"]["deadline"] = format_duration(self.constraints.deadline_s)
+        space = [(name, _domain(words)) for name, words in self.to_words()["search"]["space"].items()]
+        rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in _flat(rest)]
+        count = sum(bracket[0].trials for bracket in self.brackets())
+        return markup.card(
+            f"{self.name}: {count} trial{'s' * (count != 1)}",
+            markup.table(("parameter", "domain"), space, words=(0, 1)),
+            markup.table(("key", "value"), rows, words=(0, 1)),
+        )
+
     def to_words(self) -> dict[str, Any]:
-        """The experiment in the file's words, as JSON holds it; `Experiment(**words)` is equal to this one."""
+        """Return the experiment in the file's words, as JSON values; `Experiment(**words)` is equal to this one."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _domain(words: Any) -> str:
+    """Return a parameter in one line: `loguniform(0.0001, 0.1)`."""
+    if not isinstance(words, Mapping):
+        return json.dumps(words, ensure_ascii=False)
+    arguments = [json.dumps(value, ensure_ascii=False) for key, value in words.items() if key not in ("type", "base")]
+    return f"{words['type']}({', '.join(arguments)})"
+
+
+def _flat(words: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield values by their whole keys; of a profile, only that it is there."""
+    for name, value in words.items():
+        if name == "profile" and isinstance(value, Mapping):
+            yield name, "inline"
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def _require_ec2(resources: Resources) -> None:
@@ -379,6 +406,15 @@ def _check_gang(key: str, gpus: int, gpus_per_instance: int) -> None:
 
 def _loaded(written: InlineProfile | str) -> Profile:
     return load_profile(written) if isinstance(written, str) else written.to_profile()
+
+
+def _check_limits(search: Search, constraints: Constraints) -> None:
+    if search.auto is not None and constraints.deadline is None and constraints.max_cost_usd is None:
+        raise fault(
+            "auto is sized to the limits, and there are none; set constraints.deadline or constraints.max_cost, or "
+            "write a number",
+            at=("search", "scheduler", search.auto),
+        )
 
 
 def _check_money(constraints: Constraints, resources: Resources) -> None:

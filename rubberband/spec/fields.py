@@ -1,7 +1,7 @@
-"""The building blocks of what users write (files and REST): strict numbers, units, and errors of one line.
+"""The building blocks of user input (files and REST): strict numbers, units, and errors of one line.
 
-Everything that is read from outside is a `Words` model: frozen, without unknown keys, without infinity or NaN. What
-pydantic finds wrong becomes one WordError that tells the full key path.
+All input is a `Words` model: frozen, without unknown keys, without infinity or NaN. An error of pydantic becomes one
+WordError with the full key path.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from rubberband.units import (
     parse_usd,
     shown,
 )
-from rubberband.values.chance import FIXED, measured
-from rubberband.values.chance import Spread as Varying
+from rubberband.values.profile import FIXED, measured
+from rubberband.values.profile import Spread as Varying
 
 Path = tuple[str | int, ...]
-"""Keys from the top of a document to the value that is meant."""
+"""Keys from the top of a document to a value."""
 
 MODULE_ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""What names something of the user's: `examples.digits:DigitsTrial`."""
+"""The name of a class or function of the user's: `examples.digits:DigitsTrial`."""
 
-_TAGS = {"scheduler", "profile", "provision_delay", "init_delay"}
+_TAGS = {"scheduler", "profile", "provision_delay", "init_delay", "num_samples", "max_t"}
 
 
 class WordError(InputError):
@@ -64,8 +64,8 @@ class WordError(InputError):
 class Words(BaseModel):
     """A mapping that a user wrote, read strictly.
 
-    A docstring below a field describes it in the JSON Schema. Sources are read for them only when a schema is asked
-    for, and validators are built when they are first used: a command that reads one file waits for neither.
+    A docstring below a field describes it in the JSON Schema. Sources are read for a schema only, and validators are
+    built at their first use: a command that reads one file waits for neither.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -83,9 +83,9 @@ class Words(BaseModel):
     def _refuse_unknown_keys(cls, data: Any) -> Any:
         if isinstance(data, cls):
             return data
-        if not isinstance(data, Mapping):
-            raise fault(f"{shown(data)} is not a mapping; write keys and values, such as {cls._example_key()}: ...")
         known = cls._keys()
+        if not isinstance(data, Mapping):
+            raise fault(f"{shown(data)} is not a mapping; write keys and values, such as {next(iter(known))}: ...")
         for key in data:
             if key not in known:
                 below = [f"{name}.{key}" for name, field in known.items() if key in _keys_of(field.annotation)]
@@ -97,40 +97,37 @@ class Words(BaseModel):
     def _keys(cls) -> dict[str, FieldInfo]:
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
-    @classmethod
-    def _example_key(cls) -> str:
-        return next(iter(cls._keys()))
-
 
 def _keys_of(annotation: Any) -> Collection[str]:
     return annotation._keys() if isinstance(annotation, type) and issubclass(annotation, Words) else ()
 
 
 def _docstrings(model: type[Words]) -> dict[str, str]:
-    """Field -> the docstring below it in the source of its model; none where no sources are installed."""
+    """Return field -> the docstring below it in the source of its model; none where no sources are installed."""
     import ast
     import inspect
 
-    try:
-        (tree,) = ast.parse(inspect.getsource(model)).body
-    except OSError:
-        return {}
-    assert isinstance(tree, ast.ClassDef), "models stand at the top of their modules"
     found = {}
-    for above, below in pairwise(tree.body):
-        match above, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = inspect.cleandoc(text)
+    for each in reversed(model.__mro__[: model.__mro__.index(Words)]):
+        try:
+            (tree,) = ast.parse(inspect.getsource(each)).body
+        except OSError:
+            return {}
+        assert isinstance(tree, ast.ClassDef), "models stand at the top of their modules"
+        for above, below in pairwise(tree.body):
+            match above, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = inspect.cleandoc(text)
     return found
 
 
 def fault(reason: str, *, at: str | int | Path | None = None) -> PydanticCustomError:
-    """The error to raise from a validator; `at` is a key (or a path of them) below the value that is validated."""
+    """Return the error to raise from a validator; `at` is a key (or a path of keys) below the validated value."""
     return PydanticCustomError("fault", "{reason}", {"reason": reason, "at": at})
 
 
-def told(check: Callable[..., Any]) -> Callable[[Any], Any]:
-    """A function that raises InputError, as a pydantic validator."""
+def input_checked(check: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a function that raises InputError as a pydantic validator."""
 
     def validate(value: Any) -> Any:
         try:
@@ -142,7 +139,7 @@ def told(check: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def word_error(error: ValidationError) -> WordError:
-    """The first thing that pydantic found wrong, in our words, and how many more there are."""
+    """Return the first error of pydantic in our words, with the number of further ones."""
     details = error.errors(include_url=False)
     first = details[0]
     path = _path(first)
@@ -151,7 +148,7 @@ def word_error(error: ValidationError) -> WordError:
 
 
 def dotted(path: Path) -> str:
-    """A path as it is typed after `-s`: `search.space.lr`."""
+    """Return a path as it is typed after `-s`: `search.space.lr`."""
     return ".".join(key if isinstance(key, str) and key.isprintable() else shown(key) for key in path)
 
 
@@ -165,9 +162,9 @@ def _path(details: ErrorDetails) -> Path:
 
 
 def _is_tag(loc: Path, index: int) -> bool:
-    """Whether a key is none of the document's: pydantic adds the tag of a union's member after the key of the union."""
+    """Return whether pydantic added this key: it puts the tag of a union's member after the key of the union."""
     union = index > 0 and loc[index - 1] in _TAGS
-    return union or (index > 1 and loc[index - 2] == "by_instance_type")
+    return union or (index > 1 and loc[index - 2] in ("by_instance_type", "track"))
 
 
 def _reason(details: ErrorDetails) -> str:
@@ -217,7 +214,7 @@ Tally = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000)]
 """A whole number of at least zero."""
 Usd = Annotated[
     float,
-    BeforeValidator(told(parse_usd), json_schema_input_type=Annotated[float, Field(ge=0, le=MAX_USD)] | str),
+    BeforeValidator(input_checked(parse_usd), json_schema_input_type=Annotated[float, Field(ge=0, le=MAX_USD)] | str),
 ]
 """US dollars, written as 5, 0.50, $5 or 5 USD."""
 Amount = Annotated[float, Field(strict=True, ge=0, le=1e12)]
@@ -226,17 +223,17 @@ Spread = Annotated[float, Field(strict=True, ge=0, le=10)]
 """A coefficient of variation: standard deviation over mean."""
 Duration = Annotated[
     float,
-    BeforeValidator(told(parse_duration), json_schema_input_type=Annotated[float, Field(ge=0)] | str),
+    BeforeValidator(input_checked(parse_duration), json_schema_input_type=Annotated[float, Field(ge=0)] | str),
 ]
 """Seconds, written as 90s, 20m, 1h30m or plain seconds."""
 Bytes = Annotated[
     int,
-    BeforeValidator(told(parse_bytes), json_schema_input_type=Annotated[float, Field(ge=0)] | str),
+    BeforeValidator(input_checked(parse_bytes), json_schema_input_type=Annotated[float, Field(ge=0)] | str),
 ]
 """Bytes, written as 64MB, 10MiB or plain bytes."""
 Deadline = Annotated[
     float | datetime,
-    PlainValidator(told(parse_deadline), json_schema_input_type=Annotated[float, Field(gt=0)] | str),
+    PlainValidator(input_checked(parse_deadline), json_schema_input_type=Annotated[float, Field(gt=0)] | str),
     PlainSerializer(lambda value: format_instant(value) if isinstance(value, datetime) else value),
 ]
 """Seconds from the start (float), or an instant with its zone (datetime)."""
@@ -253,7 +250,7 @@ class LognormalDelay(Words):
 
 
 class SampledDelay(Words):
-    """A delay that was measured: each of the `samples` is as likely as the others."""
+    """A measured delay: each of the `samples` is as likely as the others."""
 
     samples_s: Annotated[tuple[Duration, ...], Field(alias="samples", min_length=1, max_length=10_000)]
 
@@ -274,7 +271,7 @@ Delay = Annotated[
 
 
 def delay_of(delay: float | LognormalDelay | SampledDelay) -> tuple[float, Varying]:
-    """The mean of a delay in seconds, and how it varies about it."""
+    """Return the mean of a delay in seconds, and its spread."""
     if isinstance(delay, SampledDelay):
         return measured(delay.samples_s)
     if isinstance(delay, LognormalDelay):

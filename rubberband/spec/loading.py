@@ -19,17 +19,15 @@ from yaml.events import AliasEvent, NodeEvent
 
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.fields import Path as FieldPath
 from rubberband.spec.fields import Path as KeyPath
 from rubberband.spec.fields import WordError, dotted
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.units import shown
 
-# YAML as experiment files use it: the core schema of YAML 1.2, without what surprises or bites.
+# YAML as experiment files use it: the core schema of YAML 1.2, without its traps.
 #
 # No aliases, anchors, tags, duplicate keys or merge keys; only `true` and `false` are booleans, `1e-4` is a number,
-# `0777`, `1:30`, dates, `on` and `no` are not special, infinity and NaN are refused. Knows nothing of experiments.
-
+# `0777`, `1:30`, dates, `on` and `no` are not special, infinity and NaN are refused.
 
 MAX_DEPTH = 32
 """Deepest nesting of mappings and lists."""
@@ -46,7 +44,7 @@ _CORE = {
 
 
 class YamlError(Exception):
-    """What is wrong in a text, in one line, and in which `line` (from 1)."""
+    """A fault in a text: its `reason` in one line, and its `line` (from 1)."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -102,12 +100,12 @@ for _tag, (_pattern, _first) in _CORE.items():
     Dumper.add_implicit_resolver(_tag, _compiled, _first)
 
 
-def read_yaml(text: str) -> tuple[Any, dict[FieldPath, int]]:
-    """The value of a text, and the line (from 1) of every key and list item. An empty text is None.
+def read_yaml(text: str) -> tuple[Any, dict[KeyPath, int]]:
+    """Return the value of a text (None if empty), and the line (from 1) of every key and list item.
 
     Raises YamlError.
     """
-    lines: dict[FieldPath, int] = {}
+    lines: dict[KeyPath, int] = {}
     loader = None
     try:
         loader = _Loader(text)
@@ -129,12 +127,12 @@ def read_yaml(text: str) -> tuple[Any, dict[FieldPath, int]]:
 
 
 def shown_reason(reason: str) -> str:
-    """The parser's reason on one line, printable, and with the remedy."""
+    """Return the parser's reason on one line, printable, and with the remedy."""
     line = " ".join(reason.split())
     return f"{line if line.isprintable() else ascii(line)}; check quotes, brackets and indentation"
 
 
-def _value(node: yaml.Node, path: FieldPath, lines: dict[FieldPath, int]) -> Any:
+def _value(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, lines)
     if isinstance(node, yaml.SequenceNode):
@@ -146,7 +144,7 @@ def _value(node: yaml.Node, path: FieldPath, lines: dict[FieldPath, int]) -> Any
     return _scalar(node)
 
 
-def _mapping(node: yaml.MappingNode, path: FieldPath, lines: dict[FieldPath, int]) -> dict[str | int, Any]:
+def _mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -> dict[str | int, Any]:
     mapping: dict[str | int, Any] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
@@ -201,6 +199,7 @@ __all__ = [
     "experiment_schema",
     "load_experiment",
     "load_profile",
+    "names_no_profile",
     "parse_experiment",
     "save_profile",
 ]
@@ -218,49 +217,50 @@ def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ())
     Raises InputError (one line, with file and line where they are known) for whatever does not fit.
     """
     where = Path(path)
-    experiment_words, origins = _document(_read(where), where.name)
-    for override in overrides:
-        _override(experiment_words, origins, override, "-s")
-    _locate(experiment_words, where)
-    return _experiment(experiment_words, origins, where.name)
+    words, origins = _document(_read(where), where.name)
+    _override(words, origins, overrides, "-s")
+    _locate(words, where)
+    return _experiment(words, origins, where.name)
 
 
 def parse_experiment(
     text: str | bytes, *, source: str = "experiment", overrides: Sequence[str] = (), option: str = "-s"
 ) -> Experiment:
-    """An experiment from the text of its file; `source` is its name in errors, and `option` that of `overrides`.
+    """Return the experiment in a text; errors name it `source`, and its overrides `option`.
 
-    Nothing else is read: paths in it stay as they are. Raises InputError like the above.
+    Paths in it stay as they are. Raises InputError like `load_experiment`.
     """
-    experiment_words, origins = _document(
-        text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, source
-    )
-    for override in overrides:
-        _override(experiment_words, origins, override, option)
-    return _experiment(experiment_words, origins, source)
+    words, origins = _document(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, source)
+    _override(words, origins, overrides, option)
+    return _experiment(words, origins, source)
 
 
-def experiment_of(experiment_words: dict[Any, Any], *, overrides: Sequence[str] = (), option: str = "-s") -> Experiment:
-    """An experiment from its words, as JSON holds them; they are changed by the overrides. Raises InputError."""
+def experiment_of(words: dict[Any, Any], *, overrides: Sequence[str] = (), option: str = "-s") -> Experiment:
+    """Return the experiment in JSON values, which the overrides change in place. Raises InputError."""
     origins: dict[KeyPath, str] = {}
-    for override in overrides:
-        _override(experiment_words, origins, override, option)
-    return _experiment(experiment_words, origins, "")
+    _override(words, origins, overrides, option)
+    return _experiment(words, origins, "")
 
 
 def dump_experiment(experiment: Experiment) -> str:
-    """The text of an experiment file that reads back as `experiment` (an absolute deadline stays absolute)."""
-    text = yaml.dump(experiment.to_words(), Dumper=Dumper, sort_keys=False, allow_unicode=True)
-    return str(text)
+    """Return the text of an experiment file that reads back as `experiment` (an absolute deadline stays absolute)."""
+    return str(yaml.dump(experiment.to_words(), Dumper=Dumper, sort_keys=False, allow_unicode=True))
 
 
 def default_profile_path(path: str | os.PathLike[str]) -> Path:
-    """Where `rubberband profile FILE` writes by default: `<stem>.profile.json` beside the experiment file."""
+    """Return the default output of `rubberband profile FILE`: `<stem>.profile.json` beside the experiment file."""
     return Path(path).with_name(f"{Path(path).stem}.profile.json")
 
 
+def names_no_profile(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> bool:
+    """Whether an experiment file has no profile but the one that lies beside it, at `default_profile_path`."""
+    words, origins = _document(_read(Path(path)), Path(path).name)
+    _override(words, origins, overrides, "-s")
+    return "profile" not in words and default_profile_path(path).is_file()
+
+
 def experiment_schema() -> str:
-    """The JSON Schema of the experiment file, as it is published in rubberband/experiment.schema.json."""
+    """Return the JSON Schema of the experiment file, as published in rubberband/experiment.schema.json."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Experiment.model_json_schema(by_alias=True),
@@ -284,7 +284,7 @@ def _read(path: Path) -> bytes:
 
 
 def _document(content: bytes, source: str) -> tuple[dict[Any, Any], dict[KeyPath, str]]:
-    """What the text holds, and where each key stands (`file:line`)."""
+    """Return the mapping in a text, and the place of each key (`file:line`)."""
     if len(content) > MAX_BYTES:
         raise InputError(f"{source} is larger than {MAX_BYTES >> 10} KiB: no experiment file; shorten it")
     try:
@@ -312,7 +312,13 @@ def _experiment(words: dict[Any, Any], origins: dict[KeyPath, str], source: str)
         raise InputError(f"{origin}: {error}" if origin else str(error)) from None
 
 
-def _override(words: dict[Any, Any], origins: dict[KeyPath, str], override: str, option: str) -> None:
+def _override(words: dict[Any, Any], origins: dict[KeyPath, str], overrides: Sequence[str], option: str) -> None:
+    for override in overrides:
+        origins[_overridden(words, override, option)] = option
+
+
+def _overridden(words: dict[Any, Any], override: str, option: str) -> KeyPath:
+    """Set one value in `words`, and return its path."""
     key_text, equals, value_text = override.partition("=")
     keys = [_key(part) for part in key_text.split(".")]
     if not equals or not re.fullmatch(r"[^\s.=]+(\.[^\s.=]+)*", key_text):
@@ -335,11 +341,11 @@ def _override(words: dict[Any, Any], origins: dict[KeyPath, str], override: str,
         if not isinstance(target, dict):
             raise InputError(f"{option} {key_text}: {dotted(tuple(keys[:length]))} is no mapping; override all of it")
     target[_spelt(keys[-1], target)] = value
-    origins[tuple(keys)] = option
+    return tuple(keys)
 
 
 def _spelt(key: str | int, target: dict[Any, Any]) -> str | int:
-    """A key as a mapping spells it: JSON has whole numbers as texts."""
+    """Return a key as the mapping has it: JSON has whole numbers as texts."""
     return str(key) if str(key) in target else key
 
 
@@ -348,7 +354,7 @@ def _key(text: str) -> str | int:
 
 
 def _locate(words: dict[Any, Any], path: Path) -> None:
-    """Take the relative paths in an experiment file from the file's folder, and its default profile if it has none."""
+    """Resolve the relative paths in an experiment file from its folder, and add the default profile if it has none."""
     if "profile" not in words and default_profile_path(path).is_file():
         words["profile"] = default_profile_path(path).name
     profile = words.get("profile")

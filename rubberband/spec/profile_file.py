@@ -1,16 +1,16 @@
-"""Profiles as users meet them: inline in an experiment file, or in the JSON file that `rubberband profile` writes."""
+"""Profiles: inline in an experiment file, or in the JSON file that `rubberband profile` writes."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
 from rubberband.atomic import write_atomically
 from rubberband.errors import InputError, ProfileMissingError
@@ -30,10 +30,9 @@ from rubberband.spec.fields import (
     word_error,
 )
 from rubberband.units import MAX_DURATION_S, shown
-from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
-from rubberband.values.chance import FIXED, Law
-from rubberband.values.chance import Spread as Varying
-from rubberband.values.profile import Profile
+from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.profile import FIXED, Law, Profile
+from rubberband.values.profile import Spread as Varying
 
 # The model of adaptive batches in the words of a profile: the `goodput` block, inline or in a profile file.
 
@@ -46,19 +45,19 @@ class ThroughputWords(Words):
     """The parameters of the time of an optimizer step (Pollux, eqs. 8-12)."""
 
     alpha_grad_s: Seconds
-    """Of a pass through the model, whatever its size."""
+    """Fixed time of a pass through the model."""
     beta_grad_s: Seconds
-    """Of each sample of a pass."""
+    """Time of each sample of a pass."""
     alpha_local_s: Seconds = 0.0
-    """To synchronise two GPUs of one instance."""
+    """Time to synchronise two GPUs of one instance."""
     beta_local_s: Seconds = 0.0
-    """For each GPU of the instance beyond the second."""
+    """Time for each GPU of the instance beyond the second."""
     alpha_node_s: Seconds = 0.0
-    """To synchronise two GPUs of several instances."""
+    """Time to synchronise two GPUs of several instances."""
     beta_node_s: Seconds = 0.0
-    """For each GPU beyond the second."""
+    """Time for each GPU beyond the second."""
     gamma: Annotated[float, Field(strict=True, ge=1, le=10)] = 1.0
-    """How far computing and synchronising overlap: 1 not at all, 10 almost wholly."""
+    """Overlap of computing and synchronising: 1 is none, 10 is almost complete."""
 
     @model_validator(mode="after")
     def _takes_time(self) -> ThroughputWords:
@@ -68,14 +67,14 @@ class ThroughputWords(Words):
 
 
 class LimitsWords(Words):
-    """Which batches a trial can choose among."""
+    """The batches that a trial can choose among."""
 
     initial: Count
     """Samples of the smallest batch."""
     max: Count
     """Samples of the largest one."""
     max_per_gpu: Count | None = None
-    """Most samples that go through the model on one GPU at once; none: no limit is known."""
+    """Most samples that go through the model on one GPU at once; by default no limit is known."""
     accumulation: Annotated[bool, Field(strict=True)] = True
     """Whether gradients may be accumulated."""
 
@@ -90,7 +89,7 @@ class PointWords(Words):
     """A measured optimizer step."""
 
     instances: Count
-    """That the trial's GPUs were on."""
+    """Instances that the trial's GPUs were on."""
     gpus: Gpus
     per_gpu: Count
     """Samples that went through the model on one GPU at once."""
@@ -100,39 +99,26 @@ class PointWords(Words):
 
 
 class GoodputWords(Words):
-    """What adaptive batches are planned with; without it they are planned as fixed ones."""
+    """The model that adaptive batches are planned with; without it they are planned as fixed ones."""
 
     throughput: ThroughputWords
-    """How long an optimizer step takes."""
+    """Duration of an optimizer step."""
     noise_scale: Annotated[float, Field(strict=True, gt=0, le=1e15)]
-    """The gradient noise scale, in samples: how large a batch still teaches nearly as much per sample."""
+    """The gradient noise scale, in samples: up to about this batch size a sample teaches nearly as much."""
     samples_per_iteration: Annotated[float, Field(strict=True, gt=0, le=1e15)]
     """Training samples of an iteration at the initial batch size."""
     limits: LimitsWords
-    """Which batches there are; the experiment's own `batch` goes before it."""
+    """The batches to choose among; the experiment's own `batch` takes precedence."""
     overhead_s: Seconds = 0.0
-    """Of an iteration, beside its optimizer steps: evaluation, checkpoint."""
+    """Time of an iteration beside its optimizer steps: evaluation, checkpoint."""
     points: Annotated[tuple[PointWords, ...], Field(max_length=10_000)] = ()
-    """What the throughput was fitted to; empty where it was written by hand."""
+    """Measurements that the throughput was fitted to; empty where it was written by hand."""
     fit_error: Amount = 0.0
     """Mean relative error of the fit over the points."""
 
     def to_plain(self) -> GoodputProfile:
-        """The plain values that the planner reckons with."""
-        return GoodputProfile(
-            throughput=Throughput(**self.throughput.model_dump()),
-            noise_scale=self.noise_scale,
-            samples_per_iteration=self.samples_per_iteration,
-            limits=BatchLimits(**self.limits.model_dump()),
-            overhead_s=self.overhead_s,
-            points=tuple(BatchPoint(**point.model_dump()) for point in self.points),
-            fit_error=self.fit_error,
-        )
-
-
-def goodput_document(model: GoodputProfile | None) -> Mapping[str, Any] | None:
-    """The block as JSON values, which `GoodputWords` reads back equal; None where there is none."""
-    return None if model is None else asdict(model)
+        """Return the plain values that the planner uses."""
+        return TypeAdapter(GoodputProfile).validate_python(self.model_dump())
 
 
 SCHEMA = "rubberband.profile/1"
@@ -150,14 +136,16 @@ Samples = Annotated[tuple[Duration, ...], Field(max_length=10_000)]
 ScalingTable = Annotated[dict[GpuKey, IterationSeconds], Field(min_length=1)]
 
 
-class InlineProfile(Words):
-    """A profile that is written in the experiment file."""
+VARIATIONS = ("trial_cv", "iteration_cv", "startup_cv", "mean_cv")
+"""Coefficients of variation, by the same names in files and in a Profile."""
+
+
+class ScalingWords(Words):
+    """The part of a profile that is written alike in an experiment file and in a profile file."""
 
     seconds_per_iteration: ScalingTable
     """GPUs -> mean seconds per iteration. Counts may be left out (between measured ones the throughput is interpolated,
     beyond the largest it stays as it is), and more GPUs may be slower."""
-    trial_startup_s: Duration = Field(0.0, alias="trial_startup")
-    """To gang-start a trial on warm workers; the mean."""
     trial_cv: Spread = 0.0
     """Coefficient of variation between trials: a trial's speed is its own, the same in every stage."""
     iteration_cv: Spread = 0.0
@@ -165,27 +153,31 @@ class InlineProfile(Words):
     startup_cv: Spread = 0.0
     """Coefficient of variation between the starts of trials (lognormal)."""
     mean_cv: Spread = 0.0
-    """How unsure `seconds_per_iteration` itself is (lognormal): an error that all trials of a run share."""
+    """Uncertainty of `seconds_per_iteration` itself (lognormal): an error that all trials of a run share."""
     noise: Law = "lognormal"
-    """The law of the first two."""
+    """The law of `trial_cv` and `iteration_cv`."""
+    goodput: GoodputWords | None = None
+    """For trials that adapt their batch size; `seconds_per_iteration` is still that of a fixed one."""
+
+
+class InlineProfile(ScalingWords):
+    """A profile that is written in the experiment file."""
+
+    trial_startup_s: Duration = Field(0.0, alias="trial_startup")
+    """To gang-start a trial on warm workers; the mean."""
     provision_delay: Delay | None = None
     """From asking for an instance until it runs; `resources.provision_delay` counts where both are written."""
     init_delay: Delay | None = None
     """From a running instance until its workers are warm; `resources.init_delay` counts where both are written."""
-    goodput: GoodputWords | None = None
-    """Of trials that adapt their batch size; `seconds_per_iteration` is that of a fixed one all the same."""
 
     def to_profile(self) -> Profile:
-        """The plain values that the planner reckons with."""
+        """Return the plain values that the planner uses."""
         provision_delay_s, provision_spread = _inline_delay(self.provision_delay)
         init_delay_s, init_spread = _inline_delay(self.init_delay)
         return Profile(
             seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
             trial_startup_s=self.trial_startup_s,
-            trial_cv=self.trial_cv,
-            iteration_cv=self.iteration_cv,
-            startup_cv=self.startup_cv,
-            mean_cv=self.mean_cv,
+            **{name: getattr(self, name) for name in VARIATIONS},
             law=self.noise,
             provision_delay_s=provision_delay_s,
             provision_spread=provision_spread,
@@ -196,83 +188,37 @@ class InlineProfile(Words):
         )
 
 
-class ProfileFile(Words):
-    """What `rubberband profile` writes: the profile and where it comes from."""
+class ProfileFile(ScalingWords):
+    """The file that `rubberband profile` writes: the profile and how it was measured."""
 
     schema_version: Literal["rubberband.profile/1"] = Field(alias="schema")
-    seconds_per_iteration: ScalingTable
     iteration_spread: dict[GpuKey, Spread] = Field(default_factory=dict)
     """GPUs -> coefficient of variation of one iteration's time with that many GPUs."""
     trial_startup_s: Duration = 0.0
-    trial_cv: Spread = 0.0
-    """Between trials: a trial's speed is its own, the same in every stage."""
-    iteration_cv: Spread = 0.0
-    startup_cv: Spread = 0.0
-    """Between the starts of trials."""
-    mean_cv: Spread = 0.0
-    """How unsure `seconds_per_iteration` itself is: an error that all trials of a run share."""
-    noise: Law = "lognormal"
-    """The law of `trial_cv` and `iteration_cv`."""
     provision_delay_s: Duration | None = None
     provision_delay_cv: Spread = 0.0
-    """Of the lognormal law, where there are no single measurements."""
+    """For the lognormal law, if there are no single measurements."""
     provision_delay_samples_s: Samples | None = None
     """The single measurements; where there are any, the mean is theirs."""
     init_delay_s: Duration | None = None
     init_delay_cv: Spread = 0.0
     init_delay_samples_s: Samples | None = None
-    goodput: GoodputWords | None = None
-    """Of trials that adapt their batch size; `seconds_per_iteration` is that of a fixed one all the same."""
     measured_at: str | None = None
-    """When it was measured: ISO 8601 in UTC."""
+    """Time of the measurement: ISO 8601 in UTC."""
     entrypoint: str | None = None
     instance_type: str | None = None
     measurement: dict[str, JsonValue] = Field(default_factory=dict)
-    """Anything else worth keeping of how it was measured; nothing reads it."""
-
-    def to_profile(self) -> Profile:
-        """The plain values that the planner reckons with."""
-        provision_delay_s, provision_spread = _inline_delay(self.provision_delay)
-        init_delay_s, init_spread = _inline_delay(self.init_delay)
-        return Profile(
-            seconds_per_iteration=dict(sorted(self.seconds_per_iteration.items())),
-            trial_startup_s=self.trial_startup_s,
-            trial_cv=self.trial_cv,
-            iteration_cv=self.iteration_cv,
-            startup_cv=self.startup_cv,
-            mean_cv=self.mean_cv,
-            law=self.noise,
-            provision_delay_s=provision_delay_s,
-            provision_spread=provision_spread,
-            init_delay_s=init_delay_s,
-            init_spread=init_spread,
-            source="file",
-            goodput=None if self.goodput is None else self.goodput.to_plain(),
-        )
-
-    @property
-    def provision_delay(self) -> Delay | None:
-        """The provisioning of an instance, in the words of an experiment."""
-        return _written_delay(self.provision_delay_s, self.provision_delay_cv, self.provision_delay_samples_s)
-
-    @property
-    def init_delay(self) -> Delay | None:
-        """The initialising of an instance, in the words of an experiment."""
-        return _written_delay(self.init_delay_s, self.init_delay_cv, self.init_delay_samples_s)
+    """Details of the measurement; nothing reads them."""
 
     def to_inline(self) -> InlineProfile:
-        """The profile as it is written in an experiment file."""
+        """Return the profile as it is written in an experiment file."""
         return InlineProfile(
-            seconds_per_iteration=self.seconds_per_iteration,
+            **{name: getattr(self, name) for name in ScalingWords.model_fields},
             trial_startup=self.trial_startup_s,
-            trial_cv=self.trial_cv,
-            iteration_cv=self.iteration_cv,
-            startup_cv=self.startup_cv,
-            mean_cv=self.mean_cv,
-            noise=self.noise,
-            provision_delay=self.provision_delay,
-            init_delay=self.init_delay,
-            goodput=self.goodput,
+            provision_delay=_written_delay(
+                self.provision_delay_s, self.provision_delay_cv, self.provision_delay_samples_s
+            ),
+            init_delay=_written_delay(self.init_delay_s, self.init_delay_cv, self.init_delay_samples_s),
         )
 
 
@@ -291,7 +237,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 
     Raises ProfileMissingError if there is none, and InputError (one line with the path) if it is not one.
     """
-    return read_profile_file(path).to_profile()
+    return replace(read_profile_file(path).to_inline().to_profile(), source="file")
 
 
 def read_profile_file(path: str | os.PathLike[str]) -> ProfileFile:
@@ -330,10 +276,7 @@ def save_profile(
         "seconds_per_iteration": {str(gpus): s for gpus, s in sorted(profile.seconds_per_iteration.items())},
         "iteration_spread": {str(gpus): cv for gpus, cv in sorted((iteration_spread or {}).items())},
         "trial_startup_s": profile.trial_startup_s,
-        "trial_cv": profile.trial_cv,
-        "iteration_cv": profile.iteration_cv,
-        "startup_cv": profile.startup_cv,
-        "mean_cv": profile.mean_cv,
+        **{name: getattr(profile, name) for name in VARIATIONS},
         "noise": profile.law,
         "provision_delay_s": profile.provision_delay_s,
         "provision_delay_cv": profile.provision_spread.cv or None,
@@ -341,7 +284,7 @@ def save_profile(
         "init_delay_s": profile.init_delay_s,
         "init_delay_cv": profile.init_spread.cv or None,
         "init_delay_samples_s": _samples(profile.init_delay_s, profile.init_spread),
-        "goodput": goodput_document(profile.goodput),
+        "goodput": profile.goodput and asdict(profile.goodput),
         "measured_at": measured_at.astimezone(UTC).isoformat(timespec="seconds") if measured_at else None,
         "entrypoint": entrypoint,
         "instance_type": instance_type,

@@ -1,6 +1,6 @@
-"""Resources: where the trials train, and what of the catalogue or of a measurement is overridden.
+"""The `resources` of an experiment file: where the trials train, and values that override the catalogue's.
 
-Part of the experiment file; attribute names carry their units, the file's words are their aliases.
+Attribute names carry their units; the file's words are their aliases.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rubberband.values.offer import Billing
 from rubberband.values.plan import Market
 
 LOG_LIMIT_BYTES = 64_000_000
-"""How much of what a trial prints is kept, where nothing else is said."""
+"""Default limit of a trial's log."""
 
 
 class GpusPerTrial(Words):
-    """How many GPUs a plan may give to one trial."""
+    """The number of GPUs that a plan may give to one trial."""
 
     min: Gpus = 1
     max: Gpus | None = None
-    """By default the largest number that the profile knows and `max_instances` instances have; while a profile is
+    """By default the largest number that the profile has and `max_instances` instances allow; while a profile is
     measured, the GPUs of one instance. Never less than `min`."""
 
     @model_validator(mode="after")
@@ -38,12 +38,12 @@ class GpusPerTrial(Words):
 
 
 class SpotMarket(Words):
-    """What the spot market is like; read where `market` is `spot`."""
+    """The spot market; read if `market` is `spot`."""
 
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
     """Price of one instance; by default the catalogue's indicative one."""
     interruptions_per_hour: Annotated[Amount, Field(le=3600)] = 0.05
-    """How often one instance is taken away; by default once in 20 hours, a guess that a measurement should replace."""
+    """Interruptions of one instance; by default one in 20 hours, a guess that a measurement should replace."""
     checkpoint_iterations: Count = 1
     """Iterations between checkpoints."""
     restart_s: Duration | None = Field(None, alias="restart")
@@ -51,7 +51,7 @@ class SpotMarket(Words):
 
 
 def _package_index(url: str) -> str:
-    """Raise a fault unless an instance may be given this address of a package index, which is no secret there."""
+    """Raise a fault unless this is the address of a package index, without secrets: instances do not keep them."""
     remedy = "write https://HOST/PATH, or file:///PATH of the image"
     try:
         parts = urlsplit(url)
@@ -69,32 +69,32 @@ def _package_index(url: str) -> str:
 
 
 def _idle(seconds: float) -> float:
-    """Raise a fault for a head that would stop while it is still being set up."""
+    """Raise a fault for a head that would stop during its setup."""
     if 0.0 < seconds < 600.0:
         raise fault(f"{seconds:g} s are less than the 10 minutes that setting the head up may take; give 10m, or 0")
     return seconds
 
 
 class Aws(Words):
-    """How instances are rented from EC2; read where `provider` is `aws`. Everything has a default that works."""
+    """The renting of instances from EC2; read if `provider` is `aws`. All defaults work."""
 
     image: Annotated[str, Field(min_length=1)] | None = None
     """An AMI (`ami-…`) or an SSM parameter that names one (`ssm:/aws/service/…`). By default the latest Deep Learning
     AMI for the type's architecture."""
     install: Annotated[str, Field(min_length=1)] | None = None
-    """Python packages that an instance installs beside the rubberband of the driver, such as `scikit-learn`. Packages
-    get the driver's versions, except those whose version is given here. The URL of a wheel (https:// or s3://) of
+    """Python packages that an instance installs beside the driver's rubberband, such as `scikit-learn`. Packages
+    get the driver's versions, unless a version is given here. The URL of a wheel (https:// or s3://) of
     rubberband-tune replaces the driver's. `none` for an image that has everything."""
     index_url: Annotated[str, AfterValidator(_package_index)] | None = None
-    """A package index of your own (https:// or file://), from which instances install rubberband-tune in the driver's
-    version and everything else (uv, pip, setuptools and wheel too). By default they install the driver's very files, as
+    """Your own package index (https:// or file://), from which instances install rubberband-tune in the driver's
+    version and everything else (uv, pip, setuptools and wheel too). By default they install the driver's own files, as
     a wheel from the bucket of `checkpoints`, and other packages from PyPI."""
     setup: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=100)] = ()
-    """Shell commands that an instance runs, as root, before it joins."""
+    """Shell commands that an instance runs as root before it joins."""
     subnets: Annotated[tuple[Annotated[str, Field(pattern="^subnet-")], ...], Field(max_length=32)] = ()
-    """Subnets in the order in which they are tried, one for each zone. By default those of the driver's VPC."""
+    """Subnets in the order of attempts, one per zone. By default those of the driver's VPC."""
     security_group: Annotated[str, Field(pattern="^sg-")] | None = None
-    """By default one that is made in the VPC, with ingress from itself only."""
+    """By default a new one in the VPC, with ingress from itself only."""
     key_name: Annotated[str, Field(min_length=1)] | None = None
     """An SSH key pair; by default none."""
     worker_profile: Annotated[str, Field(min_length=1)] = "rubberband-worker"
@@ -104,27 +104,27 @@ class Aws(Words):
     head_instance_type: Annotated[str, Field(min_length=1)] = "m7i.large"
     """The type of the head that `rubberband up` starts."""
     head_idle_s: Annotated[Duration, AfterValidator(_idle)] = Field(3600.0, alias="head_idle")
-    """The head stops itself when no experiment has run on it, and no one was signed in, for so long: at least 10 min,
-    or 0 for never. A stopped head costs its disk alone."""
+    """The head stops itself after this time without an experiment or a signed-in user: at least 10 min, or 0 for never.
+    A stopped head costs only its disk."""
     guard_role: Annotated[str, Field(min_length=1)] | None = "rubberband-guard"
-    """The role with which AWS ends an instance that outlives its lease because its guest never booted and its driver
-    died (cloud/aws/policies/guard.json). Where there is no such role, or with null, nothing does."""
+    """The role with which AWS terminates an instance that outlives its lease because its guest never booted and its
+    driver died (cloud/aws/policies/guard.json). Without the role, or with null, such instances stay."""
     owner: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,63}$")] = "rubberband"
-    """The tag `rubberband:owner` of everything that is rented; the policies allow to end only what carries it."""
+    """The tag `rubberband:owner` of all rented resources; the policies allow terminating only those."""
     volume_gb: Annotated[int, Field(strict=True, ge=8, le=16_384)] | None = None
     """Size of the root volume; by default the image's."""
     driver_address: Annotated[str, Field(min_length=1)] | None = None
-    """IP address of the driver's machine as instances reach it; by default its address in the VPC."""
+    """IP address at which instances reach the driver's machine; by default its address in the VPC."""
 
 
 class Resources(Words):
-    """Where the trials train, and what of the catalogue or of a measurement is overridden (None: it is not)."""
+    """Where the trials train, and values that override the catalogue's or measured ones."""
 
     provider: ProviderName = "local"
     region: Annotated[str, Field(min_length=1)] = "us-east-1"
     instance_type: Annotated[str, Field(min_length=1)] | None = None
     instance_types: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=64)] | None = None
-    """Several types, of which the planner chooses one; a single one is the same as `instance_type`."""
+    """Several types, of which the planner chooses one; a single one equals `instance_type`."""
     catalogue: Annotated[str, Field(min_length=1)] | None = None
     """Path of a table of instance types that replaces the catalogue's own (rubberband.cloud.catalogue)."""
     market: Market = "on_demand"
@@ -146,31 +146,24 @@ class Resources(Words):
     data_price_usd_per_gb: Usd = Field(0.0, alias="data_price_per_gb")
     head_price_usd_per_hour: Usd = Field(0.0, alias="head_price_per_hour")
     lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")
-    """How long an instance outlives a driver that died, at least 2 s; by default a minute, or 10 on EC2, where one that
+    """Time that an instance outlives a dead driver, at least 2 s; by default a minute, or 10 on EC2. There, one that
     still installs may take up to 15 (1.5 times `init_delay`, if that is longer)."""
     log_limit_bytes: Annotated[Bytes, Field(ge=64_000)] = Field(LOG_LIMIT_BYTES, alias="log_limit")
-    """How much of what a trial prints is kept, at least 64KB; of more, the beginning and the end."""
+    """Limit of a trial's log, at least 64KB; of a longer one the beginning and the end are kept."""
     checkpoints: Annotated[str, Field(min_length=1)] | None = None
     """URL of the checkpoint store: a directory that every instance sees, or `s3://bucket/prefix`. By default one in the
-    experiment's folder, which instances of EC2 do not see: they need one."""
+    experiment's folder; EC2 needs a bucket."""
     aws: Aws = Field(default_factory=Aws.model_construct)
 
     @property
     def kind(self) -> ProviderKind:
-        """What the provider is."""
+        """The record of the provider."""
         return KINDS[self.provider]
 
     @property
     def lease_length_s(self) -> float:
         """`lease_s`, or its default for the provider."""
-        if self.lease_s is not None:
-            return self.lease_s
-        return self.kind.lease_s
-
-    @property
-    def provision_delay_s(self) -> float | None:
-        """The mean of `provision_delay`, in seconds."""
-        return None if self.provision_delay is None else delay_of(self.provision_delay)[0]
+        return self.kind.lease_s if self.lease_s is None else self.lease_s
 
     @property
     def init_delay_s(self) -> float | None:

@@ -1,68 +1,97 @@
-"""What an experiment tunes and how: its space, scheduler, sampler and metric, in the words of the experiment file."""
+"""The `search` of an experiment file: its space, scheduler, sampler and metric."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, PlainSerializer, PlainValidator, TypeAdapter, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    Tag,
+    TypeAdapter,
+    create_model,
+    model_serializer,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from rubberband.errors import InputError
-from rubberband.spec.fields import Count, Words, told
-from rubberband.spec.space import (
-    Choice,
-    Grid,
-    LogRandint,
-    LogUniform,
-    QLogRandint,
-    QLogUniform,
-    QRandint,
-    QRandn,
-    QUniform,
-    Randint,
-    Randn,
-    SamplerType,
-    Uniform,
-    check,
-    grid_size,
-    is_grid,
-    parse,
-    sample,
-    to_words,
-)
+from rubberband.installation import install_hint
+from rubberband.spec.fields import Count, Words, fault, input_checked
+from rubberband.spec.samplers import SamplerType, check, check_point, grid_size, is_grid, leaves, sample
+from rubberband.spec.space import DOMAINS, DomainType, check_names, parse, plain, to_words
 from rubberband.units import shown
-from rubberband.values.plan import Stage
+from rubberband.values.plan import SizeKey, Stage
+from rubberband.values.rungs import Ladder
 
-# Schedulers: which trials train for how long, as a list of stages (design/planning-model.md, The job).
-#
-# Successive halving follows Ray Tune's words: `grace_period` is the paper's r, `max_t` its R, `reduction_factor` its
-# eta.
+Constant = None | bool | int | float | str | list[Any]
+
+
+class _ParameterSchema:
+    """The JSON Schema of a parameter; put together only when it is asked for."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        one_of: Any = functools.reduce(operator.or_, map(_model_of, DOMAINS.values()))
+        domain: Any = Annotated[one_of, Field(discriminator="type")]
+        return handler(TypeAdapter(domain | Constant).core_schema)
+
+
+def _model_of(row: DomainType) -> type[BaseModel]:
+    kind, number = row.name.lower(), int if row.whole else float
+    types: dict[str, Any] = {"values": list[Any], "base": float}
+    fields: dict[str, Any] = {"type": (Literal[kind], kind)}
+    fields |= {name: (types.get(name, number), default) for name, default in row.arguments.items()}
+    return create_model(row.name, __doc__=row.make.__doc__, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+Parameter = Annotated[Any, PlainValidator(input_checked(parse)), PlainSerializer(to_words), _ParameterSchema()]
+"""A domain, or a constant."""
+
+
+def _point(value: Any) -> dict[str, Any]:
+    found = plain(value)
+    if not isinstance(found, dict):
+        raise InputError(f"{shown(value)} is not a mapping; write {{parameter: value}}")
+    return found
 
 
 MAX_TRIALS = 1_000_000
 """Most trials that an experiment may have."""
-MAX_ITERATIONS = 1_000_000_000
-"""Most iterations that a trial may train for."""
+MAX_ASHA_TRIALS = 10_000
+"""Most trials of asha: its plans are found by simulation, trial by trial."""
+Trials = Annotated[int, Field(strict=True, ge=1, le=MAX_TRIALS)]
+AUTO = "auto"
+_BY_KIND = Discriminator(lambda value: AUTO if value == AUTO else "number")
+Auto = Annotated[Literal["auto"], Tag(AUTO)]
+"""As large as the deadline and the budget allow."""
+SizedTrials = Annotated[Annotated[Trials, Tag("number")] | Auto, _BY_KIND]
+SizedCount = Annotated[Annotated[Count, Tag("number")] | Auto, _BY_KIND]
+PROBE = 1024
+"""Stands in for a size that is not known yet: large enough to profile with, and to check the space."""
+ReductionFactor = Annotated[int, Field(strict=True, ge=2, le=1_000_000)]
 
 
 def sha(num_samples: int, grace_period: int, max_t: int, reduction_factor: int) -> tuple[Stage, ...]:
     """Successive halving: stage i trains floor(num_samples / eta^i) trials for grace_period * eta^i more iterations.
 
-    The last stage is the one after which fewer than one trial would be left, or the one in which the trials reach
-    `max_t`; it lasts until each of its trials has `max_t` iterations in all.
-
-    Raises InputError for counts below one, `grace_period` beyond `max_t`, or `reduction_factor` below two.
+    In Ray Tune's words `grace_period` is the paper's r, `max_t` its R and `reduction_factor` its eta. The last stage is
+    the one after which fewer than one trial would be left, or the one in which the trials reach `max_t`; it lasts until
+    each of its trials has `max_t` iterations in all.
     """
-    _check_count("num_samples", num_samples, MAX_TRIALS)
-    _check_count("grace_period", grace_period, MAX_ITERATIONS)
-    _check_count("max_t", max_t, MAX_ITERATIONS)
-    _check_reduction(reduction_factor)
-    if grace_period > max_t:
-        raise InputError(
-            f"grace_period={grace_period} is more than max_t={max_t}; lower grace_period to {max_t} or raise max_t"
-        )
     rungs: list[Stage] = []
     trials, iterations, done = num_samples, grace_period, 0
     while trials >= reduction_factor and done + iterations < max_t:
@@ -71,24 +100,6 @@ def sha(num_samples: int, grace_period: int, max_t: int, reduction_factor: int) 
         trials //= reduction_factor
         iterations *= reduction_factor
     return (*rungs, Stage(trials=trials, iterations=max_t - done))
-
-
-def stages(written: Sequence[Mapping[str, int] | Stage]) -> tuple[Stage, ...]:
-    """Stages that the user wrote out: `[{trials: 32, iterations: 1}, ...]`.
-
-    Raises InputError if there are none, if a count is below one, or if a stage has more trials than the one before.
-    """
-    if not written:
-        raise InputError("stages is empty; write at least one, such as {trials: 32, iterations: 1}")
-    chain = tuple(_stage(index, words) for index, words in enumerate(written))
-    for index in range(1, len(chain)):
-        before, after = chain[index - 1].trials, chain[index].trials
-        if after > before:
-            raise InputError(
-                f"stage {index} has {after} trials and the stage before has {before}: only survivors train on; "
-                f"lower it to {before} or less"
-            )
-    return chain
 
 
 def hyperband(max_t: int, reduction_factor: int) -> tuple[tuple[Stage, ...], ...]:
@@ -100,10 +111,8 @@ def hyperband(max_t: int, reduction_factor: int) -> tuple[tuple[Stage, ...], ...
     counts here (as in Ray Tune); the paper's Table 1 has fewer trials in the middle brackets: for R = 81 and eta = 3,
     27, 9 and 6 where these have 34, 15 and 8.
 
-    Raises InputError for counts below one, `reduction_factor` below two, and more trials than an experiment may have.
+    Raises InputError for more trials than an experiment may have.
     """
-    _check_count("max_t", max_t, MAX_ITERATIONS)
-    _check_reduction(reduction_factor)
     s_max = 0
     while reduction_factor ** (s_max + 1) <= max_t:
         s_max += 1
@@ -121,76 +130,8 @@ def _bracket(trials: int, s: int, max_t: int, eta: int) -> tuple[Stage, ...]:
     return tuple(Stage(trials=trials // eta**i, iterations=totals[i + 1] - totals[i]) for i in range(s + 1))
 
 
-def _stage(index: int, words: Mapping[str, int] | Stage) -> Stage:
-    stage = words if isinstance(words, Stage) else _stage_of_mapping(index, words)
-    _check_count(f"stage {index}: trials", stage.trials, MAX_TRIALS)
-    _check_count(f"stage {index}: iterations", stage.iterations, MAX_ITERATIONS)
-    return stage
-
-
-def _stage_of_mapping(index: int, words: Mapping[str, int]) -> Stage:
-    if set(words) != {"trials", "iterations"}:
-        raise InputError(f"stage {index} is {shown(dict(words))}; write it as {{trials: 32, iterations: 1}}")
-    return Stage(trials=words["trials"], iterations=words["iterations"])
-
-
-def _check_count(name: str, value: int, most: int) -> None:
-    _check_integer(name, value)
-    if not 1 <= value <= most:
-        raise InputError(f"{name}={shown(value)} must be from 1 to {most:,}; raise or lower it")
-
-
-def _check_reduction(reduction_factor: int) -> None:
-    _check_integer("reduction_factor", reduction_factor)
-    if reduction_factor < 2:
-        raise InputError(
-            f"reduction_factor={reduction_factor} keeps every trial; the least is 2, Ray Tune's usual is 3"
-        )
-
-
-def _check_integer(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name}={shown(value)} is not a whole number; write one, such as 3")
-
-
-Constant = None | bool | int | float | str | list[Any]
-Domain = Annotated[
-    Uniform
-    | QUniform
-    | LogUniform
-    | QLogUniform
-    | Randn
-    | QRandn
-    | Randint
-    | LogRandint
-    | QRandint
-    | QLogRandint
-    | Choice
-    | Grid,
-    Field(discriminator="type"),
-]
-
-
-class _WordsOfParameter:
-    """What the JSON Schema says of a parameter; put together only when it is asked for."""
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return handler(TypeAdapter(Domain | Constant).core_schema)
-
-
-Parameter = Annotated[Any, PlainValidator(told(parse)), PlainSerializer(to_words), _WordsOfParameter()]
-"""A domain, or a constant."""
-
-
-class Sha(Words):
-    """Successive halving (Ray Tune's words)."""
-
-    type: Literal["sha"]
-    num_samples: Count
-    """Trials to start. The grid sampler needs none: every configuration of the grid is a trial."""
-    grace_period: Count = 1
-    max_t: Count
-    reduction_factor: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 3
+class _Halving(Words):
+    """Successive halving of some trials; the grid sampler needs no number of them."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -198,37 +139,144 @@ class Sha(Words):
         handler.resolve_ref_schema(found)["required"].remove("num_samples")
         return found
 
+    @staticmethod
+    def _check_grace(grace_period: int, max_t: int) -> None:
+        if max_t < grace_period:
+            raise fault(
+                f"grace_period={grace_period} is more than max_t={max_t}; lower grace_period to {max_t} or raise max_t"
+            )
+
+
+class Sha(_Halving):
+    """Successive halving (Ray Tune's words)."""
+
+    type: Literal["sha"]
+    num_samples: SizedTrials
+    """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
+    the grid is a trial."""
+    grace_period: Count = 1
+    max_t: SizedCount
+    """Iterations of a trial that is never stopped; auto: as many as deadline and budget allow."""
+    reduction_factor: ReductionFactor = 3
+
     @model_validator(mode="after")
-    def _has_stages(self) -> Sha:
-        told(lambda _: self.brackets())(None)
+    def _agrees(self) -> Sha:
+        if self.num_samples == "auto" and self.max_t == "auto":
+            raise fault("num_samples and max_t are both auto, and one follows from the other; write one as a number")
+        if self.max_t != "auto":
+            self._check_grace(self.grace_period, self.max_t)
         return self
 
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
-        """Its one chain of stages."""
+        """Its one chain of stages. Raises InputError if its size is auto."""
+        if self.num_samples == "auto" or self.max_t == "auto":
+            raise _unsized(self)
         return (sha(self.num_samples, self.grace_period, self.max_t, self.reduction_factor),)
+
+    def falls(self, key: SizeKey) -> list[int]:
+        """Return the sizes, in order, from which on a search of more trials (or iterations) never needs less.
+
+        Each is up to the next one. With `num_samples`, a stage more begins at every power of `reduction_factor`: then
+        fewer trials reach `max_t`, so that the larger search may need less than the one before.
+        """
+        if key == "max_t":
+            return [self.grace_period]
+        assert isinstance(self.max_t, int), "one of the two is a number"
+        found, done, iterations = [1], self.grace_period, self.grace_period
+        while done < self.max_t and (start := found[-1] * self.reduction_factor) <= MAX_TRIALS:
+            found.append(start)
+            iterations *= self.reduction_factor
+            done += iterations
+        return found
+
+
+def _number(value: Any) -> Any:
+    if value == AUTO:
+        raise fault("auto is for sha and hyperband; write a number, or use one of them")
+    return value
+
+
+_NUMBER = BeforeValidator(_number)
+
+
+class Asha(_Halving):
+    """Asynchronous successive halving (Li et al. 2020, Algorithm 2; Ray Tune's words): no trial waits for its rung.
+
+    The rungs are those of `sha`. A trial pauses at the end of a rung and goes on when it is among the best
+    1/`reduction_factor` of the results there. A free slot takes such a trial, of the highest rung, else a new one.
+    The search ends when all trials have started and none may go on.
+    """
+
+    type: Literal["asha"]
+    num_samples: Annotated[int, Field(strict=True, ge=1, le=MAX_ASHA_TRIALS), _NUMBER]
+    """Trials to start. The grid sampler needs none: every configuration of the grid is a trial."""
+    grace_period: Count = 1
+    max_t: Annotated[Count, _NUMBER]
+    reduction_factor: ReductionFactor = 3
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Asha:
+        self._check_grace(self.grace_period, self.max_t)
+        return self
+
+    def stages(self) -> tuple[Stage, ...]:
+        """The same search with a SYNC after every rung (`sha`)."""
+        return sha(self.num_samples, self.grace_period, self.max_t, self.reduction_factor)
+
+    def brackets(self) -> tuple[tuple[Stage, ...], ...]:
+        """One stage, whose trials climb the rungs."""
+        return ((asha(self.stages(), self.reduction_factor),),)
+
+
+def asha(stages: Sequence[Stage], reduction_factor: int) -> Stage:
+    """Return the one stage of asynchronous halving with the trials and the rungs of `sha`."""
+    totals = tuple(itertools.accumulate(stage.iterations for stage in stages))
+    ladder = Ladder(totals=totals, reduction_factor=reduction_factor)
+    return Stage(trials=stages[0].trials, iterations=totals[-1], ladder=ladder)
 
 
 class Hyperband(Words):
-    """Hyperband (Li et al. 2018): several successive halvings side by side (Ray Tune's words)."""
+    """Hyperband (Li et al. 2018): several successive halvings of one job (Ray Tune's words)."""
 
     type: Literal["hyperband"]
-    max_t: Count
-    reduction_factor: Annotated[int, Field(strict=True, ge=2, le=1_000_000)] = 3
+    max_t: SizedCount
+    """Iterations of a trial that is never stopped; auto: as many as deadline and budget allow."""
+    reduction_factor: ReductionFactor = 3
 
     @model_validator(mode="after")
     def _has_brackets(self) -> Hyperband:
-        told(lambda _: self.brackets())(None)
+        if self.max_t != "auto":
+            input_checked(lambda _: self.brackets())(None)
         return self
 
+    def falls(self, key: SizeKey) -> list[int]:
+        """Return the least `max_t`: its searches grow with it, though rounding makes that not strict."""
+        return [1]
+
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
-        """Its brackets, each a chain of stages."""
+        """Its brackets, each a chain of stages. Raises InputError if its size is auto."""
+        if self.max_t == "auto":
+            raise _unsized(self)
         return hyperband(self.max_t, self.reduction_factor)
+
+
+def auto_key(scheduler: BaseModel) -> SizeKey | None:
+    """Return the key of a scheduler that is `auto`; None without any."""
+    keys: tuple[SizeKey, SizeKey] = ("num_samples", "max_t")
+    return next((key for key in keys if getattr(scheduler, key, None) == AUTO), None)
+
+
+def _unsized(scheduler: BaseModel) -> InputError:
+    return InputError(
+        f"search.scheduler.{auto_key(scheduler)}: auto is sized when the experiment is planned; `rubberband estimate` "
+        "says to which number"
+    )
 
 
 class WrittenStage(Words):
     """A stage: `trials` trials train for `iterations` more iterations."""
 
-    trials: Count
+    trials: Trials
     iterations: Count
 
 
@@ -239,31 +287,73 @@ class WrittenStages(Words):
     written: Annotated[tuple[WrittenStage, ...], Field(alias="stages", min_length=1, max_length=1000)]
 
     @model_validator(mode="after")
-    def _has_stages(self) -> WrittenStages:
-        told(lambda _: self.brackets())(None)
+    def _agrees(self) -> WrittenStages:
+        for index, (before, after) in enumerate(pairwise(self.written), start=1):
+            if after.trials > before.trials:
+                raise fault(
+                    f"stage {index} has {after.trials} trials and the stage before has {before.trials}: only survivors "
+                    f"train on; lower it to {before.trials} or less"
+                )
         return self
 
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
         """Its one chain of stages."""
-        written = [Stage(trials=stage.trials, iterations=stage.iterations) for stage in self.written]
-        return (stages(written),)
+        return (tuple(Stage(trials=stage.trials, iterations=stage.iterations) for stage in self.written),)
+
+
+Point = Annotated[dict[str, Any], PlainValidator(input_checked(_point), json_schema_input_type=dict[str, Any])]
 
 
 class Sampler(Words):
-    """How configurations are drawn from the space."""
+    """The drawing of configurations from the space."""
 
-    type: Literal["random", "grid"] = "random"
-    """By default `grid` where every domain of the space is a grid, and `random` elsewhere."""
+    type: SamplerType = "random"
+    """`random`; `quasi` spreads the trials evenly (a Sobol sequence); `grid` trains every configuration, and is the
+    default where all domains are grids; `optuna` learns from results when a bracket starts, with
+    asha when a trial starts."""
+    sampler: Literal["tpe", "gp", "cmaes", "nsgaii"] | None = None
+    """For `optuna`: its sampler; by default tpe."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)] = 0
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Sampler:
+        if self.sampler is not None and not self.learns:
+            raise fault("is for type: optuna; leave it out, or set type: optuna", at="sampler")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        words: dict[str, Any] = serialize(self)
+        return {key: value for key, value in words.items() if value is not None}
+
+    @property
+    def learns(self) -> bool:
+        """Whether configurations follow from results, and are drawn when a bracket starts."""
+        return self.type == "optuna"
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the sampler: of Optuna's where that draws."""
+        return self.sampler or "tpe" if self.learns else self.type
+
+
+_START = 10
+"""Results before which Optuna's samplers draw at random."""
+_OPTIONAL = ("points_to_evaluate", "evaluated_rewards")
 
 
 class Search(Words):
-    """What is tuned, and how."""
+    """The space to search, and the rules of the search."""
 
     space: dict[str, Parameter] = Field(default_factory=dict)
     """Name of a parameter -> its domain or constant."""
-    scheduler: Annotated[Sha | WrittenStages | Hyperband, Field(discriminator="type")]
+    scheduler: Annotated[Sha | Asha | WrittenStages | Hyperband, Field(discriminator="type")]
     sampler: Sampler = Field(default_factory=Sampler.model_construct)
+    points_to_evaluate: tuple[Point, ...] = ()
+    """Configurations of the first trials; what a point leaves out is drawn by the sampler."""
+    evaluated_rewards: tuple[Annotated[float, Field(strict=True)], ...] = ()
+    """The metrics of all points_to_evaluate, known beforehand: no trial trains the points, and the sampler learns from
+    them."""
     metric: Annotated[str, Field(min_length=1)]
     """The key of the reported metrics that ranks trials."""
     mode: Literal["min", "max"]
@@ -276,8 +366,80 @@ class Search(Words):
 
     @model_validator(mode="after")
     def _can_sample(self) -> Search:
-        told(lambda _: check(self.space, self._sampler(), self.num_trials))(None)
+        input_checked(lambda _: check_names(self.space))(None)
+        input_checked(lambda _: self._check_rewards())(None)
+        key, probed = self.auto, self
+        if key is not None:
+            if self.sampler.type == "grid" and (key == "num_samples" or self.scheduler.type == "hyperband"):
+                size, out = (
+                    grid_size(self.space),
+                    {"num_samples": "leave it out", "max_t": "use the scheduler sha"}[key],
+                )
+                raise fault(
+                    f"auto changes the number of trials, and the grid has {size} configurations; {out}",
+                    at=("scheduler", key),
+                )
+            probed = self.sized(key, PROBE)
+        input_checked(lambda _: probed.check())(None)
         return self
+
+    def _check_rewards(self) -> None:
+        points, rewards = len(self.points_to_evaluate), len(self.evaluated_rewards)
+        if not rewards:
+            return
+        if not self.sampler.learns:
+            raise InputError(
+                f"evaluated_rewards: the {self.sampler.type} sampler learns nothing from them; write sampler: "
+                "{type: optuna}, or leave them out to train the points first"
+            )
+        if rewards != points:
+            raise InputError(
+                f"evaluated_rewards has {rewards} numbers and points_to_evaluate {points} points; give one for each"
+            )
+        for index, point in enumerate(self.points_to_evaluate):
+            check_point(self.space, point, f"points_to_evaluate[{index}]", complete=True)
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        words: dict[str, Any] = serialize(self)
+        return {key: value for key, value in words.items() if key not in _OPTIONAL or value}
+
+    @property
+    def points_to_train(self) -> tuple[dict[str, Any], ...]:
+        """The points that are the configurations of the first trials: all, unless their metrics are known."""
+        return () if self.evaluated_rewards else self.points_to_evaluate
+
+    @property
+    def results_needed(self) -> int:
+        """Results before which a sampler that learns draws at random: as in Optuna, and as BOHB for many parameters."""
+        return max(_START, sum(1 for _ in leaves(self.space)) + 3)
+
+    def require_sampler(self) -> None:
+        """Raise InputError if the sampler needs a library that is not installed."""
+        if not self.sampler.learns:
+            return
+        extras = {"optuna": "optuna"} | {"cmaes": {"cmaes": "optuna"}, "gp": {"torch": "ray"}}.get(
+            self.sampler.algorithm, {}
+        )
+        missing = {name: extra for name, extra in extras.items() if find_spec(name) is None}
+        if missing:
+            raise InputError(
+                f"search.sampler: {self.sampler.algorithm} needs {' and '.join(missing)}; "
+                f"{install_hint(*dict.fromkeys(missing.values()))}"
+            )
+
+    def check(self) -> None:
+        """Raise InputError for a space that the sampler cannot draw the trials from."""
+        check(self.space, self.sampler.type, self.num_trials, self.points_to_train)
+
+    def sized(self, key: SizeKey, number: int) -> Search:
+        """Return the search with a number as size."""
+        return self.model_copy(update={"scheduler": self.scheduler.model_copy(update={key: number})})
+
+    @property
+    def auto(self) -> SizeKey | None:
+        """The key of the scheduler that is sized to the limits; None if all are numbers."""
+        return auto_key(self.scheduler)
 
     @property
     def num_trials(self) -> int:
@@ -285,15 +447,12 @@ class Search(Words):
         return sum(bracket[0].trials for bracket in self.scheduler.brackets())
 
     def configurations(self) -> list[dict[str, Any]]:
-        """The configuration of every trial, bracket after bracket."""
-        return sample(self.space, self._sampler(), self.num_trials, self.sampler.seed)
-
-    def _sampler(self) -> SamplerType:
-        return "grid" if self.sampler.type == "grid" else "random"
+        """The configuration of every trial, bracket after bracket; of a sampler that learns, those without results."""
+        return sample(self.space, self.sampler.type, self.num_trials, self.sampler.seed, points=self.points_to_train)
 
 
 def _with_grid(words: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """A search with what follows from the grid that its space is: the sampler, and how many trials sha starts."""
+    """Return a search with the defaults that follow from a grid: the sampler, and the number of trials of sha."""
     sampler, scheduler = words.get("sampler", {}), words.get("scheduler")
     try:
         space = {name: parse(value) for name, value in dict(words.get("space", {})).items()}
@@ -303,6 +462,6 @@ def _with_grid(words: Mapping[Any, Any]) -> Mapping[Any, Any]:
         sampler = {**sampler, "type": "grid"}
         words = {**words, "sampler": sampler}
     by_grid = isinstance(sampler, Mapping) and sampler.get("type") == "grid"
-    if by_grid and isinstance(scheduler, Mapping) and scheduler.get("type") == "sha":
+    if by_grid and isinstance(scheduler, Mapping) and scheduler.get("type") in ("sha", "asha"):
         words = {**words, "scheduler": {"num_samples": grid_size(space), **scheduler}}
     return words

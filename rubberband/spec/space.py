@@ -1,322 +1,280 @@
-"""The search space: Ray Tune's domains, and the configurations drawn from them.
+"""The search space: Ray Tune's domains, and conditional parameters as options of a choice.
 
-The constructors bear Ray Tune's names and positional arguments (`uniform(0, 1)`, `choice(["a", "b"])`); a bare value is
-a constant. Sampling is a pure function of (seed, parameter's name, trial): a trial's configuration depends neither on
-the order of the parameters nor on the number of trials, and is the same with every version of Python.
+The constructors have Ray Tune's names and positional arguments (`uniform(0, 1)`, `choice(["a", "b"])`); a bare value is
+a constant. Domains of Ray Tune and distributions of Optuna are taken as they are. An option `{name: ..., space: ...}`
+of a choice has parameters of its own; a configuration is flat: the option's name, and its parameters beside it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from statistics import NormalDist
-from typing import Any, ClassVar, Literal, Self
+from typing import Any
 
 from rubberband.errors import InputError
 from rubberband.units import nearest, shown
 
-# The kinds of parameter that a search space may have: plain values that turn a uniform number into a parameter.
-#
-# Every domain's `draw(u)` is the inverse of its distribution function, so that one number in (0, 1) decides the
-# value. Arguments are checked where a domain is made; all errors are InputError.
-
-
 _LARGEST_INTEGER = 2**53
-_DEEPEST_CONSTANT = 16
+_DEEPEST = 16
+"""Levels of a nested constant, and of nested sub-spaces."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Domain:
-    """A parameter that differs from trial to trial."""
+@dataclass(frozen=True, slots=True)
+class SubSpace:
+    """An option of a choice with parameters of its own: a configuration that has it gets them too."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
-
-    @property
-    def kind(self) -> str:
-        """Its `type` in an experiment file."""
-        return str(type(self).__dataclass_fields__["type"].default)
-
-    @classmethod
-    def from_words(cls, words: Mapping[str, Any]) -> Self:
-        """Make one of the arguments that an experiment file gives (`type` left out); InputError if they do not fit."""
-        arguments = {field.name: field.default for field in fields(cls) if field.name != "type"}
-        kind = cls.__dataclass_fields__["type"].default
-        for name in words:
-            if name not in arguments:
-                raise InputError(f"unknown key {shown(name)} of a {kind}; {nearest(str(name), arguments)}")
-        missing = [name for name, default in arguments.items() if default is MISSING and name not in words]
-        if missing:
-            raise InputError(f"a {kind} needs {' and '.join(missing)}; add {'them' if missing[1:] else 'it'}")
-        return cls(**words)
+    name: str
+    """The value of the choice in a configuration."""
+    space: Mapping[str, Any]
 
     def to_words(self) -> dict[str, Any]:
-        """Its arguments as an experiment file writes them, `type` first."""
-        words = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "type"}
-        return {"type": self.kind, **{name: list(v) if isinstance(v, tuple) else v for name, v in words.items()}}
+        """Return the option as an experiment file writes it."""
+        return {"name": self.name, "space": {name: to_words(value) for name, value in self.space.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A parameter that differs from trial to trial: its `type` in an experiment file, and its arguments there.
+
+    Raises InputError for arguments that do not fit.
+    """
+
+    kind: str
+    arguments: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if "values" in self.arguments:
+            object.__setattr__(self, "arguments", {"values": _options(self.kind, self.arguments["values"])})
+        else:
+            _check_numbers(self.kind, self.arguments)
+
+    def to_words(self) -> dict[str, Any]:
+        """Return the arguments as an experiment file writes them, `type` first."""
+        return {"type": self.kind} | {
+            name: [to_words(each) for each in value] if isinstance(value, tuple) else value
+            for name, value in self.arguments.items()
+        }
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """The values of a choice or a grid; empty for other domains."""
+        values: tuple[Any, ...] = self.arguments.get("values", ())
+        return values
+
+    @property
+    def sub_spaces(self) -> list[SubSpace]:
+        """The options that have parameters of their own."""
+        return [option for option in self.options if isinstance(option, SubSpace)]
+
+    def rounded(self, value: float) -> Any:
+        """Return a number within the domain as one that it draws: a multiple of its quantum."""
+        q = self.arguments.get("q")
+        if q is None:
+            return value
+        return q * round(value / q) if DOMAINS[self.kind].whole else _multiple(value, q)
+
+    def probability(self, value: float) -> float:
+        """Return the share of a normal distribution below a value."""
+        return NormalDist(self.arguments["mean"], self.arguments["sd"]).cdf(value)
+
+    def find(self, value: Any) -> Any:
+        """Return `value` as `draw` would, which is the option for the name of one with parameters of its own.
+
+        Raises InputError for a value outside the domain.
+        """
+        if "values" in self.arguments:
+            return _find_option(self, value)
+        _check_within(self, value)
+        return value
 
     def draw(self, u: float) -> Any:
-        """The value at `u` in (0, 1) of the distribution."""
-        raise AssertionError(f"{self.kind} is enumerated, not drawn")
-
-    def _check_bounds(self, lower: float, upper: float, *, whole: bool = False, inclusive: bool = False) -> None:
-        for name, value in (("lower", lower), ("upper", upper)):
-            _check_number(self.kind, name, value, whole=whole)
-        if not (lower <= upper if inclusive else lower < upper):
-            raise InputError(f"{self.kind}: lower={lower} must be less than upper={upper}; swap or widen them")
-
-    def _check_positive(self, name: str, value: float, *, whole: bool = False) -> None:
-        _check_number(self.kind, name, value, whole=whole)
-        if value <= 0:
-            raise InputError(f"{self.kind}: {name}={value} must be more than 0; raise it")
-
-    def _check_quantum(self, lower: float, upper: float, q: float, *, whole: bool = False) -> None:
-        self._check_positive("q", q, whole=whole)
-        if not math.isfinite(lower / q) or not math.isfinite(upper / q):
-            raise InputError(f"{self.kind}: q={q} is too small for its bounds; raise it")
-        if math.ceil(lower / q - 1e-9) > math.floor(upper / q + 1e-9):
-            raise InputError(f"{self.kind}: no multiple of q={q} lies from {lower} to {upper}; lower q or widen them")
+        """Return the value at `u` in (0, 1) of the distribution."""
+        return DOMAINS[self.kind].draw(u, **self.arguments)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uniform(Domain):
+def uniform(lower: float, upper: float) -> Domain:
     """A float between `lower` and `upper`, uniformly."""
-
-    type: Literal["uniform"] = "uniform"
-    lower: float
-    upper: float
-
-    def __post_init__(self) -> None:
-        self._check_bounds(self.lower, self.upper)
-
-    def draw(self, u: float) -> float:
-        """The value at `u`."""
-        return _between(self.lower, self.upper, u)
+    return Domain("uniform", {"lower": lower, "upper": upper})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QUniform(Domain):
+def quniform(lower: float, upper: float, q: float) -> Domain:
     """A multiple of `q` from `lower` to `upper`, uniformly."""
-
-    type: Literal["quniform"] = "quniform"
-    lower: float
-    upper: float
-    q: float
-
-    def __post_init__(self) -> None:
-        self._check_bounds(self.lower, self.upper)
-        self._check_quantum(self.lower, self.upper, self.q)
-
-    def draw(self, u: float) -> float:
-        """The value at `u`."""
-        return _multiple(_between(self.lower, self.upper, u), self.q, self.lower, self.upper)
+    return Domain("quniform", {"lower": lower, "upper": upper, "q": q})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogUniform(Domain):
+def loguniform(lower: float, upper: float, base: float = 10) -> Domain:
     """A float between `lower` and `upper`, uniformly in its logarithm; `base` is Ray Tune's and changes nothing."""
-
-    type: Literal["loguniform"] = "loguniform"
-    lower: float
-    upper: float
-    base: float = 10
-
-    def __post_init__(self) -> None:
-        self._check_positive("lower", self.lower)
-        self._check_bounds(self.lower, self.upper)
-
-    def draw(self, u: float) -> float:
-        """The value at `u`."""
-        return _log_between(self.lower, self.upper, u)
+    return Domain("loguniform", {"lower": lower, "upper": upper, "base": base})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QLogUniform(Domain):
+def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Domain:
     """A multiple of `q` from `lower` to `upper`, uniformly in its logarithm; `base` changes nothing."""
-
-    type: Literal["qloguniform"] = "qloguniform"
-    lower: float
-    upper: float
-    q: float
-    base: float = 10
-
-    def __post_init__(self) -> None:
-        self._check_positive("lower", self.lower)
-        self._check_bounds(self.lower, self.upper)
-        self._check_quantum(self.lower, self.upper, self.q)
-
-    def draw(self, u: float) -> float:
-        """The value at `u`."""
-        return _multiple(_log_between(self.lower, self.upper, u), self.q, self.lower, self.upper)
+    return Domain("qloguniform", {"lower": lower, "upper": upper, "q": q, "base": base})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Randn(Domain):
+def randn(mean: float = 0.0, sd: float = 1.0) -> Domain:
     """A normally distributed float."""
-
-    type: Literal["randn"] = "randn"
-    mean: float = 0.0
-    sd: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_number(self.kind, "mean", self.mean)
-        self._check_positive("sd", self.sd)
-
-    def draw(self, u: float) -> float:
-        """The value at `u`."""
-        return NormalDist(self.mean, self.sd).inv_cdf(u)
+    return Domain("randn", {"mean": mean, "sd": sd})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QRandn(Domain):
+def qrandn(mean: float, sd: float, q: float) -> Domain:
     """A normally distributed float, rounded to a multiple of `q`."""
-
-    type: Literal["qrandn"] = "qrandn"
-    mean: float
-    sd: float
-    q: float
-
-    def __post_init__(self) -> None:
-        _check_number(self.kind, "mean", self.mean)
-        self._check_positive("sd", self.sd)
-        reach = 10 * self.sd
-        self._check_quantum(self.mean - reach, self.mean + reach, self.q)
-
-    def draw(self, u: float) -> float:
-        """The value at `u`."""
-        return _multiple(NormalDist(self.mean, self.sd).inv_cdf(u), self.q, -math.inf, math.inf)
+    return Domain("qrandn", {"mean": mean, "sd": sd, "q": q})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Randint(Domain):
+def randint(lower: int, upper: int) -> Domain:
     """A whole number from `lower` to `upper - 1`, uniformly."""
-
-    type: Literal["randint"] = "randint"
-    lower: int
-    upper: int
-
-    def __post_init__(self) -> None:
-        self._check_bounds(self.lower, self.upper, whole=True)
-
-    def draw(self, u: float) -> int:
-        """The value at `u`."""
-        return min(self.lower + math.floor(u * (self.upper - self.lower)), self.upper - 1)
+    return Domain("randint", {"lower": lower, "upper": upper})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogRandint(Domain):
+def lograndint(lower: int, upper: int, base: float = 10) -> Domain:
     """A whole number from `lower` to `upper - 1`, uniformly in its logarithm; `base` changes nothing."""
-
-    type: Literal["lograndint"] = "lograndint"
-    lower: int
-    upper: int
-    base: float = 10
-
-    def __post_init__(self) -> None:
-        self._check_positive("lower", self.lower, whole=True)
-        self._check_bounds(self.lower, self.upper, whole=True)
-
-    def draw(self, u: float) -> int:
-        """The value at `u`."""
-        return max(self.lower, min(math.floor(_log_between(self.lower, self.upper, u)), self.upper - 1))
+    return Domain("lograndint", {"lower": lower, "upper": upper, "base": base})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QRandint(Domain):
+def qrandint(lower: int, upper: int, q: int = 1) -> Domain:
     """A multiple of `q` from `lower` to `upper` (included), uniformly."""
-
-    type: Literal["qrandint"] = "qrandint"
-    lower: int
-    upper: int
-    q: int = 1
-
-    def __post_init__(self) -> None:
-        self._check_bounds(self.lower, self.upper, whole=True, inclusive=True)
-        self._check_quantum(self.lower, self.upper, self.q, whole=True)
-
-    def draw(self, u: float) -> int:
-        """The value at `u`."""
-        first, last = -(-self.lower // self.q), self.upper // self.q
-        return self.q * min(first + math.floor(u * (last - first + 1)), last)
+    return Domain("qrandint", {"lower": lower, "upper": upper, "q": q})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QLogRandint(Domain):
+def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Domain:
     """A multiple of `q` from `lower` to `upper` (included), uniformly in its logarithm; `base` changes nothing."""
-
-    type: Literal["qlograndint"] = "qlograndint"
-    lower: int
-    upper: int
-    q: int
-    base: float = 10
-
-    def __post_init__(self) -> None:
-        self._check_positive("lower", self.lower, whole=True)
-        self._check_bounds(self.lower, self.upper, whole=True, inclusive=True)
-        self._check_quantum(self.lower, self.upper, self.q, whole=True)
-
-    def draw(self, u: float) -> int:
-        """The value at `u`."""
-        first, last = -(-self.lower // self.q), self.upper // self.q
-        nearest_count = round(_log_between(self.lower, self.upper, u) / self.q)
-        return self.q * max(first, min(nearest_count, last))
+    return Domain("qlograndint", {"lower": lower, "upper": upper, "q": q, "base": base})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice(Domain):
-    """One of `values`, each as likely as the next."""
-
-    type: Literal["choice"] = "choice"
-    values: Sequence[Any]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _plain_values(self.kind, self.values))
-
-    def draw(self, u: float) -> Any:
-        """The value at `u`."""
-        return self.values[min(math.floor(u * len(self.values)), len(self.values) - 1)]
+def choice(categories: Sequence[Any]) -> Domain:
+    """One of the values, each as likely as the next."""
+    return Domain("choice", {"values": categories})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid(Domain):
+def grid_search(values: Sequence[Any]) -> Domain:
     """Every one of `values`, under the grid sampler."""
-
-    type: Literal["grid"] = "grid"
-    values: Sequence[Any]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _plain_values(self.kind, self.values))
+    return Domain("grid", {"values": values})
 
 
-DOMAINS: dict[str, type[Domain]] = {
-    str(domain.__dataclass_fields__["type"].default): domain
-    for domain in (
-        Uniform,
-        QUniform,
-        LogUniform,
-        QLogUniform,
-        Randn,
-        QRandn,
-        Randint,
-        LogRandint,
-        QRandint,
-        QLogRandint,
-        Choice,
-        Grid,
+def _between(u: float, lower: float, upper: float) -> float:
+    return min(max(lower * (1.0 - u) + upper * u, lower), upper) + 0.0
+
+
+def _log_between(u: float, lower: float, upper: float, base: float = 10) -> float:
+    return min(max(math.exp(_between(u, math.log(lower), math.log(upper))), lower), upper) + 0.0
+
+
+def _normal(u: float, mean: float, sd: float) -> float:
+    return NormalDist(mean, sd).inv_cdf(u)
+
+
+def _multiple(value: float, q: float, lower: float = -math.inf, upper: float = math.inf) -> float:
+    """Return the multiple of `q` nearest to `value` within the bounds, as the decimal number that people mean by it."""
+    count = round(value / q)
+    if math.isfinite(lower):
+        count = max(math.ceil(lower / q - 1e-9), min(count, math.floor(upper / q + 1e-9)))
+    return float(count * Decimal(repr(q)))
+
+
+def _whole(u: float, lower: int, upper: int) -> int:
+    return min(lower + math.floor(u * (upper - lower)), upper - 1)
+
+
+def _whole_log(u: float, lower: int, upper: int, base: float) -> int:
+    return max(lower, min(math.floor(_log_between(u, lower, upper)), upper - 1))
+
+
+def _whole_multiple(u: float, lower: int, upper: int, q: int) -> int:
+    return q * _whole(u, -(-lower // q), upper // q + 1)
+
+
+def _whole_log_multiple(u: float, lower: int, upper: int, q: int, base: float) -> int:
+    return q * max(-(-lower // q), min(round(_log_between(u, lower, upper) / q), upper // q))
+
+
+def _one_of(u: float, values: Sequence[Any]) -> Any:
+    return values[_whole(u, 0, len(values))]
+
+
+@dataclass(frozen=True, slots=True)
+class DomainType:
+    """One row of the table of domains; its constructor's docstring describes it in the JSON Schema."""
+
+    name: str
+    """As the JSON Schema has it; in lower case it is the `type` in an experiment file."""
+    make: Callable[..., Domain]
+    draw: Callable[..., Any]
+    """The inverse of the distribution function, of a number in (0, 1) and the arguments."""
+    arguments: Mapping[str, Any]
+    """Argument -> its default; `...` (as in pydantic) where it has none."""
+    whole: bool = False
+    """Whether the arguments (but for `base`) are whole numbers."""
+
+
+_BOUNDS = {"lower": ..., "upper": ...}
+
+DOMAINS = {
+    row.name.lower(): row
+    for row in (
+        DomainType("Uniform", uniform, _between, _BOUNDS),
+        DomainType(
+            "QUniform",
+            quniform,
+            lambda u, lower, upper, q: _multiple(_between(u, lower, upper), q, lower, upper),
+            _BOUNDS | {"q": ...},
+        ),
+        DomainType("LogUniform", loguniform, _log_between, _BOUNDS | {"base": 10}),
+        DomainType(
+            "QLogUniform",
+            qloguniform,
+            lambda u, lower, upper, q, base: _multiple(_log_between(u, lower, upper), q, lower, upper),
+            _BOUNDS | {"q": ..., "base": 10},
+        ),
+        DomainType("Randn", randn, _normal, {"mean": 0.0, "sd": 1.0}),
+        DomainType(
+            "QRandn",
+            qrandn,
+            lambda u, mean, sd, q: _multiple(_normal(u, mean, sd), q),
+            {"mean": ..., "sd": ..., "q": ...},
+        ),
+        DomainType("Randint", randint, _whole, _BOUNDS, whole=True),
+        DomainType("LogRandint", lograndint, _whole_log, _BOUNDS | {"base": 10}, whole=True),
+        DomainType("QRandint", qrandint, _whole_multiple, _BOUNDS | {"q": 1}, whole=True),
+        DomainType("QLogRandint", qlograndint, _whole_log_multiple, _BOUNDS | {"q": ..., "base": 10}, whole=True),
+        DomainType("Choice", choice, _one_of, {"values": ...}),
+        DomainType("Grid", grid_search, _one_of, {"values": ...}),
     )
 }
-"""Every kind of domain under its `type` in an experiment file."""
+"""Every domain under its `type` in an experiment file. A logarithmic one has a `base`."""
+
+
+def _check_numbers(kind: str, given: Mapping[str, Any]) -> None:
+    whole = DOMAINS[kind].whole
+    for name, value in given.items():
+        _check_number(kind, name, value, whole=whole and name != "base")
+        if value <= 0 and (name in ("q", "sd") or (name == "lower" and "base" in given)):
+            raise InputError(f"{kind}: {name}={value} must be more than 0; raise it")
+    if "lower" in given:
+        lower, upper = given["lower"], given["upper"]
+        if lower > upper or (lower == upper and not (whole and "q" in given)):
+            raise InputError(f"{kind}: lower={lower} must be less than upper={upper}; swap or widen them")
+    else:
+        lower, upper = given["mean"] - 10 * given["sd"], given["mean"] + 10 * given["sd"]
+    if "q" in given:
+        _check_quantum(kind, lower, upper, given["q"])
+
+
+def _check_quantum(kind: str, lower: float, upper: float, q: float) -> None:
+    if not math.isfinite(lower / q) or not math.isfinite(upper / q):
+        raise InputError(f"{kind}: q={q} is too small for its bounds; raise it")
+    if math.ceil(lower / q - 1e-9) > math.floor(upper / q + 1e-9):
+        raise InputError(f"{kind}: no multiple of q={q} lies from {lower} to {upper}; lower q or widen them")
 
 
 def plain(value: Any, *, depth: int = 0) -> Any:
-    """A constant as JSON holds it (a tuple becomes a list). Raises InputError if JSON cannot hold it."""
-    if depth > _DEEPEST_CONSTANT:
-        raise InputError(f"a constant is nested more than {_DEEPEST_CONSTANT} deep; flatten it")
+    """Return a constant as JSON holds it (a tuple becomes a list). Raises InputError if JSON cannot hold it."""
+    if depth > _DEEPEST:
+        raise InputError(f"a constant is nested more than {_DEEPEST} deep; flatten it")
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{value} is not a finite number; write one that is")
     if value is None or isinstance(value, bool | int | float | str):
@@ -328,10 +286,61 @@ def plain(value: Any, *, depth: int = 0) -> Any:
     raise InputError(f"{shown(value)} is not a plain value; use numbers, strings, true, false, null, or lists of them")
 
 
-def _plain_values(kind: str, values: Any) -> tuple[Any, ...]:
+def _options(kind: str, values: Any, depth: int = 0) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple) or not values:
         raise InputError(f"{kind}: values={shown(values)} is not a list of at least one value; write [a, b]")
-    return tuple(plain(value) for value in values)
+    options = tuple(_option(f"{kind}: values[{index}]", value, depth) for index, value in enumerate(values))
+    named = [option.name for option in options if isinstance(option, SubSpace)]
+    for name in named:
+        if named.count(name) > 1 or name in options:
+            raise InputError(f"{kind}: two of its values are called {shown(name)}; rename one")
+    return options
+
+
+def _option(at: str, value: Any, depth: int) -> Any:
+    """Return a plain value, or the sub-space that `{name: ..., space: ...}` writes."""
+    if isinstance(value, SubSpace):
+        return value
+    if not isinstance(value, Mapping) or "space" not in value:
+        if isinstance(value, Domain) or (isinstance(value, Mapping) and any(map(_is_domain, value.values()))):
+            raise InputError(f"{at} has parameters of its own; write it as {{name: NAME, space: {{...}}}}")
+        return plain(value)
+    if depth >= _DEEPEST:
+        raise InputError(f"{at}: spaces are nested more than {_DEEPEST} deep; flatten them")
+    name, space = value.get("name"), value["space"]
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{at} has a space but no name; write it as {{name: NAME, space: {{...}}}}")
+    if other := [key for key in value if key not in ("name", "space")]:
+        raise InputError(f"{at}: unknown key {shown(other[0])}; put it into the space of {shown(name)}")
+    if not isinstance(space, Mapping) or not all(isinstance(key, str) for key in space):
+        raise InputError(f"{at}: space={shown(space)} is not a mapping of parameters; write {{lr: ...}}")
+    return SubSpace(name, {key: parse(each, depth=depth + 1) for key, each in space.items()})
+
+
+def _is_domain(value: Any) -> bool:
+    is_words = isinstance(value, Mapping) and isinstance(value.get("type"), str) and value["type"] in DOMAINS
+    return is_words or isinstance(value, Domain) or foreign(value) is not None
+
+
+def _find_option(domain: Domain, value: Any) -> Any:
+    for option in domain.options:
+        known = option.name if isinstance(option, SubSpace) else option
+        if known == value and isinstance(known, bool) == isinstance(value, bool):
+            return option
+    names = [option.name if isinstance(option, SubSpace) else option for option in domain.options]
+    raise InputError(f"{shown(value)} is not one of the values; write one of {shown(names)}")
+
+
+def _check_within(domain: Domain, value: Any) -> None:
+    whole, arguments = DOMAINS[domain.kind].whole, domain.arguments
+    _check_number(domain.kind, "value", value, whole=whole)
+    if "lower" in arguments:
+        lower, upper = arguments["lower"], arguments["upper"]
+        upper -= whole and "q" not in arguments  # as in Ray Tune, the end of a range of whole numbers is outside
+        if not lower <= value <= upper:
+            raise InputError(f"{value} is outside {domain.kind} from {lower} to {upper}; move it inside, or widen that")
+    if "q" in arguments and not math.isclose(value, _multiple(value, arguments["q"]), rel_tol=1e-9, abs_tol=1e-12):
+        raise InputError(f"{value} is no multiple of q={arguments['q']}; round it")
 
 
 def _check_number(kind: str, name: str, value: Any, *, whole: bool = False) -> None:
@@ -344,92 +353,17 @@ def _check_number(kind: str, name: str, value: Any, *, whole: bool = False) -> N
         raise InputError(f"{kind}: {name}={value} is not finite; write a finite number")
 
 
-def _between(lower: float, upper: float, u: float) -> float:
-    return min(max(lower * (1.0 - u) + upper * u, lower), upper) + 0.0
+def parse(value: object, *, depth: int = 0) -> Any:
+    """Return a parameter of the search space, written as a domain, a mapping with a `type`, or a constant.
 
-
-def _log_between(lower: float, upper: float, u: float) -> float:
-    return min(max(math.exp(_between(math.log(lower), math.log(upper), u)), lower), upper) + 0.0
-
-
-def _multiple(value: float, q: float, lower: float, upper: float) -> float:
-    """The multiple of `q` nearest to `value` within the bounds, as the decimal number that people mean by it."""
-    count = round(value / q)
-    if math.isfinite(lower):
-        count = max(math.ceil(lower / q - 1e-9), min(count, math.floor(upper / q + 1e-9)))
-    return float(count * Decimal(repr(q)))
-
-
-SamplerType = Literal["random", "grid"]
-
-
-def uniform(lower: float, upper: float) -> Uniform:
-    """A float between `lower` and `upper`, uniformly."""
-    return Uniform(lower=lower, upper=upper)
-
-
-def quniform(lower: float, upper: float, q: float) -> QUniform:
-    """A multiple of `q` from `lower` to `upper`, uniformly."""
-    return QUniform(lower=lower, upper=upper, q=q)
-
-
-def loguniform(lower: float, upper: float, base: float = 10) -> LogUniform:
-    """A float between `lower` and `upper`, uniformly in its logarithm (of any base: `base` changes nothing)."""
-    return LogUniform(lower=lower, upper=upper, base=base)
-
-
-def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> QLogUniform:
-    """A multiple of `q` from `lower` to `upper`, uniformly in its logarithm."""
-    return QLogUniform(lower=lower, upper=upper, q=q, base=base)
-
-
-def randn(mean: float = 0.0, sd: float = 1.0) -> Randn:
-    """A normally distributed float."""
-    return Randn(mean=mean, sd=sd)
-
-
-def qrandn(mean: float, sd: float, q: float) -> QRandn:
-    """A normally distributed float, rounded to a multiple of `q`."""
-    return QRandn(mean=mean, sd=sd, q=q)
-
-
-def randint(lower: int, upper: int) -> Randint:
-    """A whole number from `lower` to `upper - 1`, uniformly."""
-    return Randint(lower=lower, upper=upper)
-
-
-def lograndint(lower: int, upper: int, base: float = 10) -> LogRandint:
-    """A whole number from `lower` to `upper - 1`, uniformly in its logarithm."""
-    return LogRandint(lower=lower, upper=upper, base=base)
-
-
-def qrandint(lower: int, upper: int, q: int = 1) -> QRandint:
-    """A multiple of `q` from `lower` to `upper` (included), uniformly."""
-    return QRandint(lower=lower, upper=upper, q=q)
-
-
-def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> QLogRandint:
-    """A multiple of `q` from `lower` to `upper` (included), uniformly in its logarithm."""
-    return QLogRandint(lower=lower, upper=upper, q=q, base=base)
-
-
-def choice(categories: Sequence[Any]) -> Choice:
-    """One of `categories`, each as likely as the next."""
-    return Choice(values=categories)
-
-
-def grid_search(values: Sequence[Any]) -> Grid:
-    """Every one of `values`, under the grid sampler."""
-    return Grid(values=values)
-
-
-def parse(value: object) -> Any:
-    """A parameter of the search space: a domain, a mapping with a `type`, or a constant.
+    A domain of Ray Tune and a distribution of Optuna count as domains; `depth` is that of a nested space.
 
     Raises InputError for an unknown type, missing, unknown or wrong arguments, and constants that JSON does not hold.
     """
-    if isinstance(value, tuple(DOMAINS.values())):
+    if isinstance(value, Domain):
         return value
+    if (domain := foreign(value)) is not None:
+        return domain
     if isinstance(value, str) and (line := _domain_meant(value)):
         raise InputError(
             f"{shown(value)} is a text, not a domain; write {line}, or {{type: choice, values: [{shown(value)}]}} if "
@@ -437,16 +371,22 @@ def parse(value: object) -> Any:
         )
     if not isinstance(value, Mapping):
         return plain(value)
-    words = dict(value)
-    kind = words.pop("type", None)
-    domain_type = DOMAINS.get(kind) if isinstance(kind, str) else None
-    if domain_type is None:
-        raise InputError(
-            f"type {shown(kind)} is not a kind of parameter; {nearest(str(kind), DOMAINS)}"
-            if kind is not None
-            else f"{shown(value)} has no type; {_type_meant(words)}"
-        )
-    return domain_type.from_words(words)
+    given = dict(value)
+    kind = given.pop("type", None)
+    if kind is None:
+        raise InputError(f"{shown(value)} has no type; {_type_meant(given)}")
+    if not isinstance(kind, str) or kind not in DOMAINS:
+        raise InputError(f"type {shown(kind)} is not a kind of parameter; {nearest(str(kind), DOMAINS)}")
+    arguments = DOMAINS[kind].arguments
+    for name in given:
+        if name not in arguments:
+            raise InputError(f"unknown key {shown(name)} of a {kind}; {nearest(str(name), arguments)}")
+    missing = [name for name, default in arguments.items() if default is ... and name not in given]
+    if missing:
+        raise InputError(f"a {kind} needs {' and '.join(missing)}; add {'them' if missing[1:] else 'it'}")
+    if "values" in given:
+        given["values"] = _options(kind, given["values"], depth)
+    return Domain(kind, {**arguments, **given})
 
 
 _NUMBER = r"[-+]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,3})?"
@@ -457,7 +397,7 @@ _MOST_TEXT = 200
 
 
 def _domain_meant(text: str) -> str:
-    """The line to write for a text that stands for a domain, such as `1e-4..1e-1`; "" for every other text."""
+    """Return the line to write for a text that stands for a domain, such as `1e-4..1e-1`; "" for other texts."""
     text = " ".join(text.split()) if len(text) <= _MOST_TEXT else ""
     if match := _RANGE.fullmatch(text):
         lower, sign, upper = match.groups()
@@ -481,12 +421,12 @@ def _range_meant(lower: str, upper: str) -> str:
 
 
 _LOG_FROM = 100
-"""A range is taken for one on a log scale from this ratio of its ends on."""
+"""A text such as `1e-4..1e-1` is taken for a logarithmic range from this ratio of its ends."""
 
 
 def _call_meant(kind: str, arguments: str) -> str:
-    names = [field.name for field in fields(DOMAINS[kind]) if field.name != "type"]
-    if names == ["values"]:
+    names = DOMAINS[kind].arguments
+    if "values" in names:
         inner = arguments.strip().removeprefix("[").removesuffix("]")
         return f"{{type: {kind}, values: [{inner}]}}"
     given = [argument.strip() for argument in arguments.split(",") if argument.strip()]
@@ -498,80 +438,88 @@ def _call_meant(kind: str, arguments: str) -> str:
 
 
 def _type_meant(words: Mapping[Any, Any]) -> str:
-    """What to write for a mapping without a type, such as `{loguniform: [1e-4, 1e-1]}`."""
+    """Return the advice for a mapping without a type, such as `{loguniform: [1e-4, 1e-1]}`."""
     kind, arguments = next(iter(words.items()), (None, None))
     kind = "grid" if kind == "grid_search" else kind
+    if any(map(_is_domain, words.values())):
+        return "move its parameters up, as a space is flat, or into an option {name: ..., space: {...}} of a choice"
     if len(words) == 1 and kind in DOMAINS and isinstance(arguments, list):
         return f"write {_call_meant(kind, ', '.join(map(str, arguments)))}"
     return f"add one of {', '.join(DOMAINS)}, as in {{type: uniform, lower: 0, upper: 1}}"
 
 
-def sample(space: Mapping[str, Any], sampler: SamplerType, num_samples: int, seed: int) -> list[dict[str, Any]]:
-    """The configurations of trials 0 … num_samples - 1, in that order; the same for the same arguments, for ever.
-
-    `random` draws each parameter from its own stream. `grid` is the cross product of the choices and grids in the order
-    of `space`, the last parameter varying fastest; it needs `num_samples` to be the size of the grid.
-
-    Raises InputError as `check` does.
-    """
-    check(space, sampler, num_samples)
-    if sampler == "grid":
-        rows = itertools.product(*(_grid_values(value) for value in space.values()))
-        return [dict(zip(space, row, strict=True)) for row in rows]
-    return [
-        {
-            name: value.draw(_unit(seed, name, trial)) if isinstance(value, Domain) else value
-            for name, value in space.items()
-        }
-        for trial in range(num_samples)
-    ]
-
-
-def check(space: Mapping[str, Any], sampler: SamplerType, num_samples: int) -> None:
-    """Refuse, with InputError, a space that `sampler` cannot draw `num_samples` configurations from."""
-    if sampler == "random":
-        for name, value in space.items():
-            if isinstance(value, Grid):
-                raise InputError(
-                    f"space.{name} is a grid, which the random sampler does not walk; write "
-                    "sampler: {type: grid}, or make it a choice"
-                )
-        return
-    for name, value in space.items():
-        if isinstance(value, Domain) and not isinstance(value, Choice | Grid):
-            raise InputError(
-                f"space.{name} has no grid ({value.kind}); list its values as {{type: grid, values: [...]}}"
-            )
-    size = grid_size(space)
-    if size != num_samples:
-        fate = f"{size - num_samples} would be dropped" if size > num_samples else "some would be trained twice"
-        raise InputError(
-            f"the grid has {size} configurations and the scheduler starts {num_samples} trials: {fate}; leave "
-            f"num_samples out, or set it (or the trials of the first stage) to {size}"
-        )
-
-
-def grid_size(space: Mapping[str, Any]) -> int:
-    """The number of configurations of a grid: the product of the lengths of its choices and grids."""
-    return math.prod(len(_grid_values(value)) for value in space.values())
-
-
-def is_grid(space: Mapping[str, Any]) -> bool:
-    """Whether all that differs from trial to trial is a grid, so that the grid sampler alone can walk it."""
-    domains = [value for value in space.values() if isinstance(value, Domain)]
-    return bool(domains) and all(isinstance(value, Grid) for value in domains)
-
-
 def to_words(value: Any) -> Any:
-    """A parameter as an experiment file writes it; `parse` reads it back."""
-    return value.to_words() if isinstance(value, Domain) else value
+    """Return a parameter as an experiment file writes it; `parse` reads it back."""
+    return value.to_words() if isinstance(value, Domain | SubSpace) else value
 
 
-def _grid_values(value: Any) -> Sequence[Any]:
-    return value.values if isinstance(value, Choice | Grid) else (value,)
+def check_names(space: Mapping[str, Any]) -> set[str]:
+    """Return the names of all parameters. Raises InputError if two that a trial may have at once are called alike."""
+    found = set(space)
+    for name, value in space.items():
+        inner: set[str] = set()
+        for option in value.sub_spaces if isinstance(value, Domain) else ():
+            inner |= check_names(option.space)
+        if both := sorted(inner & found):
+            raise InputError(
+                f"space.{name} has a parameter {shown(both[0])} of its own, and so does the space around it; rename one"
+            )
+        found |= inner
+    return found
 
 
-def _unit(seed: int, name: str, trial: int) -> float:
-    """A float in (0, 1) with 52 bits, by hashing: no library's generator, so no library's release alters it."""
-    key = json.dumps([seed, name, trial]).encode()
-    return ((int.from_bytes(hashlib.sha256(key).digest()[:8], "big") >> 12) + 0.5) * 2.0**-52
+# Domains of other libraries. They are recognised by the name of their module: nothing is imported.
+
+_OPTUNA, _RAY = "optuna.distributions", "ray.tune.search.sample"
+
+
+def foreign(value: object) -> Domain | None:
+    """Return the domain that an object of Ray Tune or Optuna stands for; None for any other object.
+
+    Raises InputError for those without a counterpart.
+    """
+    match type(value).__module__:
+        case module if module == _OPTUNA:
+            return _of_optuna(value)
+        case module if module == _RAY:
+            return _of_ray(value)
+    if isinstance(value, Mapping) and len(value) == 1 and isinstance(value.get("grid_search"), list):
+        return grid_search(value["grid_search"])  # what tune.grid_search returns
+    return None
+
+
+def _of_optuna(value: Any) -> Domain:
+    kind = type(value).__name__
+    if kind == "CategoricalDistribution":
+        return choice(list(value.choices))
+    if kind not in ("FloatDistribution", "IntDistribution"):
+        raise InputError(f"{kind} of Optuna has no counterpart; use FloatDistribution, IntDistribution or Categorical…")
+    whole, low, high, step = kind == "IntDistribution", value.low, value.high, value.step
+    if whole and step == 1:
+        return lograndint(low, high + 1) if value.log else randint(low, high + 1)
+    if step is None:
+        return loguniform(low, high) if value.log else uniform(low, high)
+    if not math.isclose(low / step, round(low / step), abs_tol=1e-9):
+        raise InputError(f"{value}: low={low} is no multiple of step={step}; write choice([...]) with its values")
+    return qrandint(low, high, step) if whole else quniform(low, high, step)
+
+
+def _of_ray(value: Any) -> Domain:
+    kind = type(value).__name__
+    if kind == "Categorical":
+        return choice(list(value.categories))
+    if kind not in ("Float", "Integer"):
+        raise InputError("tune.sample_from has no counterpart; compute the value in the trial, from its configuration")
+    sampler, arguments = value.sampler, dict[str, Any]()
+    if (quantum := getattr(sampler, "q", None)) is not None:
+        sampler, arguments = sampler.sampler, {"q": quantum}
+    name = type(sampler).__name__.lstrip("_").removeprefix("Base")
+    if name == "Normal":
+        return Domain("qrandn" if arguments else "randn", {"mean": sampler.mean, "sd": sampler.sd, **arguments})
+    if name not in ("Uniform", "LogUniform"):
+        raise InputError("tune's domain has no sampler of its own; write uniform(…), loguniform(…) or randint(…)")
+    log = "log" if name == "LogUniform" else ""
+    bounds = {"lower": value.lower, "upper": value.upper, **arguments}
+    if log:
+        bounds["base"] = getattr(sampler, "base", 10)
+    return Domain(f"{'q' * bool(arguments)}{log}{'uniform' if kind == 'Float' else 'randint'}", bounds)

@@ -1,7 +1,7 @@
-"""Kinds of providers: one record each of what differs between them, so that nothing else asks for one by its name.
+"""Kinds of providers: one record each of their differences, so that no other code compares their names.
 
-It stands below the words of the experiment file, which take their defaults from it. How a cluster is opened is in
-`rubberband.executor.session`, how prices and quotas are asked for in `rubberband.app.terms`.
+The experiment file takes defaults from it. `rubberband.executor.session` opens their clusters, and
+`rubberband.app.terms` looks up prices and quotas.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class ProviderKind:
     """A kind of provider. Seconds, as everywhere."""
 
     is_simulated: bool = False
-    """Instances, trials and the clock are simulated: no process trains, no lease runs, no entry point is needed, and
-    the clock of its events starts at 0."""
+    """Instances, trials and the clock are simulated: no process trains, there are no leases, no entry point is needed,
+    and the clock of its events starts at 0."""
     is_this_machine: bool = False
     """All instances are processes of this machine, which they share; they cost nothing."""
     is_rented: bool = False
@@ -29,14 +29,14 @@ class ProviderKind:
     """The instance type where none is named; None: one must be."""
     provision_s: float = 0.0
     init_s: float = 0.0
-    """How long provisioning and initialising are assumed to take, where neither the file nor the profile tells."""
+    """Assumed times of provisioning and initialising, if neither the file nor the profile has them."""
     release_margin_s: float
-    """Up to how long giving instances back takes, retries included; the budget keeps clear of it. Leases end half of it
-    before the budget: a machine on EC2 takes seconds to notice, ten to stop its workers, and more to be off."""
+    """Longest time to release instances, with retries; the budget reserves it. Leases end half of it before the budget:
+    a machine on EC2 takes seconds to notice, ten to stop its workers, and more to be off."""
     lease_s: float = 60.0
-    """How long an instance outlives a driver that died, where the file does not say."""
+    """Default time that an instance outlives a dead driver."""
     lease_interval_s: float = 2.0
-    """How often its lease is renewed, or four times a lease, if that is more often."""
+    """Interval of renewals of its lease; a quarter of the lease, if that is shorter."""
 
 
 KINDS: Mapping[str, ProviderKind] = MappingProxyType(

@@ -1,12 +1,12 @@
-"""An offer: what one kind of instance gives and costs, as plain values that the planner can reckon with."""
+"""Offers: the GPUs and the price of one kind of instance, as plain values for the planner."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from rubberband.values.chance import FIXED, Spread
 from rubberband.values.plan import Market
+from rubberband.values.profile import FIXED, Spread
 
 Billing = Literal["per_instance", "per_function"]
 
@@ -20,20 +20,20 @@ HEAD_LINE = "head node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """The spot market of an instance type: cheaper, and taken away now and then."""
+    """The spot market of an instance type: cheaper, with interruptions."""
 
     price_usd_per_hour: float
     interruptions_per_hour: float
-    """Rate at which one instance is taken away (a Poisson process)."""
+    """Rate of interruptions of one instance (a Poisson process)."""
     checkpoint_iterations: int = 1
-    """Iterations between checkpoints: on average half of them are done again after an interruption."""
+    """Iterations between checkpoints: on average half of them are repeated after an interruption."""
     restart_s: float = 0.0
     """From an interruption until the trial trains again elsewhere: a new instance, warm workers, start-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideCost:
-    """What an instance costs beside its rent, as a line of the bill: its root volume, its public address, …"""
+    """A cost of an instance beside its rent, as a line of the bill: its root volume, its public address, …"""
 
     line: str
     """Such as `root volumes`."""
@@ -77,25 +77,25 @@ class Offer:
     head_price_usd_per_hour: float = 0.0
     """Price of the head node, for the whole job completion time, with its volume and its address."""
     head_side_usd_per_hour: float = 0.0
-    """Of that price: its volume and its address."""
+    """The share of its volume and its address in that price."""
     spot: Spot | None = None
     """Set where a plan may use the spot market; every stage is then on spot or on demand, as the plan says."""
     side_costs: tuple[SideCost, ...] = ()
-    """What comes to the rent, on either market (`per_instance` only)."""
+    """Costs beside the rent, on either market (`per_instance` only)."""
 
     @property
     def side_usd_per_hour(self) -> float:
-        """What an instance costs in an hour beside its rent."""
+        """Cost of an instance per hour beside its rent."""
         return sum([cost.usd_per_hour for cost in self.side_costs])
 
     @property
     def once_usd_per_instance(self) -> float:
-        """What each instance costs once, when it is started: its data, and its side costs of that kind."""
+        """Cost of each start of an instance: its data, and its side costs of that kind."""
         return self.data_usd_per_instance + self.side_usd_once
 
     @property
     def side_usd_once(self) -> float:
-        """The side costs of an instance that it has once."""
+        """Side costs of each start of an instance."""
         return sum([cost.usd_once for cost in self.side_costs])
 
     @property
@@ -104,7 +104,7 @@ class Offer:
         return (self.price_usd_per_hour + self.side_usd_per_hour) / SECONDS_PER_HOUR
 
     def market_price_usd_per_s(self, market: Market) -> float:
-        """Price of one instance for one second on a market that the offer has, with its side costs."""
+        """Return the price of one instance for one second on a market of the offer, with its side costs."""
         if market == "on_demand":
             return self.price_usd_per_s
         assert self.spot is not None, "a plan uses the markets that its offer has"
@@ -113,14 +113,11 @@ class Offer:
     @property
     def least_price_usd_per_s(self) -> float:
         """The lowest of the offer's markets."""
-        return (
-            self.price_usd_per_s
-            if self.spot is None
-            else min(self.price_usd_per_s, self.market_price_usd_per_s("spot"))
-        )
+        on_demand = self.price_usd_per_s
+        return on_demand if self.spot is None else min(on_demand, self.market_price_usd_per_s("spot"))
 
     def instance_cost_usd(self, held_s: float) -> float:
-        """What one instance costs that ran for `held_s` seconds, its minimum and its data included.
+        """Return the cost of one instance that ran for `held_s` seconds, with its minimum and its data.
 
         Under `per_function` billing the instance itself is free and only its data counts.
         """
@@ -129,18 +126,18 @@ class Offer:
         return self.price_usd_per_s * max(held_s, self.minimum_billed_s) + self.once_usd_per_instance
 
     def function_cost_usd(self, gpus: int, busy_s: float) -> float:
-        """What `gpus` GPUs cost that trained (or started up) for `busy_s` seconds, under `per_function` billing."""
+        """Return the cost of `gpus` GPUs that were busy for `busy_s` seconds; 0 unless billed `per_function`."""
         if self.billing == "per_instance":
             return 0.0
         return self.price_usd_per_s * gpus / self.gpus * busy_s
 
     def head_cost_usd(self, jct_s: float) -> float:
-        """What the head node costs for `jct_s` seconds."""
+        """Return the cost of the head node for `jct_s` seconds."""
         return self.head_price_usd_per_hour / SECONDS_PER_HOUR * jct_s
 
 
 def slots(instances: int, gpus_per_instance: int, gpus_per_trial: int) -> int:
-    """How many trials of `gpus_per_trial` GPUs run at once on `instances` instances (gang packing).
+    """Return the number of trials of `gpus_per_trial` GPUs that run at once on `instances` instances (gang packing).
 
     A trial with g <= G sits whole on one instance; one with g > G has g a multiple of G and owns g/G of them.
     """
@@ -151,5 +148,5 @@ def slots(instances: int, gpus_per_instance: int, gpus_per_trial: int) -> int:
 
 
 def gang_sizes(gpus_per_instance: int, minimum: int, maximum: int) -> list[int]:
-    """The GPUs per trial that packing allows between `minimum` and `maximum`: up to G any, beyond it multiples of G."""
+    """Return the GPUs per trial that packing allows in a range: any up to G, multiples of G beyond."""
     return [gpus for gpus in range(minimum, maximum + 1) if gpus <= gpus_per_instance or gpus % gpus_per_instance == 0]

@@ -1,14 +1,18 @@
-"""Plans and what is predicted of them: plain values that planner, executor and reports share."""
+"""Plans and their predictions: plain values that planner, executor and reports share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Literal
 
+from rubberband.values.rungs import Ladder
+
 Market = Literal["on_demand", "spot"]
+SizeKey = Literal["num_samples", "max_t"]
+"""A key of a scheduler that sizes its search, and may be `auto`."""
 Policy = Literal["optimal", "greedy", "static", "naive_elastic"]
-"""How a plan is searched for."""
+"""The method of planning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,39 +21,41 @@ class Stage:
 
     trials: int
     iterations: int
+    ladder: Ladder | None = None
+    """Its rungs, where the trials climb them without a SYNC in between (asha): `iterations` are those of the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """What one stage gets: `instances` instances (k_i) and `gpus_per_trial` GPUs for each of its trials (g_i)."""
+    """The resources of one stage: `instances` instances (k_i) and `gpus_per_trial` GPUs per trial (g_i)."""
 
     instances: int
     gpus_per_trial: int
     market: Market = "on_demand"
-    """Where its instances are bought; a change of market replaces all of them."""
+    """Market of its instances; a change of market replaces all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cohort:
-    """Instances that were started together and are held: where a job stands when the rest of it is planned."""
+    """Held instances that were started together, when the rest of a job is planned."""
 
     instances: int
     held_s: float
-    """For how long each has been billed."""
+    """Seconds that each has been billed."""
     market: Market = "on_demand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """What is known of the trials that go on, when the rest of a job is planned.
+    """Knowledge of the surviving trials, when the rest of a job is planned.
 
-    The trials of the first stage that is left, in the order in which they start; later stages take some of them.
+    These are the trials of the first stage that is left, in the order of their starts; later stages take some of them.
     """
 
     factors: tuple[float, ...]
     """Seconds per iteration of each trial over the profile's mean: its expected value."""
     errors: tuple[float, ...]
-    """Coefficient of variation of what is not known of each factor; 0: it is known exactly."""
+    """Coefficient of variation of each factor's error; 0: it is known exactly."""
     with_metric: float = 0.0
     """Correlation, from -1 to 1, of a trial's (log) seconds per iteration with how good its metric is: above 0, slow
     trials survive more often than fast ones. 0: survival does not depend on speed."""
@@ -69,7 +75,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction:
-    """What one stage is predicted to take and cost."""
+    """The predicted time and cost of one stage."""
 
     start_s: float
     """From the job's start until the stage's first command (the launch of its instances, if it grows)."""
@@ -78,14 +84,14 @@ class StagePrediction:
     duration_s: float
     """Stage time: from its first trial's start to SYNC; without `provisioning_s`."""
     cost_usd: float
-    """What is added to the bill from `start_s` to the stage's SYNC, minimum billing and data included."""
+    """Growth of the bill from `start_s` to the stage's SYNC, with minimum billing and data."""
     slots: int
     """Trials that run at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """What is known of a quantity that varies: its mean and some of its quantiles, in its own unit."""
+    """Mean and quantiles of a quantity that varies, in its own unit."""
 
     mean: float
     p10: float
@@ -95,17 +101,17 @@ class Distribution:
 
     @classmethod
     def point(cls, value: float) -> Distribution:
-        """Of a quantity that does not vary."""
+        """Return the distribution of a quantity that does not vary."""
         return cls(mean=value, p10=value, p50=value, p90=value, p95=value)
 
     def to_json(self) -> dict[str, float]:
-        """Plain values by name."""
-        return {"mean": self.mean, "p10": self.p10, "p50": self.p50, "p90": self.p90, "p95": self.p95}
+        """Return plain values by name."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a plan is predicted to take and cost in all: mean values, and how they are distributed."""
+    """The predicted time and cost of a plan: mean values, and their distributions."""
 
     jct_s: float
     """Job completion time: from the first launch to the last SYNC."""
@@ -118,25 +124,25 @@ class Prediction:
     """None if nothing varies."""
     num_samples: int = 1
     """Samples that the distributions were drawn with; 1 if nothing varies."""
-    extrapolated: tuple[int, ...] = field(default=())
+    extrapolated: tuple[int, ...] = ()
     """GPU counts that the plan uses and the profile did not measure (beyond its largest)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningConstraints:
-    """What a plan must keep: None is no limit."""
+    """Limits of a plan; None is no limit."""
 
     deadline_s: float | None = None
     max_cost_usd: float | None = None
     min_gpus_per_trial: int = 1
     max_gpus_per_trial: int = 1
     confidence: float = 0.95
-    """P(JCT <= deadline and cost <= budget) that a plan must reach where times vary; in (0, 1)."""
+    """P(JCT <= deadline and cost <= budget) that a plan must reach if times vary; in (0, 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odds:
-    """How likely a plan keeps its constraints."""
+    """Probabilities that a plan keeps its constraints."""
 
     p_deadline: float
     p_budget: float
@@ -151,7 +157,7 @@ class Planned:
     plan: Plan
     prediction: Prediction
     odds: Odds | None = None
-    """None if nothing varies: then the constraints are kept or not."""
+    """None if nothing varies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,20 +181,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What makes an experiment feasible that is not: the least change of its kind, and the plan that there is then."""
+    """The least change of its kind that makes an experiment feasible, and the figures of its plan."""
 
     changes: tuple[Change, ...]
     """One, or two where none suffices alone."""
     jct_s: float
-    """What the plan takes (on average, where times vary)."""
+    """Time of the plan; the mean if times vary."""
     cost_usd: float
-    """What it costs."""
     later_s: float = 0.0
-    """By how much the deadline is later."""
+    """Extension of the deadline."""
     dearer_usd: float = 0.0
-    """By how much the budget is larger."""
+    """Increase of the budget."""
 
 
 def total_iterations(stages: Sequence[Stage]) -> int:
-    """Iterations that a trial has done which survives all `stages`."""
+    """Return the iterations of a trial that survives all `stages`."""
     return sum(stage.iterations for stage in stages)

@@ -7,13 +7,41 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rubberband.errors import InputError
 from rubberband.values.adaptive import GoodputProfile
-from rubberband.values.chance import FIXED, Law, Spread
+
+Law = Literal["lognormal", "normal"]
+"""Law of the time of an iteration: lognormal, or (for the paper's Figure 9) normal and cut off at zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A factor with mean 1: fixed, lognormal with a coefficient of variation, or measured values."""
+
+    cv: float = 0.0
+    """Coefficient of variation of the lognormal law; 0 where there are `samples`."""
+    samples: tuple[float, ...] = ()
+    """Measured values over their mean, each as likely as the others."""
+
+    @property
+    def certain(self) -> bool:
+        """Whether nothing varies."""
+        return self.cv == 0.0 and len(set(self.samples)) <= 1
+
+
+FIXED = Spread()
+
+
+def measured(values_s: Sequence[float]) -> tuple[float, Spread]:
+    """Return the mean of measured values and their spread; there is at least one, and none is negative."""
+    mean_s = math.fsum(values_s) / len(values_s)
+    if mean_s == 0.0 or len(values_s) == 1:
+        return mean_s, FIXED
+    return mean_s, Spread(samples=tuple(value_s / mean_s for value_s in values_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,28 +61,28 @@ class Profile:
     mean_cv: float = 0.0
     """Coefficient of variation of the table's own error (lognormal), which all trials of a run share.
 
-    Few measured trials leave unsure how fast the average one is.
+    It is large if few trials were measured.
     """
     law: Law = "lognormal"
-    """Of the noise of trials and iterations."""
+    """The law of the noise of trials and iterations."""
     provision_delay_s: float | None = None
     """Seconds from asking for an instance until it runs, where it is known; the mean."""
     provision_spread: Spread = FIXED
     init_delay_s: float | None = None
     """Seconds from a running instance until its workers are warm, where it is known; the mean.
 
-    Where it was measured, it has in it what a trial's first start on a fresh worker takes beyond `trial_startup_s`.
+    A measured one includes the time of a first start on a fresh worker beyond `trial_startup_s`.
     """
     init_spread: Spread = FIXED
     source: Literal["inline", "file"] = "inline"
     goodput: GoodputProfile | None = None
-    """Where trials may adapt their batch size: the model, of which `seconds_per_iteration` is made for a plan."""
+    """The model of adaptive batches, from which a plan's `seconds_per_iteration` is made; None for fixed ones."""
 
     def __post_init__(self) -> None:
         assert self.seconds_per_iteration, "the edge refuses an empty profile"
 
     def __hash__(self) -> int:
-        """Of equal profiles the same: what was reckoned for one is found again."""
+        """Return the same number for equal profiles, so that caches find them."""
         return hash((frozenset(self.seconds_per_iteration.items()), self.trial_startup_s, self.trial_cv))
 
     @property
@@ -69,7 +97,7 @@ class Profile:
 
     @property
     def varies(self) -> bool:
-        """Whether what trials take is noisy."""
+        """Whether the times of trials are noisy."""
         return self.trial_cv > 0.0 or self.iteration_cv > 0.0 or self.mean_cv > 0.0 or self.startup_varies
 
     @property
@@ -78,7 +106,7 @@ class Profile:
         return self.startup_cv > 0.0 and self.trial_startup_s > 0.0
 
     def stage_cv(self, iterations: int) -> float:
-        """Coefficient of variation of a trial's training time in one stage, whatever its other stages take.
+        """Return the coefficient of variation of a trial's training time in one stage, on its own.
 
         It is sqrt(mean_cv^2 + trial_cv^2 + iteration_cv^2 / w) for w iterations. Between stages only
         iteration_cv^2 / w is drawn anew.
@@ -86,15 +114,15 @@ class Profile:
         return math.hypot(self.mean_cv, self.trial_cv, self.iteration_cv / math.sqrt(iterations))
 
     def covers(self, gpus: int) -> bool:
-        """Whether `gpus` lies within the measured range."""
+        """Return whether `gpus` lies within the measured range."""
         return self.smallest_gpus <= gpus <= self.largest_gpus
 
     def iteration_s(self, gpus: int) -> float:
-        """e(g): seconds per iteration with `gpus` GPUs.
+        """Return e(g), the seconds per iteration with `gpus` GPUs.
 
         Linear in throughput (1/e) between measured counts, flat beyond the largest one.
 
-        Raises InputError below the smallest measured count: a trial may not fit there, and nothing tells its speed.
+        Raises InputError below the smallest measured count, where a trial may not even fit.
         """
         table = self.seconds_per_iteration
         if gpus in table:
@@ -112,30 +140,20 @@ class Profile:
         return 1.0 / ((1.0 - share) / table[below] + share / table[above])
 
     def notes(self) -> list[str]:
-        """What is legal and yet worth knowing: a line for every gap in the table and for every time that goes up.
+        """Return a remark on every gap in the table, and on every time that rises with more GPUs.
 
-        A gap is where one measured count is more than twice the one before.
+        A gap is a measured count of more than twice the one before.
         """
-        counts = sorted(self.seconds_per_iteration)
-        return [
-            note(below, above)
-            for below, above in itertools.pairwise(counts)
-            for note, applies in ((_gap, above > 2 * below), (self._slower, self._rises(below, above)))
-            if applies
-        ]
-
-    def _rises(self, below: int, above: int) -> bool:
-        return self.seconds_per_iteration[above] > self.seconds_per_iteration[below]
-
-    def _slower(self, below: int, above: int) -> str:
-        return (
-            f"profile: an iteration is slower with {above} GPUs ({self.seconds_per_iteration[above]:g} s) than with "
-            f"{below} ({self.seconds_per_iteration[below]:g} s); planned as it is, measure again if that is a surprise"
-        )
-
-
-def _gap(below: int, above: int) -> str:
-    return (
-        f"profile: nothing is measured between {below} and {above} GPUs; times there are interpolated (linear in "
-        "throughput), measure some of them to know"
-    )
+        found = []
+        for (below, less_s), (above, more_s) in itertools.pairwise(sorted(self.seconds_per_iteration.items())):
+            if above > 2 * below:
+                found.append(
+                    f"profile: nothing is measured between {below} and {above} GPUs; times there are interpolated "
+                    "(linear in throughput), measure some of them to know"
+                )
+            if more_s > less_s:
+                found.append(
+                    f"profile: an iteration is slower with {above} GPUs ({more_s:g} s) than with {below} "
+                    f"({less_s:g} s); planned as it is, measure again if that is a surprise"
+                )
+        return found

@@ -1,7 +1,7 @@
-"""How long instances took to start on this machine, as runs have seen it: kept in the home, and planned with.
+"""Start times of instances on this machine, as runs measured them: kept in the home, for plans.
 
-It depends on how many start at once and on what their workers import. Each start adds a line to `starts.jsonl`; a line
-that is damaged, or of another version of rubberband, counts for nothing.
+They depend on the number of instances that start at once, and on the imports of their workers. Each start adds a line
+to `starts.jsonl`; a line that is damaged, or of another version of rubberband, is ignored.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Any
 
 import rubberband
 from rubberband.units import format_duration
-from rubberband.values.chance import FIXED, Spread
+from rubberband.values.profile import FIXED, Spread
 
 FILE = "starts.jsonl"
 MOST_BYTES = 128 * 1024
-"""Of the file; then the older half is let go."""
+"""Limit of the file; then the older half is deleted."""
 LATEST = 5
 """Number of latest starts that are used: a machine changes."""
 _LONGEST_S = 3600.0
 _STEADY_CV = 0.05
-"""Times that vary by less are planned with as if they did not vary."""
+"""Times that vary by less are planned as fixed ones."""
 _AT_ONCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRecord:
-    """Instances that were asked for at once."""
+    """A start of several instances at once."""
 
     entrypoint: str
-    """Of the experiment: what its workers import."""
+    """The experiment's, which its workers import."""
     instances: int
     provision_s: float
-    """From asking until an instance ran; the mean."""
+    """From the request until an instance ran; the mean."""
     init_s: float
-    """From then until the last one's workers were warm: the others are paid for, and train nothing, meanwhile."""
+    """From then until the last one's workers were warm; the others are paid for meanwhile, without training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,12 @@ class StartTimes:
     """Number of instances that started at once."""
     provision_s: float
     provision_spread: Spread
-    """Of the start as a whole: all instances share a machine, so that what delays one delays all."""
+    """Spread of the start as a whole: instances share the machine and its delays."""
     init_s: float
 
 
 def start_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -> StartRecord:
-    """The start of instances, for each of which it is known when it was asked for, ran, and was ready (Unix time)."""
+    """Return the record of instances that were requested, ran and were ready at these instants (Unix time)."""
     provision_s = _mean(running_at - asked_at for asked_at, running_at, _ in instants)
     ready_s = max(ready_at - asked_at for asked_at, _, ready_at in instants)
     return StartRecord(
@@ -69,7 +69,7 @@ def start_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) ->
 
 
 def starts_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -> list[StartRecord]:
-    """The same of instances that were not all asked for at once."""
+    """Return the records of instances that were not all requested at once."""
     first_at = 0.0
 
     def asked_at(each: tuple[float, float, float]) -> float:
@@ -81,7 +81,7 @@ def starts_of(entrypoint: str, instants: Sequence[tuple[float, float, float]]) -
 
 
 def record(home: Path, starts: Sequence[StartRecord], at: float) -> None:
-    """Write starts down that were seen at Unix time `at`. Others may write at the same time. Raises OSError."""
+    """Record starts that were seen at Unix time `at`. Others may write at the same time. Raises OSError."""
     if not starts:
         return
     lines = b"".join(
@@ -171,7 +171,7 @@ def _parsed(path: Path, mtime_ns: int, size: int) -> Sequence[StartRecord]:
 
 
 def _start(plain: Mapping[str, Any]) -> StartRecord:
-    """Raises ValueError, KeyError or TypeError for what is no start."""
+    """Return the record in a line. Raises ValueError, KeyError or TypeError if it has none."""
     provision_s, init_s, instances = float(plain["provision_s"]), float(plain["init_s"]), plain["instances"]
     if not (0.0 <= provision_s < _LONGEST_S and 0.0 <= init_s < _LONGEST_S):  # nan is not, either
         raise ValueError("no delays")

@@ -1,4 +1,4 @@
-"""An experiment as lists show it: where it stands, in which words it was submitted, and its summary."""
+"""An experiment as lists show it: its state, its words, and its summary."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from rubberband.states import ExperimentState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a list shows of an experiment; all zero or None before it started."""
+    """Figures of an experiment for a list; all zero or None before it started."""
 
     trials: int = 0
     stages: int = 0
     stage: int = 0
-    """The current (or last begun) stage."""
+    """The current (or last begun) stage; of several brackets, how many stages are over."""
+    brackets: int = 1
     iterations: int = 0
-    """Done in all, over all trials."""
+    """Done by all trials together."""
     target_iterations: int = 0
-    """To be done in all, over all stages, by the scheduler."""
+    """Planned by the scheduler, over all stages."""
     instances: int = 0
     """Held now."""
     started_at: float | None = None
@@ -58,9 +59,19 @@ class Submission:
     plan: str | None = None
     """Id of the plan with which it was submitted."""
     request: str = ""
-    """Id of the request that submitted it, so that one that is sent again after a crash is known; empty without."""
+    """Id of the request that submitted it, to recognise it if it is sent again after a crash; may be empty."""
     reason: str = ""
-    """Why it is where it is, in one line: an error, or how it ended."""
+    """Cause of its state, in one line: an error, or how it ended."""
     attempt: int = 0
-    """Number of processes that were started for it."""
+    """Number of processes started for it."""
     summary: Summary = Summary()
+
+
+def search_words(search: str) -> list[str]:
+    """Return the words of a search in lower case; no database takes a zero character."""
+    return search.replace("\0", " ").lower().split()
+
+
+def matches(search: str, *texts: str) -> bool:
+    """Whether every word of `search` is part of one of `texts`, such as name, owner and state; case does not count."""
+    return all(any(word in text.lower() for text in texts) for word in search_words(search))

@@ -1,1 +1,1 @@
-"""What people look at: the live view of a run, its report as text and as a page. Views read; they change nothing."""
+"""Views for people: the live view of a run, and reports and estimates as text and pages. Views change nothing."""

@@ -1,12 +1,13 @@
-"""Instances over time, planned and held, above what every GPU did, as a plain Plotly figure. Pure."""
+"""Chart of instances over time, planned and held, above the use of every GPU. A plain Plotly figure; pure."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
-from rubberband.executor.result import Busy, InstanceResult, Result
+from rubberband.executor.result import Busy, InstanceResult, Result, planned_spans
 from rubberband.units import format_duration
 from rubberband.views.charts import (
     LEGEND,
@@ -18,6 +19,7 @@ from rubberband.views.charts import (
     end_s,
     gpus_per_instance,
     marks,
+    scatter,
     time_unit,
 )
 from rubberband.views.words import duration, printable
@@ -25,19 +27,19 @@ from rubberband.views.words import duration, printable
 STARTING, IDLE, STARTUP = "#b9a44c", "rgba(128,128,128,0.25)", "#8a8f98"
 GHOST = "rgba(128,128,128,0.10)"
 SEVERAL = -1
-"""In place of a trial: a bar that is several."""
+"""Number in place of a trial for a bar of several trials."""
 _ROW_PX, _SMALL_ROW_PX, _TINY_ROW_PX, _STEPS_PX, _AROUND_PX = 22, 14, 6, 130, 150
 _MOST_ROWS, _MOST_BARS = 160, 3000
 ALLOCATION_NOTE = (
     "Above: instances planned and held. Below: what each GPU did; the number in a bar is the trial, its colour the "
-    "stage; the dashed areas behind are the plan. Dotted lines are the ends of stages (SYNC)."
+    "stage (or bracket); the dashed areas behind are the plan. Dotted lines are the ends of stages (SYNC)."
 )
 
 
 def allocation(result: Result) -> Figure | None:
-    """Instances over time, planned and held, above what every GPU did, the plan behind it; None if none was held.
+    """Return the chart, with the plan in the background; None if no instance was held.
 
-    Where instances are many, each has one line for all its GPUs.
+    If there are many instances, each has one line for all its GPUs.
     """
     rented = _longest_first(result)
     if not rented:
@@ -48,11 +50,11 @@ def allocation(result: Result) -> Figure | None:
     if len(rented) * gpus > _MOST_ROWS:
         gpus, result = 1, replace(result, busy=tuple(replace(use, gpu=0) for use in result.busy))
     rows = [_row(instance.instance, gpu) for instance in rented for gpu in range(gpus)]
-    bars = _held_bars(result, rented, gpus, unit_s) + _busy_bars(_joined(result.busy, horizon_s), unit_s)
+    bars = _held_bars(result, rented, gpus, unit_s) + _busy_bars(result, _joined(result.busy, horizon_s), unit_s)
     gantt_px = _row_px(len(rows)) * len(rows) + 10
     drawn = marks(result, horizon_s, unit_s)
     share = gantt_px / (gantt_px + _STEPS_PX + 30)
-    most = max([len(rented), *(stage.planned_instances for stage in result.stages)])
+    most = max([len(rented), *(count for _, _, count in _planned_areas(result))])
     layout = {
         "height": gantt_px + _STEPS_PX + 30 + _AROUND_PX,
         "barmode": "overlay",
@@ -72,12 +74,12 @@ def allocation(result: Result) -> Figure | None:
         "shapes": [*_ghosts(result, len(rows), gpus, unit_s), *drawn["shapes"]],
         **LEGEND,
     }
-    return {"data": [*bars, *_lost(result, rented, gpus, unit_s), *_steps(result, rented, unit_s)], "layout": layout}
+    return {"data": [*bars, *_lost(rented, gpus, unit_s), *_steps(result, rented, unit_s)], "layout": layout}
 
 
 def _longest_first(result: Result) -> list[InstanceResult]:
-    """The instances that were held: those still held first, then by their ends, so that a shrinking plan is a stair."""
-    rented = [instance for instance in result.instances if not _refused(instance)]
+    """Return the instances that were held: those still held first, then the latest end first, which makes stairs."""
+    rented = [i for i in result.instances if i.running_s is not None or not i.reason]
     return sorted(rented, key=lambda i: (i.ended_s is not None, -(i.ended_s or 0.0), i.requested_s, i.instance))
 
 
@@ -88,28 +90,38 @@ def _row_px(rows: int) -> int:
 
 
 def _ghosts(result: Result, rows: int, gpus: int, unit_s: float) -> list[Figure]:
-    """What the plan would hold, behind the bars: an area for each stage, as many rows high as it has GPUs."""
+    """Return the plan as areas behind the bars: one for each stage, with a row for each of its GPUs."""
     ghosts: list[Figure] = []
-    at_s = 0.0
-    for stage in result.stages:
+    for start_s, until_s, instances in _planned_areas(result):
         ghosts.append(
             {
                 "type": "rect",
                 "layer": "below",
-                "x0": at_s / unit_s,
-                "x1": (at_s + stage.planned_s) / unit_s,
+                "x0": start_s / unit_s,
+                "x1": until_s / unit_s,
                 "y0": -0.5,
-                "y1": min(stage.planned_instances * gpus, rows) - 0.5,
+                "y1": min(instances * gpus, rows) - 0.5,
                 "fillcolor": GHOST,
                 "line": {"width": 1.5, "dash": "dash", "color": PLANNED},
             }
         )
-        at_s += stage.planned_s
     return ghosts
 
 
+def _planned_areas(result: Result) -> list[tuple[float, float, int]]:
+    """Return (start, end, planned instances): of each stage or, with several brackets, of all that run at once."""
+    spans = planned_spans(result.stages)
+    if all(stage.bracket is None for stage in result.stages):
+        return [(start_s, until_s, stage.planned_instances) for stage, start_s, until_s in spans]
+    changes = sorted({0.0, *(start_s for _, start_s, _ in spans), *(until_s for _, _, until_s in spans)})
+    return [
+        (at_s, until_s, sum(stage.planned_instances for stage, start_s, ends_s in spans if start_s <= at_s < ends_s))
+        for at_s, until_s in pairwise(changes)
+    ]
+
+
 def _joined(busy: Sequence[Busy], horizon_s: float) -> Sequence[Busy]:
-    """The stretches as they are; of very many, those of a GPU and a stage that follow each other closely as one."""
+    """Return the stretches; if there are very many, close ones of the same GPU and stage are joined."""
     if len(busy) <= _MOST_BARS:
         return busy
     joined: list[Busy] = []
@@ -124,7 +136,7 @@ def _joined(busy: Sequence[Busy], horizon_s: float) -> Sequence[Busy]:
 
 
 def _gpu_axis(rows: list[str], gpus: int) -> Figure:
-    """A line for each GPU (or instance), from above."""
+    """Return an axis with a line for each GPU (or instance), from the top."""
     return {
         "type": "category",
         "categoryorder": "array",
@@ -137,14 +149,6 @@ def _gpu_axis(rows: list[str], gpus: int) -> Figure:
     }
 
 
-def _refused(instance: InstanceResult) -> bool:
-    return instance.running_s is None and bool(instance.reason)
-
-
-def _fate(instance: InstanceResult) -> str:
-    return "PREEMPTED" if instance.preempted else "lost"
-
-
 def _row(instance: str, gpu: int) -> str:
     return f"{html.escape(instance)} : {gpu}"
 
@@ -154,7 +158,7 @@ Stretch = tuple[str, float, float, str, str]
 
 
 def _bar(name: str, colour: str, stretches: Iterable[Stretch], unit_s: float, pattern: str = "") -> Figure:
-    every = list(stretches)
+    every = [stretch for stretch in stretches if stretch[2] > stretch[1]]
     return {
         "type": "bar",
         "orientation": "h",
@@ -190,19 +194,15 @@ def _held_bars(result: Result, rented: Sequence[InstanceResult], gpus: int, unit
             waiting.append((row, instance.requested_s, running_s, f"{name} asked for, not billed yet", ""))
             starting.append((row, running_s, max(running_s, ready_s), f"{name} runs, its workers start", ""))
             held.append((row, max(running_s, ready_s), until_s, f"{name} held", ""))
-    kinds = [
-        ("asked for, not billed", STARTING, waiting, "/"),
-        ("instance starts up", STARTING, starting, ""),
-        ("held, idle", IDLE, held, ""),
-    ]
     bars = [
-        _bar(name, colour, [s for s in stretches if s[2] > s[1]], unit_s, pattern)
-        for name, colour, stretches, pattern in kinds
+        _bar("asked for, not billed", STARTING, waiting, unit_s, pattern="/"),
+        _bar("instance starts up", STARTING, starting, unit_s),
+        _bar("held, idle", IDLE, held, unit_s),
     ]
     return [bar for bar in bars if bar["y"]]
 
 
-def _busy_bars(busy: Sequence[Busy], unit_s: float) -> list[Figure]:
+def _busy_bars(result: Result, busy: Sequence[Busy], unit_s: float) -> list[Figure]:
     startup: list[Stretch] = []
     training: dict[int, list[Stretch]] = {}
     for use in busy:
@@ -210,52 +210,41 @@ def _busy_bars(busy: Sequence[Busy], unit_s: float) -> list[Figure]:
         first_s = use.end_s if use.training_s is None else use.training_s
         number = "" if use.trial == SEVERAL else str(use.trial)
         trial = f"trial {number}" if number else "several trials"
-        what = f"{trial}, stage {use.stage}, on {row}"
+        what = f"{trial}, {result.stages[use.stage].title}, on {row}"
         if first_s > use.start_s:
             startup.append((row, use.start_s, first_s, f"start-up of {what}", ""))
         if use.end_s > first_s:
-            training.setdefault(use.stage, []).append(
-                (row, first_s, use.end_s, what, "" if use.trial == SEVERAL else str(use.trial))
-            )
+            training.setdefault(use.stage, []).append((row, first_s, use.end_s, what, number))
     bars = [_bar("start-up of a trial", STARTUP, startup, unit_s)] if startup else []
+    named = set[str]()
     for stage, stretches in sorted(training.items()):
-        bar = _bar(f"stage {stage}", STAGE_COLOURS[stage % len(STAGE_COLOURS)], stretches, unit_s)
+        bracket = result.stages[stage].bracket
+        name = f"stage {stage}" if bracket is None else f"bracket {bracket}"
+        colour = STAGE_COLOURS[(stage if bracket is None else bracket) % len(STAGE_COLOURS)]
+        bar = _bar(name, colour, stretches, unit_s) | {"legendgroup": name, "showlegend": name not in named}
+        named.add(name)
         bar["marker"]["line"] = {"width": 1, "color": "rgba(255,255,255,0.7)"}
         bar["textfont"] = {"color": "#fff"}
         bars.append(bar)
     return bars
 
 
-def _lost(result: Result, rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Figure]:
-    lost = [(i, gpu) for i in rented if i.reason and i.ended_s is not None for gpu in range(gpus)]
-    if not lost:
-        return []
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "instance lost",
-            "x": [end_s(result, instance) / unit_s for instance, _ in lost],
-            "y": [_row(instance.instance, gpu) for instance, gpu in lost],
-            "hovertext": [
-                f"{html.escape(i.instance)} {_fate(i)} at {duration(end_s(result, i))}: "
-                f"{html.escape(printable(i.reason))}"
-                for i, _ in lost
-            ],
-            "hoverinfo": "text",
-            "marker": {"symbol": "x", "size": 9, "color": LOST},
-        }
-    ]
+def _lost(rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Figure]:
+    points = []
+    for instance in rented:
+        if instance.reason and instance.ended_s is not None:
+            how = "PREEMPTED" if instance.preempted else "lost"
+            hover = f"{instance.instance} {how} at {duration(instance.ended_s)}: {printable(instance.reason)}"
+            rows = [_row(instance.instance, gpu) for gpu in range(gpus)]
+            points += [(instance.ended_s / unit_s, row, html.escape(hover)) for row in rows]
+    marker = {"symbol": "x", "size": 9, "color": LOST}
+    return [scatter("instance lost", points, mode="markers", marker=marker)] if points else []
 
 
 def _steps(result: Result, rented: Sequence[InstanceResult], unit_s: float) -> list[Figure]:
-    """Instances over time: as planned, and those held or on their way."""
-    planned = [(0.0, 0)]
-    at_s = 0.0
-    for stage in result.stages:
-        planned.append((at_s, stage.planned_instances))
-        at_s += stage.planned_s
-    planned.append((at_s, 0))
+    """Return lines of the number of instances: planned, and held or starting."""
+    areas = _planned_areas(result)
+    planned = [(0.0, 0), *((start_s, count) for start_s, _, count in areas), (areas[-1][1] if areas else 0.0, 0)]
     changes = sorted([(i.requested_s, 1) for i in rented] + [(i.ended_s, -1) for i in rented if i.ended_s is not None])
     held, actual = 0, [(0.0, 0)]
     for at_s, change in changes:
@@ -269,14 +258,5 @@ def _steps(result: Result, rented: Sequence[InstanceResult], unit_s: float) -> l
 
 
 def _step(name: str, points: Sequence[tuple[float, int]], unit_s: float, line: Figure) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": [at_s / unit_s for at_s, _ in points],
-        "y": [count for _, count in points],
-        "hovertext": [f"{name}: {count} from {duration(at_s)}" for at_s, count in points],
-        "hoverinfo": "text",
-        "line": {"shape": "hv", **line},
-        "yaxis": "y2",
-    }
+    drawn = [(at_s / unit_s, count, f"{name}: {count} from {duration(at_s)}") for at_s, count in points]
+    return scatter(name, drawn, line={"shape": "hv", **line}, yaxis="y2")

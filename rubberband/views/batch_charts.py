@@ -1,7 +1,4 @@
-"""Adaptive batch sizes as plain Plotly figures: over time (Pollux, Figure 6) and by GPUs (Figure 1b). Pure.
-
-Colours and gestures are those of `rubberband.views.charts`.
-"""
+"""Charts of adaptive batch sizes: over time (Pollux, Figure 6) and by GPUs (Figure 1b). Plain Plotly figures; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +9,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from rubberband.executor.result import BatchStretch, Result, TrialResult
+from rubberband.executor.batch_history import BatchStretch
+from rubberband.executor.result import Result, TrialResult
 from rubberband.planner.goodput.choice import choose
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.views.charts import (
@@ -23,10 +21,13 @@ from rubberband.views.charts import (
     STAGE_COLOURS,
     SWITCH,
     Figure,
+    button,
     by_fate,
+    decades,
     fate_name,
     gpus_per_instance,
     marks,
+    scatter,
     time_unit,
 )
 from rubberband.views.words import amount, counted, duration
@@ -47,13 +48,13 @@ class _Row:
     title: str
     value: Callable[[BatchStretch], float | None]
     hover: str
-    """Of a point; `%{y}` is the value, `%{customdata[3]}` how the batch is made up."""
+    """Hover text of a point; `%{y}` is the value, `%{customdata[3]}` the composition of the batch."""
     axis: str = "linear"
     """`linear` from zero, `log`, or `powers`: log, with ticks at powers of two."""
     whole: bool = False
-    """Whether it is a whole number."""
+    """Whether the value is a whole number."""
     held: bool = True
-    """Whether it holds for the whole stretch, or is that of its end."""
+    """Whether the value is that of the whole stretch, or of its end."""
 
 
 def _percent(stretch: BatchStretch) -> float:
@@ -82,11 +83,11 @@ _ROWS = (
 _ROWS_PX = len(_ROWS) * (_ROW_PX + _GAP_PX) - _GAP_PX
 
 Drawn = Mapping[int, Sequence[BatchStretch]]
-"""Trial -> the stretches of it that are drawn."""
+"""Trial -> its stretches that are drawn."""
 
 
 def batches_over_time(result: Result) -> Figure | None:
-    """GPUs, batch size, efficiency, noise scale and throughput of every trial over time, or over its iterations.
+    """Return GPUs, batch size, efficiency, noise scale and throughput of each trial over time or its iterations.
 
     None if batches are fixed.
     """
@@ -97,15 +98,18 @@ def batches_over_time(result: Result) -> Figure | None:
     horizon_s = max(result.actual_jct_s, *(trial.batches[-1].end_s for trial in adaptive))
     unit, unit_s = time_unit(horizon_s)
     drawn = _thinned(adaptive)
-    lines = [_Line(row=row, fate=fate, trials=fates[fate], drawn=drawn) for row in range(len(_ROWS)) for fate in fates]
-    traces = [_trace(line, unit_s) for line in lines]
-    by_time = [trace["x"] for trace in traces]
-    by_progress = [[None if point is None else point.progress for _, point in line.points()] for line in lines]
+    few = sum(map(len, drawn.values())) < MANY_POINTS
+    traces, by_progress = [], []
+    for index, row in enumerate(_ROWS):
+        for fate, trials in fates.items():
+            points = [(t.trial, point) for t in trials for point in _points(drawn[t.trial], row.held)]
+            traces.append(_trace(index, fate, trials, points, unit_s, few))
+            by_progress.append([point and point.progress for _, point in points])
     done = max(trial.batches[-1].progress for trial in adaptive)
     stages = marks(result, horizon_s, unit_s)
     time_title = f"time since the start ({unit})"
     buttons = [
-        _button("over time", by_time, time_title, horizon_s / unit_s, stages),
+        _button("over time", [trace["x"] for trace in traces], time_title, horizon_s / unit_s, stages),
         _button("over iterations", by_progress, "iterations", done, {"shapes": [], "annotations": []}),
     ]
     layout: Figure = {
@@ -125,8 +129,7 @@ def batches_over_time(result: Result) -> Figure | None:
 
 
 def _button(label: str, xs: list[list[Any]], title: str, most: float, stages: Figure) -> Figure:
-    axis = {"xaxis.title.text": title, "xaxis.range": [0, most * 1.02]}
-    return {"label": label, "method": "update", "args": [{"x": xs}, axis | stages]}
+    return button(label, xs, {"xaxis.title.text": title, "xaxis.range": [0, most * 1.02], **stages})
 
 
 def _axis(index: int) -> str:
@@ -149,35 +152,30 @@ def _value_axis(index: int, drawn: Drawn) -> Figure:
 
 
 def powers(values: Sequence[float]) -> Figure:
-    """The settings of a log axis that shows `values`, with ticks at powers of two."""
+    """Return a log axis for `values`, with ticks at powers of two."""
     first, last = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
     step = 1 + (last - first) // _MOST_TICKS
     ticks = [2**exponent for exponent in range(first, last + step, step)]
-    return _log_range(values) | {
-        "tickmode": "array",
-        "tickvals": ticks,
-        "ticktext": [f"{tick:,}" for tick in ticks],
-    }
+    return _log_axis(values) | {"tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
 
 
 def _decades(values: Sequence[float]) -> Figure:
-    """A log axis with ticks at powers of ten, at 1, 2 and 5 where these would be too few."""
-    low, high = math.log10(min(values)), math.log10(max(values))
-    digits = (1,) if high - low > 2.5 else (1, 2, 5)
-    every = [digit * 10.0**exponent for exponent in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
-    shown = _log_range(values)
-    ticks = [tick for tick in every if shown["range"][0] <= math.log10(tick) <= shown["range"][1]]
-    return shown | {"tickmode": "array", "tickvals": ticks, "ticktext": [amount(tick) for tick in ticks]}
+    """Return a log axis with ticks at powers of ten; also at 2 and 5 times these if there are few."""
+    axis = _log_axis(values)
+    low, high = axis["range"]
+    every = decades(math.log10(min(values)), math.log10(max(values)), fine=2.5)
+    ticks = [tick for tick in every if low <= math.log10(tick) <= high]
+    return axis | {"tickvals": ticks, "ticktext": [amount(tick) for tick in ticks]}
 
 
-def _log_range(values: Sequence[float]) -> Figure:
+def _log_axis(values: Sequence[float]) -> Figure:
     low, high = math.log10(min(values)), math.log10(max(values))
     room = 0.08 * (high - low) + 0.08
-    return {"type": "log", "range": [low - room, high + room]}
+    return {"type": "log", "range": [low - room, high + room], "tickmode": "array"}
 
 
 def _thinned(trials: Sequence[TrialResult]) -> Drawn:
-    """The stretches that are drawn, by trial: all, or, of many, some of them, and those around a change if they can."""
+    """Return trial -> stretches to draw: all, or some of very many, with those beside a change if there is room."""
     step = math.ceil(sum(len(trial.batches) for trial in trials) / MANY_POINTS)
     turns = {trial.trial: _turns(trial.batches) for trial in trials}
     shown = turns if sum(map(len, turns.values())) <= MANY_POINTS else {}
@@ -192,7 +190,7 @@ def _thinned(trials: Sequence[TrialResult]) -> Drawn:
 
 
 def _turns(stretches: Sequence[BatchStretch]) -> set[int]:
-    """Indices of the stretches before and after a change of stage, GPUs or batch size."""
+    """Return the indices of stretches before and after a change of stage, GPUs or batch size."""
     return {
         beside
         for index, (before, after) in enumerate(pairwise(stretches))
@@ -207,7 +205,7 @@ def _kind(stretch: BatchStretch) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
-    """What holds at an instant of a trial's training."""
+    """Instant of a trial's training."""
 
     at_s: float
     progress: float
@@ -215,7 +213,7 @@ class _Point:
 
 
 def _points(stretches: Iterable[BatchStretch], held: bool) -> list[_Point | None]:
-    """Of one trial, with a gap where it waited for the next stage, and after it."""
+    """Return the points of one trial, with a gap for each wait for the next stage, and at the end."""
     points: list[_Point | None] = []
     before: BatchStretch | None = None
     for stretch in stretches:
@@ -229,38 +227,30 @@ def _points(stretches: Iterable[BatchStretch], held: bool) -> list[_Point | None
     return [*points, None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """The line of some trials of one fate in one row."""
-
-    row: int
-    fate: str
-    trials: Sequence[TrialResult]
-    drawn: Drawn
-
-    def points(self) -> list[tuple[int, _Point | None]]:
-        """(trial, point), with gaps between trials."""
-        held = _ROWS[self.row].held
-        return [(t.trial, point) for t in self.trials for point in _points(self.drawn[t.trial], held)]
-
-
-def _trace(line: _Line, unit_s: float) -> Figure:
-    row, (colour, width, opacity), points = _ROWS[line.row], CURVES[line.fate], line.points()
-    dots = not row.held and sum(map(len, line.drawn.values())) < MANY_POINTS
+def _trace(
+    index: int,
+    fate: str,
+    trials: Sequence[TrialResult],
+    points: Sequence[tuple[int, _Point | None]],
+    unit_s: float,
+    few: bool,
+) -> Figure:
+    """Return the line of the trials with one outcome in a row; `points` have gaps between trials."""
+    row, (colour, width, opacity) = _ROWS[index], CURVES[fate]
     return {
         "type": "scatter",
-        "mode": "lines+markers" if dots else "lines",
-        "name": fate_name(line.fate, line.trials),
-        "legendgroup": line.fate,
-        "showlegend": line.row == 0,
-        "x": [None if point is None else point.at_s / unit_s for _, point in points],
-        "y": [None if point is None else row.value(point.stretch) for _, point in points],
-        "yaxis": _axis(line.row),
-        "customdata": [None if point is None else _label(trial, point.stretch) for trial, point in points],
+        "mode": "lines+markers" if few and not row.held else "lines",
+        "name": fate_name(fate, trials),
+        "legendgroup": fate,
+        "showlegend": index == 0,
+        "x": [point and point.at_s / unit_s for _, point in points],
+        "y": [point and row.value(point.stretch) for _, point in points],
+        "yaxis": _axis(index),
+        "customdata": [point and _label(trial, point.stretch) for trial, point in points],
         "hovertemplate": f"trial %{{customdata[0]}}: {row.hover}<br>stage %{{customdata[1]}}, %{{customdata[2]}}"
-        f"<extra>{line.fate}</extra>",
+        f"<extra>{fate}</extra>",
         "line": {"color": colour, "width": width, "shape": "hv" if row.held else "linear"},
-        "marker": {"color": colour, "size": 6 if line.fate in ALONE else 4},
+        "marker": {"color": colour, "size": 6 if fate in ALONE else 4},
         "opacity": opacity,
     }
 
@@ -271,18 +261,15 @@ def _label(trial: int, stretch: BatchStretch) -> list[Any]:
     return [trial, stretch.stage, span, f"{counted(stretch.gpus, 'GPU')} x {stretch.per_gpu:,}{passes}"]
 
 
-# Adaptive batch sizes against GPUs and stage, in the form of Pollux's Figure 1b, as a plain Plotly figure. Pure.
-
-
 _APART = 1.03
-"""Points of several stages at the same count stand side by side, each so many times as far right."""
+"""Factor between points of several stages at the same number of GPUs, which are drawn side by side."""
 
 Curve = Mapping[int, int]
 """GPUs -> batch size."""
 
 
 def batches_by_gpus(result: Result) -> Figure | None:
-    """The batch sizes that trials came to, against their GPUs: a series a stage; None if batches are fixed."""
+    """Return the final batch sizes of trials against their GPUs, a series for each stage; None if batches are fixed."""
     settled = _settled(result)
     if not settled:
         return None
@@ -310,7 +297,7 @@ def batches_by_gpus(result: Result) -> Figure | None:
 
 
 def _settled(result: Result) -> dict[int, dict[int, list[int]]]:
-    """Stage -> GPUs -> the batch size that each trial had at last."""
+    """Return stage -> GPUs -> the last batch size of each trial."""
     settled: dict[int, dict[int, list[int]]] = {}
     for trial in result.trials:
         for (stage, gpus), size in {(s.stage, s.gpus): s.batch_size for s in trial.batches}.items():
@@ -319,10 +306,10 @@ def _settled(result: Result) -> dict[int, dict[int, list[int]]]:
 
 
 def _modelled(result: Result, used: Set[int]) -> dict[int, tuple[float, Curve]]:
-    """Stage -> its noise scale and the best batches by the model; no stage without noise scale, or where no model is.
+    """Return stage -> its noise scale and the best batches by the model; none without a noise scale or a model.
 
-    A stage's noise scale is the median of those that trials had at its end. GPUs: those `used`, those that the profile
-    has timed, and powers of two between.
+    The noise scale of a stage is the median over its trials at its end. The GPUs are those `used`, those in the
+    profile, and powers of two between.
     """
     profile = result.goodput
     if profile is None:
@@ -350,27 +337,21 @@ def _curve(profile: GoodputProfile, noise_scale: float, per_instance: int, count
 
 
 def _dashed(stage: int, noise_scale: float, curve: Curve) -> Figure:
-    colour = STAGE_COLOURS[stage % len(STAGE_COLOURS)]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": f"stage {stage}, by the model",
-        "legendgroup": str(stage),
-        "showlegend": False,
-        "x": list(curve),
-        "y": list(curve.values()),
-        "hovertext": [
-            f"stage {stage}, {counted(gpus, 'GPU')}: best batch {size:,}<br>by the model, at noise scale "
-            f"{amount(noise_scale)}"
-            for gpus, size in curve.items()
-        ],
-        "hoverinfo": "text",
-        "line": {"color": colour, "width": 1.5, "dash": "dash"},
-    }
+    by_model = f"by the model, at noise scale {amount(noise_scale)}"
+    return scatter(
+        f"stage {stage}, by the model",
+        (
+            (n, size, f"stage {stage}, {counted(n, 'GPU')}: best batch {size:,}<br>{by_model}")
+            for n, size in curve.items()
+        ),
+        legendgroup=str(stage),
+        showlegend=False,
+        line={"color": STAGE_COLOURS[stage % len(STAGE_COLOURS)], "width": 1.5, "dash": "dash"},
+    )
 
 
 def _places(settled: Mapping[int, Mapping[int, object]], stage: int) -> list[float]:
-    """Where the stage's points stand on the axis of GPUs: at their count, or around it, side by side with others."""
+    """Return the x values of the stage's points: their GPUs, or around these if several stages share them."""
     places = []
     for gpus in sorted(settled[stage]):
         sharing = sorted(other for other in settled if gpus in settled[other])
@@ -380,28 +361,20 @@ def _places(settled: Mapping[int, Mapping[int, object]], stage: int) -> list[flo
 
 def _gpu_points(stage: int, by_gpus: Mapping[int, Sequence[int]], places: Sequence[float]) -> Figure:
     colour = STAGE_COLOURS[stage % len(STAGE_COLOURS)]
-    points = [(gpus, median(sizes), min(sizes), max(sizes), len(sizes)) for gpus, sizes in sorted(by_gpus.items())]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": f"stage {stage}",
-        "legendgroup": str(stage),
-        "x": list(places),
-        "y": [middle for _, middle, *_ in points],
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [most - middle for _, middle, _, most, _ in points],
-            "arrayminus": [middle - least for _, middle, least, _, _ in points],
-            "color": colour,
-            "thickness": 1.2,
-        },
-        "hovertext": [
-            f"stage {stage}, {counted(gpus, 'GPU')}: batch {middle:,.6g}"
-            f"<br>{least:,} to {most:,} over {counted(count, 'trial')}"
-            for gpus, middle, least, most, count in points
-        ],
-        "hoverinfo": "text",
-        "line": {"color": colour, "width": 2},
-        "marker": {"color": colour, "size": 8},
-    }
+    points, above, below = [], [], []
+    for x, (gpus, sizes) in zip(places, sorted(by_gpus.items()), strict=True):
+        middle, least, most = median(sizes), min(sizes), max(sizes)
+        hover = f"stage {stage}, {counted(gpus, 'GPU')}: batch {middle:,.6g}"
+        points.append((x, middle, f"{hover}<br>{least:,} to {most:,} over {counted(len(sizes), 'trial')}"))
+        above.append(most - middle)
+        below.append(middle - least)
+    error = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": colour, "thickness": 1.2}
+    return scatter(
+        f"stage {stage}",
+        points,
+        mode="lines+markers",
+        legendgroup=str(stage),
+        error_y=error,
+        line={"color": colour, "width": 2},
+        marker={"color": colour, "size": 8},
+    )

@@ -1,13 +1,13 @@
-"""What the charts have in common: colours, axes, marks, and what became of trials. Pure; imports no plotly.
+"""Parts that the charts share: colours, traces, axes, marks, and trials by outcome. Pure; imports no plotly.
 
-A chart is a plain Plotly figure (data and layout, ready for JSON). Colours read on light and on dark; the page sets
-those of text and grid.
+A chart is a plain Plotly figure (data and layout, ready for JSON). Its colours are readable on light and dark pages;
+the page sets the colours of text and grid.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
@@ -17,6 +17,8 @@ from rubberband.views.words import counted
 Figure = dict[str, Any]
 
 STAGE_COLOURS = ("#3b82c4", "#e08a1e", "#2a9d6f", "#b565a7", "#c8553d", "#6c8ebf", "#8f9a2e", "#7a6fd0")
+SHADES = ("#8d99a8", "#7b97b4", "#6391bd", "#3b82c4", "#4b8f9f", "#8a8f5e", "#b98f3c", "#e08a1e")
+"""Colours from the worst metric to the best."""
 PLANNED, LOST = "#9aa0a8", "#d62728"
 CURVES = {
     "winner": ("#e08a1e", 3.5, 1.0),
@@ -29,10 +31,9 @@ CURVES = {
     "failed": ("#d62728", 1.2, 0.7),
 }
 ALONE = ("winner", "best so far")
-"""Fates of a single trial."""
+"""Outcomes of a single trial."""
 MANY_POINTS = 2000
-"""From so many on, points are thinned out or have no dots."""
-
+"""Number of points from which on they are thinned out or have no dots."""
 
 LEGEND: Figure = {
     "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
@@ -42,7 +43,7 @@ LEGEND: Figure = {
 
 
 def gpus_per_instance(result: Result) -> int:
-    """GPUs of an instance: from the GPU-seconds paid for while instances ran, or from what trials used."""
+    """Return the GPUs of an instance, from the paid GPU-seconds of running instances, or from the use by trials."""
     used = max((use.gpu + 1 for use in result.busy), default=1)
     held_s = math.fsum(
         end_s(result, instance) - instance.running_s for instance in result.instances if instance.running_s is not None
@@ -52,45 +53,48 @@ def gpus_per_instance(result: Result) -> int:
 
 
 def end_s(result: Result, instance: InstanceResult) -> float:
-    """When it was given back or lost; now, if it is held."""
+    """Return the time at which an instance was released or lost; now, if it is held."""
     return result.actual_jct_s if instance.ended_s is None else instance.ended_s
 
 
 def beyond_s(result: Result) -> float:
-    """When the last thing ended that the bill counts: the last SYNC, or the last instance given back."""
+    """Return the end of all that is billed: the last SYNC, or the release of the last instance."""
     return max([result.actual_jct_s, *(end_s(result, instance) for instance in result.instances)])
 
 
 def time_unit(horizon_s: float) -> tuple[str, float]:
-    """What time axes count in, and how many seconds that is."""
+    """Return the unit of a time axis, and its length in seconds."""
     if horizon_s <= 180:
         return "seconds", 1.0
     return ("minutes", 60.0) if horizon_s <= 3 * 3600 else ("hours", 3600.0)
 
 
 def stage_spans(result: Result) -> Iterator[tuple[StageResult, float, float]]:
-    """The stages that have begun, from when until when (or until now), in seconds from the start.
+    """Iterate over the stages that have begun, with start and end (or now) in seconds from the start of the run.
 
-    Between two of them lies what passed from a SYNC until a driver went on.
+    Between two of them is the time from a SYNC until a driver continued.
     """
     at_s = 0.0
     for stage in result.stages:
         if stage.actual_s is None:
-            return
+            continue
         start_s = at_s if stage.start_s is None else stage.start_s
         at_s = start_s + stage.actual_s
         yield stage, start_s, at_s
 
 
 def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
-    """Lines where stages end, where the deadline is and, while it runs, where now is; and the stages' names."""
+    """Return lines at the ends of stages, the deadline and (while it runs) now, and the names of the stages.
+
+    Stages of several brackets run at once, and are not named.
+    """
     lines: list[tuple[float, str]] = []
     names: list[Figure] = []
     due_s = math.inf if result.deadline_s is None else result.deadline_s
     for stage, start_s, end_s in stage_spans(result):
         middle_s = (start_s + end_s) / 2
         beside_deadline = -0.05 < (due_s - middle_s) / horizon_s < 0.2
-        if end_s - start_s > 0.07 * horizon_s and not beside_deadline:
+        if end_s - start_s > 0.07 * horizon_s and not beside_deadline and stage.bracket is None:
             names.append(note(middle_s / unit_s, f"stage {stage.stage}"))
         if stage.promoted:
             lines.append((end_s, "dot"))
@@ -117,8 +121,29 @@ def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
 
 
 def note(x: float, text: str) -> Figure:
-    """Words above the plot, at `x`."""
+    """Return a text above the plot, at `x`."""
     return {"x": x, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "text": text}
+
+
+def scatter(name: str, points: Iterable[tuple[Any, Any, str]], mode: str = "lines", **more: Any) -> Figure:
+    """Return a trace of points (x, y, hover text)."""
+    every = list(points)
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": name,
+        "x": [x for x, _, _ in every],
+        "y": [y for _, y, _ in every],
+        "hovertext": [text for _, _, text in every],
+        "hoverinfo": "text",
+        **more,
+    }
+
+
+def decades(low: float, high: float, fine: float) -> list[float]:
+    """Return powers of ten around two logarithms; also 2 and 5 times these if the two are at most `fine` apart."""
+    digits = (1, 2, 5) if high - low <= fine else (1,)
+    return [digit * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
 
 
 SWITCH: Figure = {
@@ -130,10 +155,16 @@ SWITCH: Figure = {
     "yanchor": "bottom",
     "pad": {"b": 4},
 }
+"""Buttons above a chart."""
+
+
+def button(label: str, xs: list[list[Any]], layout: Figure) -> Figure:
+    """Return a button that changes the x values of the traces, and the layout."""
+    return {"label": label, "method": "update", "args": [{"x": xs}, layout]}
 
 
 def by_fate(result: Result, trials: Sequence[TrialResult]) -> dict[str, list[TrialResult]]:
-    """Trials by what became of them, a key of `CURVES`; what is to be drawn on top comes last."""
+    """Return the trials by outcome, a key of `CURVES`. Those drawn on top come last."""
     fates: dict[str, list[TrialResult]] = {}
     for trial in trials:
         fates.setdefault(_fate_of(result, trial), []).append(trial)
@@ -141,7 +172,7 @@ def by_fate(result: Result, trials: Sequence[TrialResult]) -> dict[str, list[Tri
 
 
 def fate_name(fate: str, trials: Sequence[TrialResult]) -> str:
-    """A fate as the legend has it, with its only trial or how many there are."""
+    """Return an outcome for the legend, with its only trial or the number of trials."""
     return f"{fate} ({f'trial {trials[0].trial}' if fate in ALONE else counted(len(trials), 'trial')})"
 
 

@@ -1,11 +1,10 @@
-"""An estimate as one page that needs no network: headline figures, tables, and plotly charts as plain dicts.
+"""Page of an estimate, which needs no network: headline figures, tables and charts.
 
-The charts: instances over time, the frontier, and how time and cost vary.
+The charts are plain Plotly figures: instances over time, the frontier, and how time and cost vary.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +12,13 @@ import numpy as np
 
 from rubberband.planner.brackets import Lane, sample_lanes
 from rubberband.planner.estimate import Estimate, Point
-from rubberband.planner.sampling import varies
+from rubberband.planner.sizing import Size
 from rubberband.planner.table import Floats
 from rubberband.units import format_duration, format_usd
-from rubberband.views.charts import LEGEND, LOST, PLANNED, STAGE_COLOURS, Figure, time_unit
+from rubberband.views.charts import LEGEND, LOST, PLANNED, STAGE_COLOURS, Figure, scatter, time_unit
 from rubberband.views.estimate_tables import fixed_cluster, percent
-from rubberband.views.report_html import card, chart_section, page, table_section
+from rubberband.views.report_html import card, chart_section, page, page_header, table_section
+from rubberband.views.size import CHART_NOTE, size_figure
 from rubberband.views.tables import TextTable
 from rubberband.views.words import counted, difference, duration, printable
 
@@ -31,18 +31,22 @@ _TIMES = "Time that the plan takes, over all samples."
 _COSTS = "Cost of the plan, over all samples."
 
 
-def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[TextTable]) -> str:
-    """The whole page, from the headlines and tables that a terminal shows."""
+def render_estimate(
+    answer: Estimate, lines: Sequence[str], tables: Sequence[TextTable], size: Size | None = None
+) -> str:
+    """Return the page, from the headlines and tables that a terminal shows."""
     drawn = dict(figures(answer))
-    stages, rest = (
-        [table for table in tables if "Stages" in table.title],
-        [t for t in tables if "Stages" not in t.title],
-    )
+    sizes = None if size is None else size_figure(size)
+    if sizes is not None:
+        drawn["sizes"] = sizes
+    stages = [table for table in tables if "Stages" in table.title]
+    rest = [table for table in tables if "Stages" not in table.title]
     body = "\n".join(
         [
             _header(answer, lines),
             chart_section("allocation", "Instances over time", _ALLOCATION, drawn),
             *(table_section(table) for table in stages),
+            chart_section("sizes", "Size of the search", CHART_NOTE, drawn),
             chart_section("frontier", "Cost against deadline", _FRONTIER, drawn),
             _certain(answer),
             chart_section("times", "Distribution of the time", _TIMES, drawn),
@@ -54,7 +58,7 @@ def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[Tex
 
 
 def _certain(answer: Estimate) -> str:
-    """In place of distributions, where nothing varies."""
+    """Return a section in place of the distributions if nothing varies."""
     if answer.job is None or answer.job.odds is not None:
         return ""
     prediction = answer.job.prediction
@@ -68,14 +72,8 @@ def _certain(answer: Estimate) -> str:
 
 def _header(answer: Estimate, lines: Sequence[str]) -> str:
     badge, kind = ("within the limits", "done") if answer.feasible else ("not within the limits", "failed")
-    told = "".join(
-        f'<p class="answer">{html.escape(printable(line).removeprefix(f"{answer.experiment_name}: "))}</p>'
-        for line in lines
-    )
-    return (
-        f'<header><h1>{html.escape(answer.experiment_name)} <span class="badge {kind}">{badge}</span></h1>\n'
-        f'{told}\n<div class="cards">{"".join(_cards(answer))}</div></header>'
-    )
+    answers = [printable(line).removeprefix(f"{answer.experiment_name}: ") for line in lines]
+    return page_header(answer.experiment_name, kind, badge, answers, _cards(answer))
 
 
 def _cards(answer: Estimate) -> list[str]:
@@ -100,9 +98,8 @@ def _cards(answer: Estimate) -> list[str]:
     fixed = fixed_cluster(answer)
     if fixed is not None and fixed is not answer.job:
         against = difference(prediction.cost_usd, fixed.prediction.cost_usd)
-        cards.append(
-            card("against the best fixed cluster", against, f"it costs {format_usd(fixed.prediction.cost_usd)}")
-        )
+        costs = f"it costs {format_usd(fixed.prediction.cost_usd)}"
+        cards.append(card("against the best fixed cluster", against, costs))
     if answer.fixed_batch is not None:
         than = answer.fixed_batch.prediction
         took = f"it takes {format_duration(than.jct_s)} and {format_usd(than.cost_usd)}"
@@ -110,23 +107,20 @@ def _cards(answer: Estimate) -> list[str]:
     return cards
 
 
-# The charts.
-
-
 ELASTIC, FIXED = STAGE_COLOURS[0], STAGE_COLOURS[1]
 _BINS = 60
 _MOST_BINNED = 0.999
-"""Of a distribution's values; the longest tail would squeeze the rest."""
+"""Share of the values in a histogram; the longest tail would squeeze the rest."""
 
 
 def figures(answer: Estimate) -> dict[str, Figure]:
-    """The charts that the estimate has something to show in, by name."""
+    """Return the charts for which the estimate has data, by name."""
     drawn: dict[str, Figure] = {}
     job, limits = answer.job, answer.constraints
     sure_s = 0.0 if job is None else job.prediction.jct_s
     if job is not None:
         drawn["allocation"] = allocation(answer)
-    if job is not None and varies(answer.profile, answer.offer):
+    if job is not None and job.prediction.jct is not None:
         samples = sample_lanes(job.lanes, answer.profile, answer.offer, seed=answer.seed)
         sure_s = float(np.quantile(samples.jct_s, limits.confidence))
         drawn["times"] = _histogram(samples.jct_s, "time", limits.deadline_s)
@@ -137,7 +131,7 @@ def figures(answer: Estimate) -> dict[str, Figure]:
 
 
 def allocation(answer: Estimate) -> Figure:
-    """Instances held over (expected) time, lanes on top of each other, with the stages' names."""
+    """Return the chart of instances over the expected time, lanes on top of each other, with names of stages."""
     job, offer = answer.job, answer.offer
     assert job is not None, "the caller has a plan"
     deadline_s = answer.constraints.deadline_s
@@ -147,6 +141,8 @@ def allocation(answer: Estimate) -> Figure:
     edges_s = sorted({edge_s for spans in held for start_s, stop_s, *_ in spans for edge_s in (start_s, stop_s)})
     totals = [sum(_at(spans, edge_s)[0] for spans in held) for edge_s in edges_s]
     most = max(totals)
+    limits = _limits([(deadline_s, "deadline", "x", unit_s)])
+    names = _names(job.lanes[0], unit_s) if len(job.lanes) == 1 else []
     layout: Figure = {
         "height": 360,
         "showlegend": True,
@@ -157,11 +153,8 @@ def allocation(answer: Estimate) -> Figure:
             "tickformat": "d",
             "nticks": min(most + 1, 9),
         },
-        "shapes": _lines_at([(deadline_s, "x", unit_s)]),
-        "annotations": [
-            *_labels([(deadline_s, "deadline", "x", unit_s)]),
-            *(_names(job.lanes[0], unit_s) if len(job.lanes) == 1 else []),
-        ],
+        **limits,
+        "annotations": [*limits["annotations"], *names],
         **LEGEND,
     }
     traces = [_lane_trace(answer, at, spans, edges_s, unit_s) for at, spans in enumerate(held)]
@@ -173,7 +166,7 @@ Span = tuple[float, float, int, str]
 
 
 def _held(answer: Estimate, lane: Lane) -> list[Span]:
-    """What a lane holds, stage by stage."""
+    """Return the instances that a lane holds, stage by stage."""
     several, spans, now_s = len(answer.brackets) > 1, list[Span](), 0.0
     rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(answer.brackets[bracket]))]
     for (bracket, rung), stage, choice, predicted in zip(
@@ -194,7 +187,7 @@ def _held(answer: Estimate, lane: Lane) -> list[Span]:
 
 
 def _at(spans: Sequence[Span], moment_s: float) -> tuple[int, str]:
-    """Instances held at a moment, and what for."""
+    """Return the instances held at a moment, and the hover text."""
     return next(((count, words) for start_s, end_s, count, words in spans if start_s <= moment_s < end_s), (0, "done"))
 
 
@@ -203,21 +196,16 @@ def _lane_trace(answer: Estimate, at: int, spans: Sequence[Span], edges_s: Seque
     brackets = answer.job.lanes[at].brackets
     names = " and ".join(str(bracket) for bracket in brackets)
     label = f"lane {at}: {'brackets' if len(brackets) > 1 else 'bracket'} {names}"
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": label if len(answer.brackets) > 1 else "instances held or on their way",
-        "x": [edge_s / unit_s for edge_s in edges_s],
-        "y": [_at(spans, edge_s)[0] for edge_s in edges_s],
-        "hovertext": [_at(spans, edge_s)[1] for edge_s in edges_s],
-        "hoverinfo": "text",
-        "line": {"shape": "hv", "color": STAGE_COLOURS[at % len(STAGE_COLOURS)], "width": 1.5},
-        "stackgroup": "instances",
-    }
+    return scatter(
+        label if len(answer.brackets) > 1 else "instances held or on their way",
+        ((edge_s / unit_s, *_at(spans, edge_s)) for edge_s in edges_s),
+        line={"shape": "hv", "color": STAGE_COLOURS[at % len(STAGE_COLOURS)], "width": 1.5},
+        stackgroup="instances",
+    )
 
 
 def _names(lane: Lane, unit_s: float) -> list[Figure]:
-    """The stages' names above their steps, where there is room."""
+    """Return the names of the stages above their steps, where there is room."""
     whole_s, found = lane.planned.prediction.jct_s, list[Figure]()
     for index, (choice, stage) in enumerate(zip(lane.planned.plan.stages, lane.planned.prediction.stages, strict=True)):
         took_s = stage.provisioning_s + stage.duration_s
@@ -235,32 +223,18 @@ def _names(lane: Lane, unit_s: float) -> list[Figure]:
 
 
 def frontier(answer: Estimate, sure_s: float) -> Figure:
-    """The lowest cost for every deadline, elastic and fixed, with the limits and the plan (surely done in `sure_s`)."""
+    """Return the chart of the lowest cost for each deadline, with the limits and the plan (safely done in `sure_s`)."""
     deadline_s, budget_usd = answer.constraints.deadline_s, answer.constraints.max_cost_usd
     far_s = max(answer.frontier[-1][0], *(point[0] for point in answer.static_frontier), deadline_s or 0.0)
     unit, unit_s = time_unit(far_s)
-    traces = [
-        _steps("elastic: the cheapest plan", answer.frontier, far_s * 1.05, unit_s, ELASTIC),
-        *(
-            [_steps("fixed cluster: the best size", answer.static_frontier, far_s * 1.05, unit_s, FIXED)]
-            if answer.static_frontier
-            else []
-        ),
-    ]
+    traces = [_steps("elastic: the cheapest plan", answer.frontier, far_s * 1.05, unit_s, ELASTIC)]
+    if answer.static_frontier:
+        traces.append(_steps("fixed cluster: the best size", answer.static_frontier, far_s * 1.05, unit_s, FIXED))
     if answer.job is not None:
         cost_usd = answer.job.prediction.cost_usd
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "this plan",
-                "x": [sure_s / unit_s],
-                "y": [cost_usd],
-                "hovertext": [f"this plan: {format_duration(sure_s)}, {format_usd(cost_usd)}"],
-                "hoverinfo": "text",
-                "marker": {"size": 12, "symbol": "star", "color": LOST},
-            }
-        )
+        point = (sure_s / unit_s, cost_usd, f"this plan: {format_duration(sure_s)}, {format_usd(cost_usd)}")
+        marker = {"size": 12, "symbol": "star", "color": LOST}
+        traces.append(scatter("this plan", [point], mode="markers", marker=marker))
     costs_usd = [usd for _, usd in (*answer.frontier, *answer.static_frontier)]
     top_usd = max(costs_usd) * 1.06
     shown_usd = budget_usd if budget_usd is not None and budget_usd <= top_usd else None
@@ -269,29 +243,21 @@ def frontier(answer: Estimate, sure_s: float) -> Figure:
         "showlegend": True,
         "xaxis": {"title": {"text": f"deadline ({unit})"}, "range": [0, far_s * 1.03 / unit_s]},
         "yaxis": {"title": {"text": "cost (USD)"}, "range": [0, top_usd]},
-        "shapes": _lines_at([(deadline_s, "x", unit_s), (shown_usd, "y", 1.0)]),
-        "annotations": _labels([(deadline_s, "deadline", "x", unit_s), (shown_usd, "budget", "y", 1.0)]),
+        **_limits([(deadline_s, "deadline", "x", unit_s), (shown_usd, "budget", "y", 1.0)]),
         **LEGEND,
     }
     return {"data": traces, "layout": layout}
 
 
 def _steps(name: str, points: Sequence[Point], far_s: float, unit_s: float, colour: str) -> Figure:
-    """What a plan costs stays the lowest cost until the next one is possible."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": [*(jct_s / unit_s for jct_s, _ in points), far_s / unit_s],
-        "y": [*(usd for _, usd in points), points[-1][1]],
-        "hovertext": [*(f"{name}<br>{format_duration(jct_s)}, {format_usd(usd)}" for jct_s, usd in points), name],
-        "hoverinfo": "text",
-        "line": {"shape": "hv", "color": colour, "width": 2.5},
-    }
+    """Return a line of steps, as each cost is the lowest until the next plan is possible."""
+    drawn = [(jct_s / unit_s, usd, f"{name}<br>{format_duration(jct_s)}, {format_usd(usd)}") for jct_s, usd in points]
+    drawn.append((far_s / unit_s, points[-1][1], name))
+    return scatter(name, drawn, line={"shape": "hv", "color": colour, "width": 2.5})
 
 
 def _histogram(values: Floats, what: str, limit: float | None) -> Figure:
-    """How often the samples fall where, with p50, p95 and the limit."""
+    """Return the histogram of samples, with p50, p95 and the limit."""
     unit_name, unit = time_unit(float(values.max())) if what == "time" else ("USD", 1.0)
     low, high = float(values.min()), float(np.quantile(values, _MOST_BINNED))
     counts, edges = np.histogram(values, bins=_BINS, range=(low, high if high > low else low + 1.0))
@@ -327,19 +293,17 @@ def _histogram(values: Floats, what: str, limit: float | None) -> Figure:
     return {"data": [bars], "layout": layout}
 
 
-Mark = tuple[float | None, str, float]
-
-
-def _lines_at(marks: Sequence[Mark]) -> list[Figure]:
-    return [_line(value / unit, axis, LOST) for value, axis, unit in marks if value is not None]
-
-
-def _labels(marks: Sequence[tuple[float | None, str, str, float]]) -> list[Figure]:
-    return [_label(value / unit, text, axis, LOST) for value, text, axis, unit in marks if value is not None]
+def _limits(limits: Sequence[tuple[float | None, str, str, float]]) -> Figure:
+    """Return lines and labels of limits (value, text, axis, unit), without those that are not set."""
+    known = [(value / unit, text, axis) for value, text, axis, unit in limits if value is not None]
+    return {
+        "shapes": [_line(at, axis, LOST) for at, _, axis in known],
+        "annotations": [_label(at, text, axis, LOST) for at, text, axis in known],
+    }
 
 
 def _line(at: float, axis: str, colour: str) -> Figure:
-    """Across the whole chart, at a value of the x or the y axis."""
+    """Return a line across the whole chart, at a value of the x or the y axis."""
     across = {"xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1}
     along = {"xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": at, "y1": at}
     line: dict[str, Any] = {"width": 1.5, "dash": "dot", "color": colour}

@@ -1,4 +1,4 @@
-"""An estimate as headlines and tables of text: what `rubberband estimate` prints, and what its page shows. Pure."""
+"""Headlines and tables of an estimate, for `rubberband estimate` and its page. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from rubberband.planner.assumptions import Assumption
 from rubberband.planner.brackets import JobPlan, Lane
-from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point, keeps
+from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point
 from rubberband.planner.sampling import varies
-from rubberband.planner.search import meets
+from rubberband.planner.search import keeps, meets
 from rubberband.planner.wording import concessions, settings
 from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import BillLine, Offer
-from rubberband.values.plan import Distribution, Market, PlanningConstraints, Stage, StagePlan
+from rubberband.values.plan import Market, PlanningConstraints, Stage, StagePlan
 from rubberband.views.tables import Row, TextTable, bill
 from rubberband.views.words import counted, difference, rounded, time_unit_s, usd, usd_decimals
 
@@ -26,6 +26,7 @@ POLICIES = {
     "greedy": "elastic, greedy search",
     USER_PLAN: "the given plan",
 }
+_SCHEDULERS = {"asha": "asha: no SYNC, fixed cluster", "sha": "sha: elastic, SYNC after each rung"}
 _FASTEST = "elastic, the fastest plan"
 _PLANS = {
     "optimal": "cheapest plan",
@@ -40,11 +41,11 @@ _MARKETS: dict[Market, str] = {"spot": "on the spot market", "on_demand": "on de
 
 
 def headlines(answer: Estimate) -> list[str]:
-    """Time and cost, whether the limits hold, and what elasticity and adaptive batches save."""
+    """Return time and cost, whether the limits hold, and the savings by elasticity and adaptive batches."""
     if answer.job is None:
-        return [
-            f"{answer.experiment_name}: no plan keeps {' and '.join(limits(answer.constraints))} on {_types(answer)}"
-        ]
+        types = dict.fromkeys([answer.offer.instance_type, *(one.instance_type for one in answer.options)])
+        named = " and ".join(limits(answer.constraints))
+        return [f"{answer.experiment_name}: no plan keeps {named} on {', '.join(types)}"]
     prediction = answer.job.prediction
     takes = f"{format_duration(prediction.jct_s)} and {format_usd(prediction.cost_usd)}"
     mean = " on average" if prediction.jct is not None else ""
@@ -55,19 +56,15 @@ def headlines(answer: Estimate) -> list[str]:
 
 
 def _instances(offer: Offer) -> str:
-    """`p3.8xlarge (4 GPUs, 12.24 USD/h)`."""
+    """Return `p3.8xlarge (4 GPUs, 12.24 USD/h)`."""
     price = f"{format_usd(offer.price_usd_per_hour)}/h"
     if offer.spot is not None:
         price += f" on demand, {format_usd(offer.spot.price_usd_per_hour)}/h on spot"
     return f"{offer.instance_type} ({counted(offer.gpus, 'GPU')}, {price})"
 
 
-def _types(answer: Estimate) -> str:
-    return ", ".join(dict.fromkeys([answer.offer.instance_type, *(one.instance_type for one in answer.options)]))
-
-
 def limits(constraints: PlanningConstraints) -> list[str]:
-    """`the deadline of 20m`, `the budget of 40.00 USD`: those that are set."""
+    """Return the limits that are set: `the deadline of 20m`, `the budget of 40.00 USD`."""
     named = []
     if constraints.deadline_s is not None:
         named.append(f"the deadline of {format_duration(constraints.deadline_s)}")
@@ -77,7 +74,7 @@ def limits(constraints: PlanningConstraints) -> list[str]:
 
 
 def _kept(answer: Estimate) -> str:
-    """Whether the limits hold, and how surely."""
+    """Return whether the limits hold, and with which probability."""
     constraints, job = answer.constraints, answer.job
     assert job is not None, "the caller has a plan"
     named = " and ".join(limits(constraints))
@@ -91,7 +88,7 @@ def _kept(answer: Estimate) -> str:
 
 
 def broken_limits(answer: Estimate) -> str:
-    """`the deadline of 20m (it takes 28m19s)`: the limits that a plan breaks."""
+    """Return the limits that a plan breaks: `the deadline of 20m (it takes 28m19s)`."""
     job, asked = answer.job, answer.constraints
     assert job is not None, "the caller has a plan"
     if job.odds is not None:
@@ -105,28 +102,24 @@ def broken_limits(answer: Estimate) -> str:
 
 
 def percent(share: float) -> str:
-    """A probability, never rounded up to certainty."""
+    """Return a probability, never rounded up to certainty."""
     percent = math.floor(1000 * share + 1e-9) / 10 if share > 0.5 else round(100 * share, 1)
     return f"{percent:g} %"
 
 
 def saving(answer: Estimate) -> str:
-    """What elasticity saves against the best cluster of a fixed size; empty where it was not compared."""
-    fixed = fixed_cluster(answer)
-    if (
-        answer.job is None
-        or not answer.feasible
-        or answer.policy == "static"
-        or all(one.policy != "static" for one in answer.options)
-    ):
+    """Return the saving against the best cluster of a fixed size; empty if it was not compared."""
+    fixed, was_compared = fixed_cluster(answer), any(one.policy == "static" for one in answer.options)
+    if answer.job is None or not answer.feasible or answer.policy == "static" or not was_compared:
         return ""
     if fixed is None:
         return "elasticity makes it possible: no cluster of a fixed size is within the limits"
     now, then = answer.job.prediction, fixed.prediction
     if then.cost_usd <= 0:
         return ""
+    most = sum(max(choice.instances for choice in lane.planned.plan.stages) for lane in fixed.lanes)
     it = (
-        f"the best fixed cluster ({counted(_widest(fixed), 'instance')}) takes "
+        f"the best fixed cluster ({counted(most, 'instance')}) takes "
         f"{format_duration(then.jct_s)} and {format_usd(then.cost_usd)}"
     )
     faster = answer.objective == "min_time"
@@ -137,7 +130,7 @@ def saving(answer: Estimate) -> str:
 
 
 def batch_saving(answer: Estimate) -> str:
-    """What adapting the batch saves against the best plan with a fixed one; empty where it was not compared."""
+    """Return the saving against the best plan with a fixed batch; empty if it was not compared."""
     if answer.job is None or not answer.feasible or answer.case.batch == "fixed" or not answer.options:
         return ""
     if answer.fixed_batch is None:
@@ -153,19 +146,14 @@ def batch_saving(answer: Estimate) -> str:
 
 
 def fixed_cluster(answer: Estimate) -> JobPlan | None:
-    """The best cluster of a fixed size on the same instances, within the limits."""
+    """Return the best cluster of a fixed size on the same instances, within the limits."""
     return answer.job if answer.policy == "static" else answer.baselines.get("static")
-
-
-def _widest(job: JobPlan) -> int:
-    """Instances of the whole job at most (of lanes: if they are widest at the same time)."""
-    return sum(max(choice.instances for choice in lane.planned.plan.stages) for lane in job.lanes)
 
 
 def tables(
     answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = (), lines: Sequence[BillLine] = ()
 ) -> list[TextTable]:
-    """All tables, in order of interest; `notes` are remarks on the profile, `lines` the bill's."""
+    """Return the tables, the most important first; `notes` are about the profile, `lines` are those of the bill."""
     found = [
         *([stage_table(answer)] if answer.job is not None else []),
         bill(lines),
@@ -179,21 +167,17 @@ def tables(
 
 
 def screen_tables(answer: Estimate) -> list[TextTable]:
-    """The tables of one screen: stages (or remedies), options, and four other deadlines."""
+    """Return the tables of one screen: stages (or remedies), options, and four other deadlines."""
     first = remedy_table(answer) if answer.job is None else stage_table(answer)
     extrapolated = tuple(note for note in first.notes if "extrapolated" in note)
-    found = [replace(first, notes=extrapolated), *(replace(table, notes=()) for table in _comparisons(answer))]
-    return [table for table in found if table.rows]
-
-
-def _comparisons(answer: Estimate) -> list[TextTable]:
-    return [option_table(answer), deadline_table(answer, most=4)]
+    others = [replace(table, notes=()) for table in (option_table(answer), deadline_table(answer, most=4))]
+    return [table for table in (replace(first, notes=extrapolated), *others) if table.rows]
 
 
 def stage_table(answer: Estimate) -> TextTable:
-    """A row for each stage, and totals: times add up in each lane, costs to the bill; launches are SCALE + INIT.
+    """Return a row for each stage, and totals: times add up in each lane, costs to the bill.
 
-    Each lane has a row with its sum, and a head node that the lanes share has its own row.
+    A launch is SCALE and INIT. Each lane has a row with its sum, and the head node that lanes share has its own row.
     """
     job = answer.job
     assert job is not None, "the caller has a plan"
@@ -211,7 +195,8 @@ def stage_table(answer: Estimate) -> TextTable:
     if len(job.lanes) > 1:
         if job.head_usd > 0:
             rows.append(("head node", *blank, "", "", usd(costs_usd[-1], decimals)))
-        total = ("total", *blank, "", format_duration(_rounded_s(job, job.prediction.jct_s)))
+        unit_s = _unit_s(job)
+        total = ("total", *blank, "", format_duration(round(job.prediction.jct_s / unit_s) * unit_s))
     else:
         total = ("total", *blank, *lane_rows[-1][-3:-1])
     return TextTable(
@@ -238,7 +223,7 @@ def _mixed(answer: Estimate) -> bool:
 
 
 def _lane_rows(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], decimals: int) -> list[Row]:
-    """The rows of one lane, and their sum."""
+    """Return the rows of one lane, and their sum."""
     assert answer.job is not None, "the caller has a plan"
     unit_s = _unit_s(answer.job)
     stages = lane.planned.prediction.stages
@@ -258,16 +243,12 @@ def _lane_rows(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], de
 
 def _stage(answer: Estimate, stage: Stage, choice: StagePlan) -> Row:
     market = (choice.market.replace("_", " "),) if _mixed(answer) else ()
-    return str(stage.trials), str(stage.iterations), str(choice.instances), *market, str(choice.gpus_per_trial)
+    iterations = f"up to {stage.iterations}" if stage.ladder is not None else str(stage.iterations)
+    return str(stage.trials), iterations, str(choice.instances), *market, str(choice.gpus_per_trial)
 
 
 def _unit_s(job: JobPlan) -> float:
     return 1.0 if job.prediction.jct_s >= 60 else 0.01
-
-
-def _rounded_s(job: JobPlan, seconds: float) -> float:
-    unit_s = _unit_s(job)
-    return round(seconds / unit_s) * unit_s
 
 
 def _stage_notes(answer: Estimate, job: JobPlan) -> list[str]:
@@ -281,6 +262,12 @@ def _stage_notes(answer: Estimate, job: JobPlan) -> list[str]:
             f"Spot is expected to cost {format_usd(answer.offer.spot.price_usd_per_hour)}/h. Its price may rise every "
             f"hour, so max_cost reserves the maximum price of {format_usd(answer.offer.price_usd_per_hour)}/h for the "
             "leases of spot instances."
+        )
+    if (ladder := answer.brackets[0][0].ladder) is not None:
+        ends = ", ".join(map(str, ladder.totals))
+        notes.append(
+            f"Trials pause after {ends} iterations and go on when they are among the best 1/{ladder.reduction_factor} "
+            "there; instances without a trial are released at the end. The order of the results is drawn at random."
         )
     if len(job.lanes) > 1:
         notes.append(
@@ -296,7 +283,7 @@ def _stage_notes(answer: Estimate, job: JobPlan) -> list[str]:
 
 
 def covers(offer: Offer) -> str:
-    """What the amounts of an estimate are for, and what they leave out."""
+    """Return the costs that an estimate includes, and those that it leaves out."""
     if offer.billing == "per_function":
         parts = ["the GPUs of trials while they start up and train (billed per function)"]
     else:
@@ -319,7 +306,7 @@ def covers(offer: Offer) -> str:
 
 
 def remedy_table(answer: Estimate) -> TextTable:
-    """What would make it feasible, the best first."""
+    """Return the changes that make a plan possible, the best first."""
     return TextTable(
         title="Remedies",
         header=("", "time", "cost (USD)", "concedes"),
@@ -332,7 +319,7 @@ def remedy_table(answer: Estimate) -> TextTable:
 
 
 def quantile_tables(answer: Estimate) -> list[TextTable]:
-    """How time and cost are distributed; nothing where they do not vary."""
+    """Return the distributions of time and cost; no table if they do not vary."""
     prediction, odds, asked = answer.prediction, answer.odds, answer.constraints
     if prediction is None or prediction.jct is None or prediction.cost is None or odds is None:
         return []
@@ -340,8 +327,9 @@ def quantile_tables(answer: Estimate) -> list[TextTable]:
     unit_s = time_unit_s(prediction.jct.p95)
     deadline = "none" if asked.deadline_s is None else format_duration(asked.deadline_s)
     budget = "none" if asked.max_cost_usd is None else usd(asked.max_cost_usd, decimals)
-    time_row = [format_duration(round(value / unit_s) * unit_s) for value in _values(prediction.jct)]
-    cost_row = [usd(value, decimals) for value in _values(prediction.cost)]
+    jct, cost = ((one.mean, one.p10, one.p50, one.p90, one.p95) for one in (prediction.jct, prediction.cost))
+    time_row = [format_duration(round(value / unit_s) * unit_s) for value in jct]
+    cost_row = [usd(value, decimals) for value in cost]
     note = (
         f"Both limits hold with {percent(odds.p_both)}, {percent(asked.confidence)} asked; from "
         f"{prediction.num_samples:,} samples with seed {answer.seed}. p95: 95 % of the runs stay below."
@@ -359,23 +347,20 @@ def quantile_tables(answer: Estimate) -> list[TextTable]:
     ]
 
 
-def _values(known: Distribution) -> tuple[float, ...]:
-    return known.mean, known.p10, known.p50, known.p90, known.p95
-
-
 def option_table(answer: Estimate) -> TextTable:
-    """The plan, ticked, and other plans: how they differ by the objective, or which limit they break."""
+    """Return the chosen plan, ticked, and other plans with their difference by the objective or a broken limit."""
     if all(option.job is None for option in answer.options):
         return TextTable(title="", header=(), rows=())
     jobs = [answer.job, *(option.job for option in answer.options)]
     decimals = usd_decimals(max(job.prediction.cost_usd for job in jobs if job is not None))
     rows: list[Row] = []
     if answer.job is not None:
-        label = f"{TICK} {_policy(answer.policy, answer.objective)}{_on(answer, None)}"
+        label = f"{TICK} {_scheduled(answer) or _policy(answer.policy, answer.objective)}{_on(answer, None)}"
         rows.append((label, *_figures(answer.job, decimals), "chosen"))
     notes = []
     for option in answer.options:
-        label = _policy(option.policy, answer.objective) + _on(answer, option)
+        label = (_SCHEDULERS.get(option.scheduler) or _scheduled(answer)) or _policy(option.policy, answer.objective)
+        label += _on(answer, option)
         if option.job is None:
             rows.append((f"  {label}", "none", "-", "-", "not within the limits"))
             notes.append(f"{label}: {option.reason}.")
@@ -391,7 +376,7 @@ def option_table(answer: Estimate) -> TextTable:
 
 
 def _difference(answer: Estimate, option: Option) -> str:
-    """How an option differs from the plan by the objective; the limit that it breaks, if it breaks one."""
+    """Return the difference of an option from the plan by the objective, or the limit that it breaks."""
     job, asked = option.job, answer.constraints
     assert job is not None, "the caller has a plan"
     if not keeps(job, asked):
@@ -405,6 +390,8 @@ def _difference(answer: Estimate, option: Option) -> str:
     by_time = _more(difference(then.jct_s, now.jct_s), "time")
     by_cost = _more(difference(then.cost_usd, now.cost_usd), "cost")
     change, other = (by_time, by_cost) if faster else (by_cost, by_time)
+    if option.scheduler:
+        return f"{change}, {other}" + f" (scheduler {option.scheduler})" * change.startswith("-")
     better = change.startswith("-") and option.policy != answer.policy
     remedy = f" (--policy {option.policy})" if better else ""
     if change.startswith("same"):
@@ -412,8 +399,13 @@ def _difference(answer: Estimate, option: Option) -> str:
     return f"{change}{remedy}"
 
 
+def _scheduled(answer: Estimate) -> str:
+    """Return what the plans of a job without a SYNC are called; empty for others."""
+    return _SCHEDULERS["asha"] if answer.brackets[0][0].ladder is not None else ""
+
+
 def _more(change: str, what: str) -> str:
-    """`+22 % cost`, `same cost`."""
+    """Return `+22 % cost` or `same cost`."""
     return f"same {what}" if change in ("", "0 %") else f"{change} {what}"
 
 
@@ -422,7 +414,7 @@ def _policy(policy: str, objective: str) -> str:
 
 
 def _on(answer: Estimate, option: Option | None) -> str:
-    """What sets an option apart besides its policy."""
+    """Return the differences of an option besides its policy."""
     name = answer.offer.instance_type if option is None else option.instance_type
     types = {answer.offer.instance_type, *(one.instance_type for one in answer.options)}
     words = [f"on {name}"] if len(types) > 1 else []
@@ -440,7 +432,7 @@ def _figures(job: JobPlan, decimals: int) -> Row:
 
 
 def instances(job: JobPlan) -> str:
-    """`8 > 3 > 1` of the stages; lanes with + between them."""
+    """Return the instances of the stages, such as `8 > 3 > 1`, with + between lanes."""
     lanes = [
         " > ".join(str(count) for count, _ in itertools.groupby(c.instances for c in lane.planned.plan.stages))
         for lane in job.lanes
@@ -449,34 +441,37 @@ def instances(job: JobPlan) -> str:
 
 
 def deadline_table(answer: Estimate, most: int = 7) -> TextTable:
-    """The cost at up to `most` other deadlines: elastic, with a fixed cluster, and the difference from the plan."""
+    """Return the cost at up to `most` other deadlines: elastic, with a fixed cluster, and the difference."""
     if len(answer.frontier) < 2:
         return TextTable(title="", header=(), rows=())
     decimals = usd_decimals(answer.frontier[0][1])
     chosen = "" if answer.job is None else usd(answer.job.prediction.cost_usd, decimals)
     others = [point for point in answer.frontier if usd(point[1], decimals) != chosen]
     rows: list[Row] = []
+    is_elastic = answer.brackets[0][0].ladder is None
     for deadline_s, cost_usd in _some(others, decimals, most):
         fixed_usd = _cheapest(answer.static_frontier, deadline_s)
+        fixed = ("none" if fixed_usd is None else usd(fixed_usd, decimals),) if is_elastic else ()
         rows.append(
             (
                 format_duration(math.ceil(deadline_s - 1e-6)),
                 usd(cost_usd, decimals),
-                "none" if fixed_usd is None else usd(fixed_usd, decimals),
+                *fixed,
                 _at_deadline(answer, deadline_s, cost_usd),
             )
         )
+    costs = ("elastic (USD)", "fixed cluster (USD)") if is_elastic else ("cost (USD)",)
     return TextTable(
         title="Other deadlines",
-        header=("deadline", "elastic (USD)", "fixed cluster (USD)", "difference"),
+        header=("deadline", *costs, "difference"),
         rows=tuple(rows),
-        words=frozenset({0, 3}),
+        words=frozenset({0, 1 + len(costs)}),
         notes=(_frontier_note(answer),),
     )
 
 
 def _at_deadline(answer: Estimate, deadline_s: float, cost_usd: float) -> str:
-    """How the cheapest plan of another deadline differs from the chosen plan, or the limit that it breaks."""
+    """Return the difference of a deadline's cheapest plan from the chosen plan, or the limit that it breaks."""
     asked = answer.constraints
     if asked.max_cost_usd is not None and cost_usd > asked.max_cost_usd + 1e-9:
         return "over the budget"
@@ -494,7 +489,7 @@ def _at_deadline(answer: Estimate, deadline_s: float, cost_usd: float) -> str:
 def _frontier_note(answer: Estimate) -> str:
     budget = "" if answer.constraints.max_cost_usd is None else ", ignoring the budget"
     note = f"The cheapest plan for each deadline on {answer.offer.instance_type}{budget}"
-    if not varies(answer.profile, answer.offer):
+    if not varies(answer.profile, answer.offer) and answer.brackets[0][0].ladder is None:
         return f"{note}."
     if len(answer.brackets) > 1:
         return f"{note}; no noise is assumed."
@@ -503,26 +498,26 @@ def _frontier_note(answer: Estimate) -> str:
 
 
 def _some(points: Sequence[Point], decimals: int, most: int) -> list[Point]:
-    """Up to `most` points that differ in the cost as it is shown: both ends, and some at about equal ratios."""
-    told = [
+    """Return up to `most` points with different written costs: both ends, and some at about equal ratios."""
+    different = [
         point
         for at, point in enumerate(points)
         if not at or usd(point[1], decimals) != usd(points[at - 1][1], decimals)
     ]
-    if len(told) <= most:
-        return told
-    first_s, last_s = told[0][0], told[-1][0]
+    if len(different) <= most:
+        return different
+    first_s, last_s = different[0][0], different[-1][0]
     wanted_s = [first_s * (last_s / first_s) ** (at / (most - 1)) for at in range(most)]
-    return sorted({min(told, key=lambda point: abs(point[0] - time_s)) for time_s in wanted_s})
+    return sorted({min(different, key=lambda point: abs(point[0] - time_s)) for time_s in wanted_s})
 
 
 def _cheapest(points: Sequence[Point], deadline_s: float) -> float | None:
-    """The lowest cost of a frontier within a deadline."""
+    """Return the lowest cost of a frontier within a deadline."""
     return min((cost_usd for jct_s, cost_usd in points if jct_s <= deadline_s + 1e-6), default=None)
 
 
 def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = ()) -> TextTable:
-    """What the figures rest on, the largest effect on the cost first."""
+    """Return the assumptions, the largest effect on the cost first."""
     decimals = usd_decimals(max((abs(one.effect_usd) for one in known), default=0.0))
     rows = tuple(
         (

@@ -1,6 +1,6 @@
-"""Experiments and their results as the JSON of the REST contract. Pure.
+"""Experiments and their results as the JSON of the REST API. Pure.
 
-What is no finite number becomes null: JSON has no other word for it.
+Infinities and NaN become null, as JSON cannot write them.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rubberband.executor.result import Result, StageResult, TrialResult
+from rubberband.executor.result import Result, StageResult, TrialResult, planned_spans
 from rubberband.states import ACTIVE
-from rubberband.values.submission import Submission, Summary
+from rubberband.values.submission import Submission
 
 if TYPE_CHECKING:
-    from rubberband.executor.core.extending import Extension, Outlook
+    from rubberband.executor.core.extending import Extension
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON holds it: dataclasses and mappings as objects, infinities and NaN as null."""
+    """Return a value as plain JSON: dataclasses and mappings as objects, infinities and NaN as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Enum):
@@ -38,12 +38,12 @@ def plain(value: Any) -> Any:
 
 
 def to_bytes(value: Any) -> bytes:
-    """A value of `plain` as JSON text."""
+    """Return a value of `plain` as JSON text."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def slack_s(submission: Submission) -> float | None:
-    """Seconds between the (expected) end of an experiment and its deadline; None without a deadline or a start."""
+    """Return the time from the (expected) end of an experiment to its deadline; None without a deadline or a start."""
     summary = submission.summary
     if summary.deadline_s is None or summary.started_at is None:
         return None
@@ -52,7 +52,7 @@ def slack_s(submission: Submission) -> float | None:
 
 
 def experiment_view(submission: Submission) -> dict[str, Any]:
-    """An experiment in a list."""
+    """Return an experiment as lists show it."""
     words = submission.words
     resources = words.get("resources")
     entrypoint = words.get("entrypoint")
@@ -74,22 +74,17 @@ def experiment_view(submission: Submission) -> dict[str, Any]:
 
 
 def experiment_detail(submission: Submission, result: Result | None) -> dict[str, Any]:
-    """An experiment on its own."""
-    summary = submission.summary
+    """Return an experiment with its stages, plan and forecast."""
+    summary, planned = submission.summary, submission.summary if result is None else result
     return experiment_view(submission) | {
         "words": plain(submission.words),
         "stages": [] if result is None else plain(result.stages),
-        "planned": _planned(summary, result),
+        "rungs": [] if result is None else plain(result.rungs),
+        "planned": _expectation(planned.planned_jct_s, planned.planned_cost_usd),
         "forecast": _expectation(summary.forecast_jct_s, summary.forecast_cost_usd),
         "best": None if result is None or result.best is None else _best(result.best, result.metric),
         "extensions": [] if result is None else extensions(result),
     }
-
-
-def _planned(summary: Summary, result: Result | None) -> dict[str, Any]:
-    if result is None:
-        return _expectation(summary.planned_jct_s, summary.planned_cost_usd)
-    return _expectation(result.planned_jct_s, result.planned_cost_usd)
 
 
 def _expectation(jct_s: float | None, cost_usd: float | None) -> dict[str, Any]:
@@ -110,20 +105,30 @@ def _best(trial: TrialResult, metric: str) -> dict[str, Any]:
 
 
 def extensions(result: Result) -> list[Any]:
-    """How the limits were changed, in order."""
+    """Return the changes of the limits, in order."""
     found: list[Any] = plain(result.extensions)
     return found
 
 
 def trial_view(trial: TrialResult, *, curves: bool) -> dict[str, Any]:
-    """A trial; its learning curve and its batch sizes as well if `curves`."""
-    names = ("trial", "status", "configuration", "iterations", "metrics", "failures", "failure", "checkpoint")
-    wanted = (*names, "curve", "batches") if curves else names
-    return {name: plain(getattr(trial, name)) for name in wanted}
+    """Return a trial, with its learning curve and batch sizes if `curves`."""
+    names = (
+        "trial",
+        "status",
+        "configuration",
+        "iterations",
+        "metrics",
+        "failures",
+        "failure",
+        "checkpoint",
+        "bracket",
+        "seed",
+    )
+    return _some(trial, (*names, "curve", "batches") if curves else names)
 
 
 def allocations(result: Result | None) -> dict[str, Any]:
-    """Which instances were held and busy when, and what was planned."""
+    """Return the instances, their use over time, and the plan."""
     if result is None:
         return {"instances": [], "busy": [], "planned": []}
     return {
@@ -134,77 +139,48 @@ def allocations(result: Result | None) -> dict[str, Any]:
 
 
 def planned_uses(stages: Sequence[StageResult]) -> Iterator[dict[str, Any]]:
-    """What the first plan held in each stage, in seconds from the start."""
-    start_s = 0.0
-    for stage in stages:
+    """Iterate over the stages of the first plan, in seconds from the start."""
+    for stage, start_s, end_s in planned_spans(stages):
         yield {
             "stage": stage.stage,
             "start_s": start_s,
-            "end_s": start_s + stage.planned_s,
+            "end_s": end_s,
             "instances": stage.planned_instances,
             "gpus_per_trial": stage.gpus_per_trial,
         }
-        start_s += stage.planned_s
 
 
 def costs(submission: Submission, result: Result | None) -> dict[str, Any]:
-    """The bill so far, against the plan and the cap."""
+    """Return the bill so far, against the plan and the budget."""
     summary = submission.summary
-    if result is None:
-        return {
-            "cost_usd": summary.cost_usd,
-            "planned_cost_usd": summary.planned_cost_usd,
-            "max_cost_usd": summary.max_cost_usd,
-            "forecast_cost_usd": plain(summary.forecast_cost_usd),
-            "profiling_cost_usd": 0.0,
-            "head_cost_usd": 0.0,
-            "bill": [],
-            "paid": {},
-            "stages": [],
-            "instances": [],
-        }
-    spent = [_stage_cost(stage) for stage in result.stages]
+    known = summary if result is None else result
+    stage_figures = ("stage", "planned_cost_usd", "actual_cost_usd")
     return {
-        "cost_usd": result.actual_cost_usd,
-        "planned_cost_usd": plain(result.planned_cost_usd),
-        "max_cost_usd": plain(result.max_cost_usd),
+        "cost_usd": summary.cost_usd if result is None else result.actual_cost_usd,
+        "planned_cost_usd": plain(known.planned_cost_usd),
+        "max_cost_usd": plain(known.max_cost_usd),
         "forecast_cost_usd": plain(summary.forecast_cost_usd),
-        "profiling_cost_usd": result.profiling_cost_usd,
-        "head_cost_usd": result.head_cost_usd,
-        "bill": plain(result.bill),
-        "paid": plain(asdict(result.paid)),
-        "stages": spent,
-        "instances": plain(result.instances),
+        "profiling_cost_usd": 0.0 if result is None else result.profiling_cost_usd,
+        "head_cost_usd": 0.0 if result is None else result.head_cost_usd,
+        "bill": [] if result is None else plain(result.bill),
+        "paid": {} if result is None else plain(result.paid),
+        "stages": [] if result is None else [_some(stage, stage_figures) for stage in result.stages],
+        "instances": [] if result is None else plain(result.instances),
     }
 
 
-def _stage_cost(stage: StageResult) -> dict[str, Any]:
-    return {
-        "stage": stage.stage,
-        "planned_cost_usd": plain(stage.planned_cost_usd),
-        "actual_cost_usd": plain(stage.actual_cost_usd),
-    }
+def _some(value: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: plain(getattr(value, name)) for name in names}
 
 
 def decisions(result: Result | None) -> dict[str, Any]:
-    """What was decided at each SYNC, and how limits were changed."""
+    """Return the decisions at each SYNC, and the changes of the limits."""
     if result is None:
         return {"items": [], "extensions": []}
     return {"items": plain(result.decisions), "extensions": extensions(result)}
 
 
 def extension_view(extension: Extension) -> dict[str, Any]:
-    """What other limits change."""
-    return {
-        "before": _outlook(extension.before),
-        "after": _outlook(extension.after),
-        "stage": extension.stage,
-        "added_s": plain(extension.added_s),
-        "added_usd": plain(extension.added_usd),
-        "applied": extension.applied,
-    }
-
-
-def _outlook(outlook: Outlook) -> dict[str, Any]:
-    found: dict[str, Any] = plain(outlook)
-    return found
+    """Return the effect of other limits."""
+    added = {"added_s": plain(extension.added_s), "added_usd": plain(extension.added_usd)}
+    return {**plain(extension), **added}

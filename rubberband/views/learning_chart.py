@@ -1,4 +1,4 @@
-"""Every trial's learning curve, over iterations, time or dollars, as a plain Plotly figure. Pure."""
+"""Chart of learning curves over iterations, time or dollars. A plain Plotly figure; pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from rubberband.executor.result import Result, TrialResult
-from rubberband.views.charts import ALONE, CURVES, LEGEND, MANY_POINTS, SWITCH, Figure, by_fate, fate_name, time_unit
+from rubberband.views.charts import (
+    ALONE,
+    CURVES,
+    LEGEND,
+    MANY_POINTS,
+    SWITCH,
+    Figure,
+    button,
+    by_fate,
+    fate_name,
+    time_unit,
+)
 from rubberband.views.spending import shares
-from rubberband.views.tables import ranked
+from rubberband.views.tables import finite, ranked
 from rubberband.views.words import duration, printable, usd
 
 MOST_TRIALS = 3000
-"""Of more trials the best are drawn."""
+"""Limit of trials; the best are drawn."""
 MOST_POINTS = 4 * MANY_POINTS
-"""Points beyond so many are left out, evenly in every curve."""
+"""Limit of points; if there are more, every curve is thinned out evenly."""
 CURVES_NOTE = (
     "Each line is a trial, and its colour shows its outcome; click the legend to hide or show, drag to zoom. Only "
     f"the best {MOST_TRIALS:,} trials are drawn. Dollars: the whole bill so far, idle and starting instances "
@@ -28,22 +39,22 @@ CURVES_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReportPoint:
-    """One report of a trial."""
+    """Report of a trial."""
 
     trial: int
     iterations: int
     at_s: float
     share_usd: float
     value: float | None
-    """None if it is no finite number."""
+    """None if it is not finite."""
 
 
 Drawn = list[_ReportPoint | None]
-"""The points of some trials, with a gap after each trial."""
+"""Points of trials, with a gap after each trial."""
 
 
 def learning_curves(result: Result) -> Figure | None:
-    """Every trial's metric over iterations, time or its share of the bill, a colour for each fate.
+    """Return the metric of each trial over iterations, time or its share of the bill, in the colour of its outcome.
 
     None before the first report.
     """
@@ -63,9 +74,9 @@ def learning_curves(result: Result) -> Figure | None:
     by_cost = [[point and point.share_usd for point in points] for points in drawn.values()]
     whole = 1 if max(trial.iterations for trial in result.trials) <= 15 else None
     buttons = [
-        _button("over iterations", by_iterations, "iterations", whole),
-        _button("over time", by_time, f"time since the start ({unit})", None),
-        _button("over dollars", by_cost, "the trial's share of the bill (USD)", None),
+        button("over iterations", by_iterations, _axis("iterations", whole)),
+        button("over time", by_time, _axis(f"time since the start ({unit})")),
+        button("over dollars", by_cost, _axis("the trial's share of the bill (USD)")),
     ]
     layout = {
         "height": 460,
@@ -92,17 +103,13 @@ def _points(result: Result, trial: TrialResult, costs_usd: Sequence[float], step
                 iterations=iterations,
                 at_s=at_s,
                 share_usd=costs_usd[index],
-                value=_finite(metrics.get(result.metric)),
+                value=finite(metrics.get(result.metric)),
             )
             for index, (at_s, iterations, metrics) in enumerate(trial.curve)
             if index % step == 0 or index == last
         ),
         None,
     ]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _trace(fate: str, trials: Sequence[TrialResult], points: Drawn, xs: Sequence[Any], dots: bool) -> Figure:
@@ -126,6 +133,5 @@ def _label(point: _ReportPoint) -> list[Any]:
     return [point.trial, point.iterations, duration(point.at_s), usd(point.share_usd)]
 
 
-def _button(label: str, xs: list[list[Any]], title: str, step: int | None) -> Figure:
-    axis = {"xaxis.title.text": title, "xaxis.dtick": step}
-    return {"label": label, "method": "update", "args": [{"x": xs}, axis]}
+def _axis(title: str, step: int | None = None) -> Figure:
+    return {"xaxis.title.text": title, "xaxis.dtick": step}

@@ -1,6 +1,6 @@
-"""How a run is shown on stderr while it runs: a table that moves on a terminal, plain lines elsewhere.
+"""Views of a run on stderr while it runs: a table that moves on a terminal, plain lines elsewhere.
 
-A view is an observer of the driver and a context manager. stdout is left to data. `Progress` is what it draws.
+A view is an observer of the driver and a context manager. It draws a `Progress`. stdout is for data only.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Literal, Protocol, Self, TextIO
+from typing import Literal, Self, TextIO
 
 from rich import box
 from rich.console import Console, Group
@@ -20,25 +20,28 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.budget import bill_usd, lane_bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.forecast import Forecast, forecast
-from rubberband.executor.core.state import Job, Phase, StageRecord, State, TrialStatus
+from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
+from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
+from rubberband.executor.driver import Observer
 from rubberband.executor.result import was_interrupted
-from rubberband.values.plan import total_iterations
 from rubberband.views.narration import Narrator
 from rubberband.views.words import counted, duration, number, usd, usd_decimals
-
-# A run at a glance: a frozen picture of the state, taken at an event and read by another thread until the next.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProgress:
-    """Where one stage stands."""
+    """Progress of a stage."""
 
     stage: int
+    bracket: int | None
+    """None where there is only one."""
+    rung: int
+    """Its number in its bracket."""
     standing: Literal["done", "current", "planned"]
     running: int
     queued: int
@@ -46,61 +49,78 @@ class StageProgress:
     failed: int
     iterations_done: int
     iterations: int
-    """Of all its trials."""
+    """Iterations of all its trials together."""
     instances: int
-    """Held now; the most that were held, of a stage that is over."""
+    """Held now, or at most if the stage is over."""
     planned_instances: int
-    """By the plan in force, as is what follows."""
+    """By the current plan, as the following figures."""
     gpus_per_trial: int
     started_s: float | None
     """From the start of the run."""
     ended_s: float | None
     planned_s: float
     before_usd: float
-    """The bill when it began."""
+    """Bill at its start; of several brackets, that of its lane."""
     ended_usd: float | None
-    """The bill at its SYNC."""
+    """Bill at its SYNC, likewise."""
+
+    @property
+    def name(self) -> str:
+        """Return its number, or `bracket.stage` if there are several brackets."""
+        return str(self.stage) if self.bracket is None else f"{self.bracket}.{self.rung}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a run stands; what goes on by itself (time, the bill) is asked for an instant."""
+    """Progress of a run: a frozen copy, taken at an event and read by another thread until the next.
+
+    Time and bill grow between events, so they are methods of the present time.
+    """
 
     job: Job
-    phase: Phase
     stages: tuple[StageProgress, ...]
-    started_at: float
-    ended_at: float | None
     best: tuple[int, float] | None
-    """(trial, metric)"""
+    """Trial and metric."""
     batch_sizes: tuple[int, ...]
-    """Of the running trials, as last reported; empty where the batch is fixed."""
+    """Last reported by the running trials; empty if the batch is fixed."""
     state: State
-    """A copy of all that the bill and the forecast are reckoned from."""
+    """Copy of the data for the bill and the forecast."""
+
+    @property
+    def phase(self) -> Phase:
+        """Phase of the run."""
+        return self.state.phase
 
     def elapsed_s(self, now: float) -> float:
-        """From the start until `now`, or until the end."""
-        return max(0.0, (now if self.ended_at is None else self.ended_at) - self.started_at)
+        """Return the time from the start until `now`, or until the end."""
+        return max(0.0, self._until(now) - self.state.started_at)
 
     def spent_usd(self, now: float) -> float:
-        """The bill at `now`."""
-        return bill_usd(self.job, self.state, now if self.ended_at is None else self.ended_at)
+        """Return the bill at `now`, or at the end."""
+        return bill_usd(self.job, self.state, self._until(now))
+
+    def stage_usd(self, stage: StageProgress, now: float) -> float:
+        """Return the bill at `now`, or, of several brackets, that of the stage's lane."""
+        if stage.bracket is None:
+            return self.spent_usd(now)
+        lane = self.state.lanes[self.job.bracket_of(stage.stage).lane]
+        return lane_bill_usd(self.job, self.state, lane, now)
 
     def expected(self, now: float) -> Forecast:
-        """What is expected of the whole run, as of `now`."""
+        """Return the forecast of the whole run at `now`."""
         return forecast(self.job, self.state, max(now, self.state.now))
+
+    def _until(self, now: float) -> float:
+        return now if self.state.ended_at is None else self.state.ended_at
 
 
 def observe(job: Job, state: State) -> Progress:
-    """A picture of `state`, which shares nothing that will change."""
+    """Return the progress of `state`, without references to parts that will change."""
     best = best_trial(state, job.metric, job.mode) if state.outcome != "done" or state.stages[-1].ranking else None
     value = None if best is None else best.metric(job.metric)
     return Progress(
         job=job,
-        phase=state.phase,
         stages=tuple(_stage(job, state, stage) for stage in range(len(job.stages))),
-        started_at=state.started_at,
-        ended_at=state.ended_at,
         best=None if best is None or value is None else (best.trial, value),
         batch_sizes=tuple(
             trial.reports[-1].batches[-1].batch_size
@@ -113,53 +133,75 @@ def observe(job: Job, state: State) -> Progress:
 
 def _copy(job: Job, state: State) -> State:
     functions = job.offer.billing == "per_function"
+    trials = [replace(trial, reports=[]) for trial in state.trials]
+    records = {id(stage): replace(stage) for stage in state.stages}
+    instances = {name: replace(record) for name, record in state.instances.items()}
     return replace(
         state,
-        trials=[replace(trial, reports=[]) for trial in state.trials],
-        instances={name: replace(record) for name, record in state.instances.items()},
+        trials=trials,
+        lanes=[_copy_of_lane(lane, trials, records) for lane in state.lanes],
+        fleet=replace(state.fleet, instances=instances),
         allocations=[replace(use) for use in state.allocations if functions or use.ended_at is None],
-        stages=[replace(stage) for stage in state.stages],
+        stages=[records[id(stage)] for stage in state.stages],
         decisions=list(state.decisions),
     )
 
 
+def _copy_of_lane(lane: Lane, trials: Sequence[TrialState], records: Mapping[int, StageRecord]) -> Lane:
+    copy = replace(lane, stages=[records[id(stage)] for stage in lane.stages])
+    copy.runners = RunningTrials(trials[trial.trial] for trial in lane.running())
+    copy.waiters = WaitingTrials(trials[trial.trial] for trial in lane.queued())
+    return copy
+
+
 def _stage(job: Job, state: State, index: int) -> StageProgress:
     stage, chosen, predicted = job.stages[index], state.plan.stages[index], state.predicted[index]
-    record = state.stages[index] if index < len(state.stages) else None
+    bracket, record = job.bracket_of(index), state.record_of(index)
+    lane = state.lanes[bracket.lane]
     trials = record.trials if record else ()
-    before = total_iterations(job.stages[:index])
-    over = record is not None and (record.ended_at is not None or state.phase is Phase.FINISHED)
+    before = job.iterations_by(index) - stage.iterations
+    over = record is not None and (record.ended_at is not None or state.course == "finished")
     count = _trials(state, record) if record else Counter[str]()
     instances = 0
     if record is not None:
-        instances = record.widest if over else len(state.live())
+        instances = record.widest if over else len(state.held(lane).live)
     started_at = record.started_at if record else None
     ended_at = None
     if record is not None and over:
         ended_at = record.ended_at if record.ended_at is not None else state.ended_at
+
+    def spent_usd(at: float | None) -> float | None:
+        if at is None:
+            return None
+        return lane_bill_usd(job, state, lane, at) if job.is_divided else bill_usd(job, state, at)
+
     return StageProgress(
         stage=index,
+        bracket=bracket.bracket if job.is_divided else None,
+        rung=index - bracket.first_stage,
         standing="planned" if record is None else "done" if over else "current",
         running=count["running"],
         queued=count["queued"] if record else stage.trials,
         done=count["done"],
         failed=count["failed"],
         iterations_done=sum(min(max(state.trials[t].iterations - before, 0), stage.iterations) for t in trials),
-        iterations=stage.iterations * (len(trials) or stage.trials),
+        iterations=expected_iterations(job, state)
+        if stage.ladder
+        else stage.iterations * (len(trials) or stage.trials),
         instances=instances,
         planned_instances=chosen.instances,
         gpus_per_trial=chosen.gpus_per_trial,
         started_s=None if started_at is None else started_at - state.started_at,
         ended_s=None if ended_at is None else ended_at - state.started_at,
         planned_s=predicted.provisioning_s + predicted.duration_s,
-        before_usd=bill_usd(job, state, started_at) if index and started_at is not None else 0.0,
-        ended_usd=None if ended_at is None else bill_usd(job, state, ended_at),
+        before_usd=(spent_usd(started_at) or 0.0) if index else 0.0,
+        ended_usd=spent_usd(ended_at),
     )
 
 
 def _trials(state: State, record: StageRecord) -> Counter[str]:
-    """How many of the stage's trials run, wait, are done and have failed."""
-    if record.ended_at is not None:
+    """Count the stage's trials that run, wait, are done and have failed."""
+    if record.ended_at is not None and not state.promotions:
         return Counter(done=len(record.ranking), failed=len(record.trials) - len(record.ranking))
     names = {TrialStatus.RUNNING: "running", TrialStatus.QUEUED: "queued", TrialStatus.FAILED: "failed"}
     return Counter(names.get(state.trials[trial].status, "done") for trial in record.trials)
@@ -167,54 +209,62 @@ def _trials(state: State, record: StageRecord) -> Counter[str]:
 
 REFRESHES_PER_S = 4.0
 _CHEAP_S = 1e-3
-"""A picture that takes longer, as of thousands of trials, is not taken at every event."""
+"""A picture that takes longer, for example of thousands of trials, is not taken at every event."""
 _SHARE = 0.1
-"""Such pictures take this part of the time at most."""
+"""Largest share of the time for such pictures."""
 
 
-class View(Protocol):
-    """An observer (see `rubberband.executor.driver`) that shows what it is told until it is left."""
+def open_view(
+    job: Job, clock: Callable[[], float], stream: TextIO, is_terminal: bool, *, details: bool = True
+) -> AbstractContextManager[Observer]:
+    """Return the view for `stream` (stderr): enter it, then give it to the driver as an observer.
 
-    def __call__(self, event: Event, controller: Controller) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def open_view(job: Job, clock: Callable[[], float], stream: TextIO, is_terminal: bool) -> View:
-    """The view for `stream` (stderr): enter it, then give it to the driver as an observer.
-
-    `clock` is the backend's; it is read from another thread.
+    `clock` is the backend's; it is read from another thread. `details`: also the lines about instances.
     """
-    return TerminalView(job, clock, stream) if is_terminal else PlainView(job, stream)
+    if is_terminal:
+        return TerminalView(job, clock, stream, details=details)
+    return PlainView(job, stream, details=details)
+
+
+class Pictures:
+    """Latest picture of a run. One that takes long is taken seldom: it shares the driver's thread."""
+
+    def __init__(self, stopwatch: Callable[[], float] = time.perf_counter) -> None:
+        """`stopwatch` is a clock in seconds that measures how long pictures take."""
+        self._stopwatch, self._next_at = stopwatch, -math.inf
+        self.latest: Progress | None = None
+
+    def take(self, controller: Controller) -> None:
+        """Take a picture, unless the one before took long and is fresh."""
+        began_at, state = self._stopwatch(), controller.state
+        if self.latest is None or began_at >= self._next_at or state.phase is not self.latest.phase:
+            self.latest = observe(controller.job, state)
+            ended_at = self._stopwatch()
+            took_s = ended_at - began_at
+            self._next_at = ended_at + (took_s / _SHARE if took_s > _CHEAP_S else 0.0)
 
 
 class PlainView:
-    """One line for each thing worth telling, the time since the start in front."""
+    """View that prints a line for each thing to report, after the time since the start."""
 
-    def __init__(self, job: Job, stream: TextIO) -> None:
-        self._narrator = Narrator(job)
+    def __init__(self, job: Job, stream: TextIO, *, details: bool = True) -> None:
+        self._narrator = Narrator(job, details=details)
         self._stream = stream
 
     def __call__(self, event: Event, controller: Controller) -> None:
-        """Write what there is to say about `event`."""
+        """Print the lines about `event`."""
         for line in self._narrator.lines(event, controller):
-            print(_stamped(line, controller), file=self._stream, flush=True)
+            print(stamped(line, controller), file=self._stream, flush=True)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return
 
 
 class TerminalView:
-    """The stages as a table at the bottom of the terminal, redrawn also between events; the lines pass above it."""
+    """View with the stages in a table at the bottom of the terminal, redrawn also between events, below the lines."""
 
     def __init__(
         self,
@@ -223,15 +273,14 @@ class TerminalView:
         stream: TextIO,
         console: Console | None = None,
         stopwatch: Callable[[], float] = time.perf_counter,
+        details: bool = True,
     ) -> None:
-        """`stopwatch` tells how long pictures take, in seconds."""
-        self._narrator = Narrator(job)
-        self._stopwatch = stopwatch
-        self._next_at = -math.inf
+        """`stopwatch` is that of the pictures."""
+        self._narrator = Narrator(job, details=details)
+        self._pictures = Pictures(stopwatch)
         self._job = job
         self._clock = clock
         self._console = console or Console(file=stream)
-        self._progress: Progress | None = None
         self._live = Live(
             get_renderable=self._picture,
             console=self._console,
@@ -240,27 +289,20 @@ class TerminalView:
         )
 
     def __call__(self, event: Event, controller: Controller) -> None:
-        """Take a picture of the state, and say what there is to say."""
-        began_at, state = self._stopwatch(), controller.state
-        if self._progress is None or began_at >= self._next_at or state.phase is not self._progress.phase:
-            self._progress = observe(controller.job, state)
-            ended_at = self._stopwatch()
-            took_s = ended_at - began_at
-            self._next_at = ended_at + (took_s / _SHARE if took_s > _CHEAP_S else 0.0)
+        """Take a picture of the state, and print the lines about `event`."""
+        self._pictures.take(controller)
         for line in self._narrator.lines(event, controller):
-            self._console.print(Text(_stamped(line, controller), style="dim"))
+            self._console.print(Text(stamped(line, controller), style="dim"))
 
     def __enter__(self) -> Self:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def _picture(self) -> Group | Text:
-        progress = self._progress
+        progress = self._pictures.latest
         if progress is None:
             return Text(f"{self._job.name}: starting")
         now = self._clock()
@@ -268,15 +310,13 @@ class TerminalView:
 
 
 def stage_table(progress: Progress, now: float, width: int) -> Table:
-    """One row a stage: what it does, holds and costs, against the plan; it fits `width` columns from 80 on."""
+    """Return a row for each stage: its trials, instances and cost, against the plan; fits 80 columns and more."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1 if width >= 100 else 0), pad_edge=False, collapse_padding=True)
-    table.add_column("stage", justify="right")
-    for name in ("run", "wait", "done", "fail"):
+    for name in ("stage", "run", "wait", "done", "fail"):
         table.add_column(name, justify="right")
     table.add_column("iterations", no_wrap=True)
-    table.add_column("inst.\n/plan", justify="right")
-    table.add_column("GPUs\n/trial", justify="right")
-    table.add_column("USD", justify="right")
+    for name in ("inst.\n/plan", "GPUs\n/trial", "USD"):
+        table.add_column(name, justify="right")
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("plan", justify="right", no_wrap=True, style="dim")
     decimals = usd_decimals(max(progress.spent_usd(now), progress.expected(now).cost_usd))
@@ -289,32 +329,31 @@ _STYLES = {"done": "", "current": "bold", "planned": "dim"}
 
 
 def _row(progress: Progress, stage: StageProgress, now: float, decimals: int) -> list[Text | Table]:
+    *counts, failed, _, held, gpus, spent, time, planned = stage_cells(progress, stage, now, decimals)
+    rest = [Text(cell) for cell in (held, gpus, spent, time, planned)]
+    return [*(Text(cell) for cell in counts), Text(failed, style="red"), _bar(stage), *rest]
+
+
+def stage_cells(progress: Progress, stage: StageProgress, now: float, decimals: int) -> list[str]:
+    """Return the cells of a stage's row, in the order of the columns of `stage_table`."""
     begun = stage.started_s is not None
     spent = time = ""
     if stage.started_s is not None:
-        ended_usd = progress.spent_usd(now) if stage.ended_usd is None else stage.ended_usd
+        ended_usd = progress.stage_usd(stage, now) if stage.ended_usd is None else stage.ended_usd
         ended_s = progress.elapsed_s(now) if stage.ended_s is None else stage.ended_s
         spent = usd(ended_usd - stage.before_usd, decimals)
         time = duration(max(0.0, ended_s - stage.started_s))
-    cells = [str(stage.stage), _some(stage.running), _some(stage.queued), _some(stage.done)]
-    failed = Text(_some(stage.failed), style="red")
+    counts = [_some(count) for count in (stage.running, stage.queued, stage.done, stage.failed)]
     held = f"{stage.instances if begun else '-'}/{stage.planned_instances}"
-    rest = [Text(held), Text(str(stage.gpus_per_trial)), Text(spent), Text(time), Text(duration(stage.planned_s))]
-    return [*(Text(cell) for cell in cells), failed, _bar(stage), *rest]
+    done = f"{stage.iterations_done}/{stage.iterations}"
+    return [stage.name, *counts, done, held, str(stage.gpus_per_trial), spent, time, duration(stage.planned_s)]
 
 
 def _bar(stage: StageProgress) -> Table:
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(
-        ProgressBar(
-            total=max(1, stage.iterations),
-            completed=stage.iterations_done,
-            width=6,
-            complete_style="cyan",
-            finished_style="green",
-        ),
-        Text(f"{stage.iterations_done}/{stage.iterations}"),
-    )
+    done, total = stage.iterations_done, stage.iterations
+    bar = ProgressBar(max(1, total), done, width=6, complete_style="cyan", finished_style="green")
+    grid.add_row(bar, Text(f"{done}/{total}"))
     return grid
 
 
@@ -323,7 +362,7 @@ def _some(count: int) -> str:
 
 
 def summary(progress: Progress, now: float) -> list[Text]:
-    """The lines below the table: time and money, spent and expected, against the limits; the best so far."""
+    """Return the lines below the table: time and cost, spent and expected, against the limits, and the best so far."""
     job, expected = progress.job, progress.expected(now)
     decimals = usd_decimals(max(progress.spent_usd(now), expected.cost_usd))
     elapsed_s, spent_usd = progress.elapsed_s(now), progress.spent_usd(now)
@@ -351,8 +390,8 @@ def summary(progress: Progress, now: float) -> list[Text]:
 
 
 def _bought(state: State) -> str:
-    """`2 on spot; 1 on demand; interrupted 3 times`; empty where all is on demand."""
-    markets = Counter(record.market for record in [*state.live(), *state.leaving()])
+    """Return `2 on spot; 1 on demand; interrupted 3 times`; empty if all is on demand."""
+    markets = Counter(record.market for record in [*state.fleet.live(), *state.fleet.leaving()])
     interrupted = sum(was_interrupted(record) for record in state.instances.values())
     if not markets["spot"] and not interrupted:
         return ""
@@ -361,11 +400,12 @@ def _bought(state: State) -> str:
 
 
 def _range(sizes: Sequence[int]) -> str:
-    """`256 (1 trial)`, `64 to 512 (6 trials)`."""
+    """Return `256 (1 trial)` or `64 to 512 (6 trials)`."""
     least, most = min(sizes), max(sizes)
     return f"{least:,}{f' to {most:,}' if most > least else ''} ({counted(len(sizes), 'trial')})"
 
 
-def _stamped(line: str, controller: Controller) -> str:
+def stamped(line: str, controller: Controller) -> str:
+    """Return a line after the time since the start."""
     state = controller.state
     return f"{duration(state.now - state.started_at):>8}  {line}"

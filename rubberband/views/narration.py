@@ -1,4 +1,4 @@
-"""A run told in lines: what is worth saying about an event, found by comparing the state with what was said before."""
+"""Lines about a run, one event after another, found by comparison of the state with what was reported before."""
 
 from __future__ import annotations
 
@@ -20,18 +20,11 @@ from rubberband.executor.core.events import (
     LimitsChanged,
     Tick,
     TrialReported,
+    TrialsDrawn,
 )
+from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast
-from rubberband.executor.core.state import (
-    InstanceRecord,
-    InstanceStatus,
-    Job,
-    Phase,
-    StageRecord,
-    State,
-    TrialState,
-    TrialStatus,
-)
+from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.units import format_usd
 from rubberband.values.offer import slots
@@ -51,31 +44,43 @@ from rubberband.views.words import (
 _UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
-class Narrator:
-    """Turns events into lines; it is shown every event once, after the controller took it in."""
+def _drawn(event: TrialsDrawn) -> str:
+    last = event.first_trial + len(event.configurations) - 1
+    drawn = f"trials {event.first_trial} to {last}" if last > event.first_trial else f"trial {last}"
+    return f"{drawn} drawn {event.reason}"
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+
+class Narrator:
+    """Turns events into lines. It sees every event once, after the controller has handled it."""
+
+    def __init__(self, job: Job, *, details: bool = True) -> None:
+        """`details`: whether also the lines about instances that start and end, and about stages that begin."""
+        self._job, self._details = job, details
         self._begun = False
         self._failures = 0
         self._setbacks = 0
         self._warned = False
         self._instances: set[str] = set()
         self._live: Sequence[InstanceRecord] = ()
-        """Held or on their way when the last event had been told."""
+        """Held or starting after the last event."""
+        self._lanes: dict[str, int] = {}
+        """Instance -> the lane that could use it."""
         self._stages_begun = 0
-        self._stages_trained = 0
-        self._stages_ended = 0
+        self._stages_trained: set[int] = set()
+        self._stages_ended: set[int] = set()
         self._decisions = 0
+        self._promotions = 0
         self._ending = False
 
     def lines(self, event: Event, controller: Controller) -> list[str]:
-        """What to say about `event`, in order; often nothing."""
+        """Return the lines about `event`, in order; often none."""
         self._job, state = controller.job, controller.state
         if isinstance(event, LimitsChanged):
             return _extended(event, state)
         if isinstance(event, DriverStopped):
             return [f"stopped: {printable(event.reason)}"]
+        if isinstance(event, TrialsDrawn):
+            return [_drawn(event)] if self._begun else []
         said: list[str] = []
         if not self._begun:
             self._begun = True
@@ -86,18 +91,21 @@ class Narrator:
             said.append(f"resumed: {_left(state)}")
         if isinstance(event, Tick) and event.paused_s:
             said.append(stood_still(state.pauses[-1]))
-        said += self._instance(event, state)
+        said += self._instance(event, state) if self._details else []
         said += self._failed(state)
         said += self._went_back(state)
         if isinstance(event, TrialReported) and event.saved_iterations == 0 and not self._warned:
             self._warned = True
             said.append(f"trial {event.trial}: the function {WITHOUT_CHECKPOINT}")
+        said += self._promoted(state)
         said += self._synced(state)
         said += self._decided(state)
-        said += self._scaled(state)
-        said += self._training(state)
+        about_instances = self._handed_on(state) + self._scaled(state) + self._training(state)
+        said += about_instances if self._details else []
         said += self._ended(state)
-        self._live = state.live()
+        if self._live is not state.fleet.live():
+            self._live = state.fleet.live()
+            self._lanes = {record.instance: record.lane for record in self._live}
         return said
 
     def _introduction(self, event: Event, state: State) -> str:
@@ -106,25 +114,28 @@ class Narrator:
             return f"resuming {job.name}: {_left(state)}, {format_usd(bill_usd(job, state, state.now))} spent"
         limits = "" if job.deadline_s is None else f"; deadline {duration(job.deadline_s)}"
         limits += "" if job.max_cost_usd is None else f"; max_cost {format_usd(job.max_cost_usd)}"
+        brackets = f" of {len(job.brackets)} brackets" if job.is_divided else ""
+        steps = f"{counted(len(job.stages), 'stage')}{brackets}"
+        if job.ladder is not None:
+            steps = f"{counted(len(job.ladder.totals), 'rung')} without a SYNC"
         return (
-            f"{job.name}: {counted(job.stages[0].trials, 'trial')} in {counted(len(job.stages), 'stage')}, planned "
+            f"{job.name}: {counted(job.num_trials, 'trial')} in {steps}, planned "
             f"{duration(job.prediction.jct_s)} and {format_usd(job.prediction.cost_usd)}{limits}"
         )
 
     def _catch_up(self, state: State) -> None:
-        """Say nothing of what an earlier driver has told already."""
+        """Mark everything that an earlier driver has reported."""
         now = state.now
         self._failures = len(state.failed)
         self._setbacks = len(state.setbacks)
         self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
-        self._live = [record for record in state.live() if record.instance in self._instances]
+        self._live = [record for record in state.fleet.live() if record.instance in self._instances]
         self._stages_begun = sum(stage.started_at < now for stage in state.stages)
-        self._stages_trained = sum(stage.training_at is not None for stage in state.stages)
-        self._stages_ended = sum(stage.ended_at is not None for stage in state.stages)
+        self._stages_trained = {stage.stage for stage in state.stages if stage.training_at is not None}
+        self._stages_ended = {stage.stage for stage in state.stages if stage.ended_at is not None}
         self._decisions = len(state.decisions)
-
-    # Instances
+        self._promotions = len(state.promotions)
 
     def _instance(self, event: Event, state: State) -> list[str]:
         match event:
@@ -132,32 +143,34 @@ class Narrator:
                 record = state.instances[event.instance]
                 after = duration(event.occurred_at - record.requested_at)
                 bought = self._bought(record)
-                return [f"{event.instance} ready after {after} ({len(state.ready())} of {_held(state)}){bought}"]
+                return [f"{event.instance} ready after {after} ({len(state.fleet.ready())} of {_held(state)}){bought}"]
             case InstanceInterrupted():
                 return [self._interrupted(event, state)]
             case InstanceRefused():
                 what = "failed to start" if event.failed_start else "refused"
-                return [f"{event.instance} {what}: {printable(event.reason)}{self._what_then(state)}"]
+                then = self._what_then(state, state.instances[event.instance])
+                return [f"{event.instance} {what}: {printable(event.reason)}{then}"]
             case InstanceLost():
                 return [self._lost(event, state)]
             case InstanceReleased():
-                return [f"{event.instance} released; {counted(len(state.current()), 'instance')} held"]
+                return [f"{event.instance} released; {counted(len(state.fleet.current()), 'instance')} held"]
             case _:
                 return []
 
-    def _what_then(self, state: State) -> str:
-        if state.phase not in (Phase.SCALING, Phase.TRAINING):
+    def _what_then(self, state: State, record: InstanceRecord) -> str:
+        lane = state.lanes[record.lane]
+        if state.course != "running" or lane.phase not in (Phase.SCALING, Phase.TRAINING):
             return ""
-        if rules.buys_none(self._job, state) and not state.ready():
-            return f"; {state.failed_starts} in a row never got ready, so no more are bought"
-        if any(record.instead_of_spot and record.requested_at == state.now for record in state.live()):
+        if rules.buys_none(self._job, state) and not state.fleet.ready():
+            return f"; {state.fleet.failed_starts} in a row never got ready, so no more are bought"
+        if any(record.instead_of_spot and record.requested_at == state.now for record in state.fleet.live()):
             return ""
-        if state.launches_left <= 0:
-            return f"; continuing with {_held(state)}"
-        return f"; retrying in {duration(max(0.0, state.relaunch_at - state.now))}"
+        if lane.launches_left <= 0:
+            return f"; continuing with {counted(len(state.held(lane).live), 'instance')}"
+        return f"; retrying in {duration(max(0.0, lane.relaunch_at - state.now))}"
 
     def _bought(self, record: InstanceRecord) -> str:
-        """What it is, where that is not what the offer says."""
+        """Return the type, market, zone and price if they differ from the offer."""
         offer, price = self._job.offer, record.price_usd_per_hour
         if record.hour_prices_usd:
             price = record.hour_prices_usd[-1]
@@ -179,7 +192,7 @@ class Narrator:
             if use.ended_at == state.now and any(slot.instance == event.instance for slot in use.gang)
         ]
         hit = [trial for trial in struck if state.trials[trial].status in (TrialStatus.QUEUED, TrialStatus.RUNNING)]
-        left = sum(record.instance in self._instances for record in state.live())
+        left = sum(record.instance in self._instances for record in state.fleet.live())
         what = "PREEMPTED" if event.preempted else "lost"
         record = state.instances[event.instance]
         what = "failed to start" if record.failed_start else what
@@ -188,70 +201,117 @@ class Narrator:
             line = f"{line}: {len(self._live)} -> {counted(left, 'instance')}"
         if not hit:
             failed_again = record.failed_start and self._job.start_attempts is not None
-            return f"{line}{self._what_then(state)}" if failed_again else line
+            return f"{line}{self._what_then(state, record)}" if failed_again else line
         return f"{line}; {_trials(hit)} will resume from the last checkpoint"
 
     # Stages
 
+    def _handed_on(self, state: State) -> list[str]:
+        """Instances go warm from one lane to another."""
+        if len(state.lanes) == 1 or self._live is state.fleet.live():
+            return []
+        to: dict[int, list[str]] = {}
+        for record in state.fleet.live():
+            if self._lanes.get(record.instance, record.lane) != record.lane:
+                to.setdefault(record.lane, []).append(record.instance)
+        return [
+            f"{self._job.stage_name(state.lanes[lane].stage.stage)}: gets {listed(sorted(handed))}, warm, from another"
+            for lane, handed in to.items()
+        ]
+
     def _scaled(self, state: State) -> list[str]:
-        """The cluster grows or shrinks: a stage begins, or what is missing is asked for again."""
+        """Return the lines about a cluster that grows or shrinks: new stages, or replacements for lost instances."""
         if len(state.instances) == len(self._instances) and len(state.stages) == self._stages_begun:
             return []
         asked = [record for record in state.instances.values() if record.instance not in self._instances]
         self._instances.update(record.instance for record in asked)
+        said, begun = list[str](), state.stages[self._stages_begun :]
+        self._stages_begun = len(state.stages)
+        for lane in state.lanes:
+            ours = [record for record in asked if record.lane == lane.lane]
+            stage = next((stage for stage in begun if stage is lane.stages[-1]), None) if lane.stages else None
+            launching = self._launching(state, lane, ours)
+            if stage is not None:
+                held = counted(len(state.held(lane).live), "instance")
+                said.append(self._stage_begins(state, lane, launching if ours else f"{held} kept"))
+            elif ours:
+                said.append(launching)
+        return said
+
+    def _launching(self, state: State, lane: Lane, asked: Sequence[InstanceRecord]) -> str:
         on_spot = " on spot" if any(record.market == "spot" for record in asked) else ""
         instead = any(record.instead_of_spot for record in asked)
-        on_spot = f" on demand instead of spot ({printable(state.spot_dry_reason)})" if instead else on_spot
-        launching = f"launching {len(asked)}{on_spot}: {len(state.live()) - len(asked)} -> {_held(state)}"
-        if len(state.stages) > self._stages_begun:
-            self._stages_begun = len(state.stages)
-            return [self._stage_begins(state, launching if asked else f"{_held(state)} kept")]
-        return [launching] if asked else []
+        on_spot = f" on demand instead of spot ({printable(state.fleet.spot_dry_reason)})" if instead else on_spot
+        held = len(state.held(lane).live)
+        return f"launching {len(asked)}{on_spot}: {held - len(asked)} -> {counted(held, 'instance')}"
 
-    def _stage_begins(self, state: State, otherwise: str) -> str:
-        stage = state.stages[-1]
+    def _stage_begins(self, state: State, lane: Lane, otherwise: str) -> str:
+        stage, held = lane.stage, state.held(lane).live
         iterations = self._job.stages[stage.stage].iterations
-        line = f"stage {stage.stage}: {counted(len(stage.trials), 'trial')} x {counted(iterations, 'iteration')}"
-        going = sorted(record.instance for record in self._live if record.status is InstanceStatus.RELEASING)
-        shrinking = f"{len(self._live)} -> {_held(state)}, releasing {listed(going)}"
-        if going and any(record.status is InstanceStatus.REQUESTED for record in state.live()):
+        line = (
+            f"{self._job.stage_name(stage.stage)}: {counted(len(stage.trials), 'trial')} x "
+            f"{'up to ' * (self._job.ladder is not None)}{counted(iterations, 'iteration')}"
+        )
+        before = [record for record in self._live if record.lane == lane.lane]
+        going = sorted(record.instance for record in before if record.status is InstanceStatus.RELEASING)
+        shrinking = f"{len(before)} -> {counted(len(held), 'instance')}, releasing {listed(going)}"
+        if going and any(record.status is InstanceStatus.REQUESTED for record in held):
             return f"{line}; releasing {listed(going)}, {otherwise}"
         return f"{line}; {shrinking if going else otherwise}"
 
     def _training(self, state: State) -> list[str]:
-        if not state.stages or len(state.stages) <= self._stages_trained or state.stages[-1].training_at is None:
+        said, job = list[str](), self._job
+        for lane in state.lanes:
+            if not lane.stages or lane.stage.training_at is None or not lane.runners:
+                continue
+            stage, per_instance, size = lane.stage, job.offer.gpus, len(lane.running()[0].gang)
+            if stage.stage in self._stages_trained:
+                continue
+            self._stages_trained.add(stage.stage)
+            ready = len(state.held(lane).ready)
+            said.append(
+                f"{job.stage_name(stage.stage)}: training {counted(len(stage.trials), 'trial')} on "
+                f"{counted(ready, 'instance')} x {counted(per_instance, 'GPU')}, {counted(size, 'GPU')} per trial, "
+                f"{slots(ready, per_instance, size)} at once"
+            )
+        return said
+
+    def _promoted(self, state: State) -> list[str]:
+        fresh, ladder = state.promotions[self._promotions :], self._job.ladder
+        self._promotions = len(state.promotions)
+        if ladder is None:
             return []
-        running = state.running()
-        if not running:
-            return []
-        self._stages_trained = len(state.stages)
-        stage, per_instance, size = state.stages[-1], self._job.offer.gpus, len(running[0].gang)
-        ready = len(state.ready())
         return [
-            f"stage {stage.stage}: training {counted(len(stage.trials), 'trial')} on {counted(ready, 'instance')} x "
-            f"{counted(per_instance, 'GPU')}, {counted(size, 'GPU')} per trial, {slots(ready, per_instance, size)} at "
-            "once"
+            f"trial {one.trial} promoted to rung {one.rung} ({counted(ladder.totals[one.rung], 'iteration')}): "
+            f"{self._job.metric}={_metric(self._job, state.trials[one.trial])}"
+            for one in fresh
         ]
 
     def _synced(self, state: State) -> list[str]:
         ended = [stage for stage in state.stages if stage.ended_at is not None]
-        said = [self._sync(stage, state) for stage in ended[self._stages_ended :]]
-        self._stages_ended = len(ended)
-        return said
+        fresh = [stage for stage in ended if stage.stage not in self._stages_ended]
+        self._stages_ended = {stage.stage for stage in ended}
+        return [self._sync(stage, state) for stage in fresh]
 
     def _decided(self, state: State) -> list[str]:
         fresh = state.decisions[self._decisions :]
         self._decisions = len(state.decisions)
-        return [f"plan {decided(decision.changed, printable(decision.reason))}" for decision in fresh]
+        return [
+            f"plan{self._of_bracket(decision.stage)} {decided(decision.changed, printable(decision.reason))}"
+            for decision in fresh
+        ]
+
+    def _of_bracket(self, stage: int) -> str:
+        return f" from {self._job.stage_name(stage)} on" if self._job.is_divided else ""
 
     def _sync(self, stage: StageRecord, state: State) -> str:
         job = self._job
-        failed = len(stage.trials) - len(stage.ranking)
+        failed = sum(state.trials[trial].status is TrialStatus.FAILED for trial in stage.trials)
         parts = []
         if stage.ranking:
             best = state.trials[stage.ranking[0]]
             parts.append(f"best {job.metric}={_metric(job, best)} (trial {best.trial}{_batch(best)})")
-        if stage.ranking and stage.stage + 1 < len(job.stages):
+        if stage.ranking and stage.stage + 1 < job.bracket_of(stage.stage).end_stage:
             promoted = rules.promoted(job, stage)
             stopped = len(stage.ranking) - len(promoted)
             parts.append(f"promoted {len(promoted)} of {len(stage.trials)} ({_trials(promoted)})")
@@ -261,9 +321,10 @@ class Narrator:
         parts.append(f"spent {format_usd(bill_usd(job, state, state.now))}")
         if state.phase in (Phase.SCALING, Phase.TRAINING, Phase.PLANNING):
             parts.append(f"forecast {duration(expected.jct_s)}, {format_usd(expected.cost_usd)}")
-        return f"SYNC {stage.stage}: {'; '.join(part for part in parts if part)}"
-
-    # Failures and ends
+        if job.ladder is not None:
+            reached = (sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
+            return f"rungs {' > '.join(map(str, reached))}: {'; '.join(part for part in parts if part)}"
+        return f"SYNC {job.stage_name(stage.stage).removeprefix('stage ')}: {'; '.join(part for part in parts if part)}"
 
     def _failed(self, state: State) -> list[str]:
         fresh = sorted(set(state.failed[self._failures :]))
@@ -272,10 +333,9 @@ class Narrator:
         for trial in [state.trials[index] for index in fresh]:
             if trial.failure is not None:
                 kind, message = trial.failure
+                then = f"retrying ({trial.failures} of {self._job.max_failures})"
                 if trial.status is TrialStatus.FAILED:
                     then = "given up" if trial.failures == 1 else f"given up after {trial.failures} failures"
-                else:
-                    then = f"retrying ({trial.failures} of {self._job.max_failures})"
                 said.append(f"trial {trial.trial} failed, {kind.replace('_', ' ')}: {printable(message)}; {then}")
         return said
 
@@ -290,37 +350,31 @@ class Narrator:
             self._ending = True
             going = [r.instance for r in state.instances.values() if r.status is InstanceStatus.RELEASING]
             why = f" ({printable(state.reason)})" if state.reason else ""
-            if going:
-                said.append(f"ending{why}: {len(going)} -> 0 instances, releasing {listed(going)}")
-            elif why:
-                said.append(f"ending{why}")
+            releasing = f": {len(going)} -> 0 instances, releasing {listed(going)}" if going else ""
+            said += [f"ending{why}{releasing}"] if going or why else []
         if state.phase is Phase.FINISHED and state.ended_at is not None:
-            best = best_trial(state, self._job.metric, self._job.mode)
-            found = "no trial reported" if best is None else f"best {self._job.metric}={_metric(self._job, best)}"
-            which = (
-                "" if best is None else f" (trial {best.trial}, {counted(best.iterations, 'iteration')}{_batch(best)})"
-            )
+            best, found = best_trial(state, self._job.metric, self._job.mode), "no trial reported"
+            if best is not None:
+                which = f"trial {best.trial}, {counted(best.iterations, 'iteration')}{_batch(best)}"
+                found = f"best {self._job.metric}={_metric(self._job, best)} ({which})"
             cost = format_usd(bill_usd(self._job, state, state.ended_at))
             how = "stopped to keep the budget" if state.outcome == "budget" else state.outcome
-            said.append(f"{how}: {found}{which}; {duration(state.ended_at - state.started_at)}, {cost}")
+            said.append(f"{how}: {found}; {duration(state.ended_at - state.started_at)}, {cost}")
         return said
 
 
 def _extended(event: LimitsChanged, state: State) -> list[str]:
-    """What it grants that was not granted before."""
-    granted = state.granted[-1] if state.granted else None
-    if granted is None or granted.at != event.occurred_at:
-        return []
-    return [f"extended: {extended(granted)}"]
+    """Return the line about limits that the event has raised."""
+    return [f"extended: {extended(granted)}" for granted in state.granted[-1:] if granted.at == event.occurred_at]
 
 
 def _held(state: State) -> str:
-    return counted(len(state.live()), "instance")
+    return counted(len(state.fleet.live()), "instance")
 
 
 def _left(state: State) -> str:
-    """What a driver that resumes finds; the instances that it asks for are not there yet."""
-    held = [record for record in state.live() if record.requested_at < state.now]
+    """Return what a resuming driver finds, without the instances that it has just requested."""
+    held = [record for record in state.fleet.live() if record.requested_at < state.now]
     going = [trial for trial in state.trials if trial.status in _UNDER_WAY]
     return f"{counted(len(held), 'instance')} held, {counted(len(going), 'trial')} to continue"
 
@@ -330,7 +384,7 @@ def _trials(trials: Sequence[int]) -> str:
 
 
 def _batch(trial: TrialState) -> str:
-    """How its batch size changed; empty where it did not."""
+    """Return the change of the batch size; empty without one."""
     sizes = [use.batch_size for report in trial.reports for use in report.batches]
     return f", batch {change(sizes[0], sizes[-1])}" if sizes and sizes[0] != sizes[-1] else ""
 

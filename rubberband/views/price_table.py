@@ -1,4 +1,4 @@
-"""Prices of instance types as a table and as JSON: what `rubberband prices` and the service show. Pure."""
+"""Prices of instance types as a table and as JSON, for `rubberband prices` and the service. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTHING = Live()
 
 
 def cheapest_first(rows: Sequence[InstanceType], region: str) -> list[InstanceType]:
-    """By the price of a GPU on demand; what has none or no price comes last, by name."""
+    """Sort by the price of a GPU on demand; types without GPUs or price come last, by name."""
 
     def key(row: InstanceType) -> tuple[bool, bool, float, str]:
         price = row.prices_usd_per_hour.get(region)
@@ -32,9 +32,9 @@ def cheapest_first(rows: Sequence[InstanceType], region: str) -> list[InstanceTy
 
 
 def chosen(table: LiveTable, types: Sequence[str], region: str, option: str = "--region") -> list[InstanceType]:
-    """The types that were asked for, or all with GPUs that have a price, cheapest first.
+    """Return the given types, or all with GPUs and a price, cheapest first.
 
-    `option` is how the region was given. Raises InputError for what is not known.
+    `option` is the name of the region's option. Raises InputError for unknown types and regions.
     """
     if types:
         return cheapest_first([_row(table, name, region) for name in dict.fromkeys(types)], region)
@@ -47,14 +47,14 @@ def chosen(table: LiveTable, types: Sequence[str], region: str, option: str = "-
 
 
 def price_notes(table: LiveTable) -> list[str]:
-    """What is worth knowing of where prices come from."""
+    """Return notes on the source of the prices."""
     return [
         f"AWS prices are not available: {note}. Earlier ones, or the catalogue's, are shown" for note in table.notes
     ]
 
 
 def prices_json(rows: Sequence[InstanceType], region: str, notes: Sequence[str]) -> dict[str, Any]:
-    """What `rubberband prices -o json` prints."""
+    """Return the output of `rubberband prices -o json`."""
     listed = [price_json(row, region) for row in rows]
     return {"schema": SCHEMA, "region": region, "types": listed, "notes": list(notes)}
 
@@ -71,12 +71,12 @@ def _row(table: LiveTable, name: str, region: str) -> InstanceType:
 
 
 def price_rows(rows: Sequence[InstanceType], region: str, now: float) -> list[tuple[str, ...]]:
-    """The cells of `HEADER` for each type; ~ is approximate or indicative, - not known."""
+    """Return the cells of `HEADER` for each type; ~ is approximate or indicative, - unknown."""
     return [_cells(row, region, now) for row in rows]
 
 
 def price_json(row: InstanceType, region: str) -> dict[str, Any]:
-    """A type as a JSON value: prices in USD per hour, instants in Unix time, null for what is not known."""
+    """Return a type as JSON: prices in USD per hour, instants in Unix time, null for unknown values."""
     live, price = row.live.get(region, _NOTHING), row.prices_usd_per_hour.get(region)
     from_aws = live.on_demand_at is not None
     return {
@@ -129,7 +129,7 @@ def _spot_cells(row: InstanceType, region: str, now: float) -> tuple[str, str, s
 
 
 def _share(row: InstanceType, region: str) -> float | None:
-    """The spot price over the price on demand: as AWS told, or else the table's indicative one."""
+    """Return the spot price over the price on demand: from AWS, or else indicative from the table."""
     told, price = row.live_spot_usd_per_hour(region), row.prices_usd_per_hour.get(region)
     if told is None:
         return row.spot_share
@@ -137,7 +137,7 @@ def _share(row: InstanceType, region: str) -> float | None:
 
 
 def age(seconds: float) -> str:
-    """How old something is, as one rough number: `now`, `5m`, `3h`, `12d`."""
+    """Return an age as one rough number: `now`, `5m`, `3h`, `12d`."""
     for unit, unit_s in (("d", 86_400.0), ("h", 3600.0), ("m", 60.0)):
         if seconds >= unit_s:
             return f"{seconds // unit_s:.0f}{unit}"

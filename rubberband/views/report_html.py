@@ -1,21 +1,24 @@
-"""The report as one page that needs no network: headline figures, charts and tables; light or dark as the reader likes.
+"""Report as one page that needs no network: headline figures, charts and tables, in light or dark colours.
 
-Nothing that came from the user is markup: text is escaped, and figures are JSON in which no tag can end.
+Values of the user never become markup: text is escaped, and figures are JSON in which no tag can end.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
 from rubberband.views.batch_charts import BATCHES_NOTE, batches_by_gpus, batches_over_time
+from rubberband.views.charts import Figure
+from rubberband.views.importance import IMPORTANCE_NOTE
 from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
 from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
+from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, contours, slices
 from rubberband.views.spending import SPEND_NOTE, spend
 from rubberband.views.tables import (
     TextTable,
@@ -35,15 +38,18 @@ from rubberband.views.tables import (
 from rubberband.views.words import counted, difference, duration, number, printable, usd
 
 PLOTLY = "plotly-basic.min.js"
-"""plotly.js's basic bundle (lines and bars), as npm's plotly.js-basic-dist-min has it."""
+"""Basic bundle of plotly.js (lines and bars), from npm's plotly.js-basic-dist-min."""
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
-def render_html(result: Result) -> str:
-    """The whole page."""
+def render_html(result: Result, importance: Figure | str = "") -> str:
+    """Return the page; `importance` is the chart of the parameters' importance, or why there is none."""
     charts = {
         "curves": learning_curves(result),
         "parallel": parallel_coordinates(result),
+        "importance": None if isinstance(importance, str) else importance,
+        "slices": slices(result),
+        "contour": contours(result),
         "spend": spend(result),
         "allocation": allocation(result),
         "batches": batches_over_time(result),
@@ -58,6 +64,10 @@ def render_html(result: Result) -> str:
             _best(result),
             chart_section("curves", "Learning curves", CURVES_NOTE, drawn),
             chart_section("parallel", "Configurations", PARALLEL_NOTE, drawn),
+            chart_section("importance", "Importance of parameters", IMPORTANCE_NOTE, drawn),
+            f'<p class="note">{html.escape(importance)}</p>' if isinstance(importance, str) else "",
+            chart_section("slices", "Metric by parameter", SLICES_NOTE, drawn),
+            chart_section("contour", "Metric by two parameters", CONTOUR_NOTE, drawn),
             chart_section("spend", "Spend over time", SPEND_NOTE, drawn),
             chart_section("allocation", "Instances and GPUs over time", ALLOCATION_NOTE, drawn),
             chart_section("batches", "Batch sizes", BATCHES_NOTE, drawn),
@@ -85,7 +95,7 @@ _BATCHES_BY_MODEL = " Dashed: the best batch by the profile's model, at the medi
 
 
 def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
-    """A whole page around `body`, with the script that draws the figures if there are any."""
+    """Return a page around `body`, with the script that draws the figures if there are any."""
     script = f"<script>{asset(PLOTLY)}</script>" if figures else ""
     data = f'<script type="application/json" id="figures">{script_json(figures)}</script>'
     return f"""<!DOCTYPE html>
@@ -110,12 +120,12 @@ def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
 
 
 def asset(name: str) -> str:
-    """A style or script of the pages."""
+    """Return a style or script of the pages."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no tag or comment begins in it. Raises ValueError on NaN."""
+    """Return JSON for a script element: no tag or comment can begin in it. Raises ValueError on NaN."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -140,22 +150,28 @@ def _header(result: Result) -> str:
             "cost",
             f"{usd(result.actual_cost_usd)} USD",
             f"planned {usd(result.planned_cost_usd)} USD"
-            + (f" ({difference(result.actual_cost_usd, result.planned_cost_usd)})" if over else ""),
+            + (f" ({difference(result.actual_cost_usd, result.planned_cost_usd)})" if over else "")
+            + ("" if result.is_charged else "; nothing was charged"),
         ),
         card("paid GPU time that trained", f"{100 * result.paid.training_share:.0f} %", "the rest: see below"),
     ]
     kind = "late" if result.late and over else result.outcome
     badge = "done, after the deadline" if kind == "late" else result.outcome
-    answer = html.escape(outcome(result))
-    failures = f'<p class="answer">{html.escape(result.start_failures)}</p>\n' if tells_start_failures(result) else ""
+    answers = [outcome(result), *([result.start_failures] if tells_start_failures(result) else [])]
+    return page_header(result.name, kind, badge, answers, cards)
+
+
+def page_header(name: str, kind: str, badge: str, answers: Sequence[str], cards: Sequence[str]) -> str:
+    """Return the top of a page: name and badge (of a kind that the style knows), lines of text, and cards."""
+    lines = "".join(f'<p class="answer">{html.escape(line)}</p>\n' for line in answers)
     return (
-        f'<header><h1>{html.escape(result.name)} <span class="badge {kind}">{badge}</span></h1>\n'
-        f'<p class="answer">{answer}</p>\n{failures}<div class="cards">{"".join(cards)}</div></header>'
+        f'<header><h1>{html.escape(name)} <span class="badge {kind}">{badge}</span></h1>\n'
+        f'{lines}<div class="cards">{"".join(cards)}</div></header>'
     )
 
 
 def card(name: str, value: str, note: str) -> str:
-    """A headline figure."""
+    """Return a headline figure."""
     figure = f"<b>{html.escape(value)}</b><small>{html.escape(note)}</small>"
     return f'<div class="card"><span>{html.escape(name)}</span>{figure}</div>'
 
@@ -175,11 +191,12 @@ def _best(result: Result) -> str:
 
 
 def chart_section(name: str, title: str, note: str, drawn: Mapping[str, Any]) -> str:
-    """A section for one of the figures that are `drawn`; empty if it is not among them."""
+    """Return a section for one of the figures in `drawn`; empty if it is not there."""
     if name not in drawn:
         return ""
     layout = drawn[name]["layout"]
-    least_px = layout.get("meta", {}).get("least_width_px", 0)
+    meta = layout.get("meta", {})
+    least_px, note = meta.get("least_width_px", 0), html.escape(meta["note"]) if "note" in meta else note
     return (
         f'<section><h2>{title}</h2><p class="note">{note}</p><div class="wide">'
         f'<div class="chart" id="{name}" style="height:{layout["height"]}px;min-width:{least_px}px"></div>'
@@ -188,7 +205,7 @@ def chart_section(name: str, title: str, note: str, drawn: Mapping[str, Any]) ->
 
 
 def table_section(table: TextTable, sortable: bool = False) -> str:
-    """A section with a table; empty if that has no rows."""
+    """Return a section with a table; empty if it has no rows."""
     if not table.rows:
         return ""
     head = "".join(f"<th{_kind(table, i)}>{html.escape(cell)}</th>" for i, cell in enumerate(table.header))
@@ -213,7 +230,7 @@ def _kind(table: TextTable, column: int) -> str:
 
 
 def _paid(result: Result) -> str:
-    """The table of the paid time, under a bar that shows it."""
+    """Return the table of the paid time, under a bar that shows it."""
     table = paid_time(result)
     if not table.rows:
         return ""

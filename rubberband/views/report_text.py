@@ -1,4 +1,4 @@
-"""The report as text: one screen, or all of it; lines and tables are drawn by rich on a terminal, plain elsewhere."""
+"""Report as text: one screen, or all of it; drawn by rich on a terminal, plain elsewhere."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rubberband.executor.result import Result
 from rubberband.views.tables import (
-    Row,
     TextTable,
+    aligned,
     batch_sizes,
     bill,
     comparison,
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MOST_TRIALS = 10
-"""Trials that the whole report names; the rest is counted (`-o json` and `--html` have them all)."""
+"""Limit of trials in the whole report; the rest is counted (`-o json` and `--html` have all)."""
 _TRIALS_ON_A_SCREEN = 5
 WIDTH = 100
-"""Columns of a line of ours, where what it names allows that."""
+"""Columns of a line, if its names are short enough."""
 
 
 def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
-    """All tables of the report, in order; those with nothing in them are left out. `most_trials`: None is all."""
+    """Return the tables of the report in order, without empty ones. `most_trials` limits their trials."""
     every = [
         comparison(result),
         stages(result),
@@ -53,7 +53,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
 
 
 def print_report(result: Result, *, verbose: bool = False) -> None:
-    """The report on stdout: one screen, or all of it."""
+    """Print the report: one screen, or all of it."""
     styles = ("bold", "", "bold green", "", "dim")
     lines, every = headlines(result), tables(result, MOST_TRIALS)
     if verbose:
@@ -65,7 +65,7 @@ def print_report(result: Result, *, verbose: bool = False) -> None:
 
 
 def _narrowed(table: TextTable) -> TextTable:
-    """A table without notes, and with its last column cut where it is too wide for a screen."""
+    """Return a table without notes, and with a shorter last column if it is too wide for a screen."""
     over = max(map(len, _aligned(table))) - WIDTH
     most = max(len(row[-1]) for row in table.rows) - max(0, over)
     cut = tuple((*row[:-1], row[-1] if len(row[-1]) <= most else row[-1][: most - 1] + "…") for row in table.rows)
@@ -73,7 +73,7 @@ def _narrowed(table: TextTable) -> TextTable:
 
 
 def more(every: Sequence[TextTable], shown: Sequence[TextTable]) -> list[str]:
-    """A line that names the tables that are not shown, and the options that show them."""
+    """Return a line with the tables that are not shown, and the options that show them."""
     kinds = {table.title.partition(":")[0] for table in shown}
     titles = [table.title for table in every if table.title.partition(":")[0] not in kinds]
     named = [f"{title[0].lower()}{title[1:]}" for title in titles]
@@ -83,20 +83,15 @@ def more(every: Sequence[TextTable], shown: Sequence[TextTable]) -> list[str]:
 def print_document(
     lines: Sequence[str], found: Sequence[TextTable], styles: Sequence[str], closing: Sequence[str] = ()
 ) -> None:
-    """Lines (on a terminal, each in its style), tables, and closing lines on stdout."""
+    """Print lines (on a terminal, each in its style), tables, and closing lines."""
     if sys.stdout.isatty():
         _print_rich(lines, found, styles, closing)
     else:
         print(render_document(lines, found, closing), end="")
 
 
-def render(result: Result) -> str:
-    """The whole report as plain aligned text."""
-    return render_document(headlines(result), tables(result, MOST_TRIALS))
-
-
 def render_document(lines: Sequence[str], found: Sequence[TextTable], closing: Sequence[str] = ()) -> str:
-    """Lines, tables and closing lines as plain aligned text."""
+    """Return lines, tables and closing lines as plain aligned text."""
     parts = list(lines)
     for table in found:
         parts += ["", table.title, *_aligned(table), *table.notes]
@@ -106,14 +101,7 @@ def render_document(lines: Sequence[str], found: Sequence[TextTable], closing: S
 
 def _aligned(table: TextTable) -> list[str]:
     rows = [table.header, *table.rows, *([table.total] if table.total else [])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(table.header))]
-
-    def line(row: Row) -> str:
-        cells = zip(row, widths, strict=True)
-        padded = (c.ljust(w) if i in table.words else c.rjust(w) for i, (c, w) in enumerate(cells))
-        return "  ".join(padded).rstrip()
-
-    return [f"  {line(row)}" for row in rows]
+    return [f"  {line}" for line in aligned(rows, table.words)]
 
 
 def _print_rich(
@@ -127,10 +115,10 @@ def _print_rich(
         console.print(Text(line, style=styles[at] if at < len(styles) else ""))
     for table in found:
         console.print(Text(f"\n{table.title}", style="bold"))
-        aligned = _aligned(table)
-        if max(map(len, aligned)) <= console.width:
-            for at, line in enumerate(aligned):
-                total = table.total is not None and at == len(aligned) - 1
+        rows = _aligned(table)
+        if max(map(len, rows)) <= console.width:
+            for at, line in enumerate(rows):
+                total = table.total is not None and at == len(rows) - 1
                 console.print(Text(line, style="dim" if not at else "bold" if total else ""))
         else:
             _print_folded(console, table)
@@ -141,7 +129,7 @@ def _print_rich(
 
 
 def _print_folded(console: Console, table: TextTable) -> None:
-    """A table that is wider than the terminal: headers and words are folded, figures are not."""
+    """Print a table that is wider than the terminal: headers and words are folded, figures are not."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -161,13 +149,8 @@ def _print_folded(console: Console, table: TextTable) -> None:
             justify="left" if words else "right",
             overflow="fold",
             no_wrap=not words,
-            min_width=_least_width(name, [] if words else cells),
+            min_width=max(len(text) for text in [*name.split(), *([] if words else cells), ""]),
         )
     for row in table.rows:
         drawn.add_row(*(Text(cell) for cell in row))
     console.print(drawn)
-
-
-def _least_width(header: str, figures: list[str]) -> int:
-    """A header may be broken between words, a figure nowhere."""
-    return max(len(text) for text in [*header.split(), *figures, ""])

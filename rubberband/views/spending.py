@@ -1,7 +1,7 @@
-"""The bill over time, its chart, and every trial's share of it, from a result alone. Pure.
+"""The bill over time, its chart, and each trial's share of it, from a result alone. Pure.
 
-The bill grows as it is paid: an instance from when it runs, what it costs beyond its time (data, a billing minimum) at
-once; functions with the GPU time that trials hold; the head evenly. It ends at the result's own amount.
+The bill grows as it is paid. An instance is paid from when it runs; its costs beyond time (data, a billing minimum) at
+once. Functions are paid with the GPU time that trials hold, the head evenly. It ends at the amount of the result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult
+from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult, planned_spans
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.views.charts import (
     LEGEND,
@@ -24,6 +24,7 @@ from rubberband.views.charts import (
     beyond_s,
     end_s,
     marks,
+    scatter,
     time_unit,
 )
 from rubberband.views.words import duration, usd
@@ -33,14 +34,14 @@ _NOTHING_USD = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """An amount that begins at zero, may jump, and grows evenly between its knots."""
+    """Amount over time. It begins at zero, may jump, and grows evenly between its knots."""
 
     at_s: tuple[float, ...]
-    """Ascending; an instant at which it jumps is there twice."""
+    """Ascending; an instant of a jump appears twice."""
     amount: tuple[float, ...]
 
     def at(self, instant_s: float) -> float:
-        """The amount then; after the jump, if it jumps."""
+        """Return the amount at an instant, after a jump at that instant."""
         after = bisect_right(self.at_s, instant_s)
         if after == 0:
             return 0.0
@@ -53,7 +54,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What costs `usd_per_s` from `start_s` until `end_s`, and `once_usd` at its start."""
+    """Cost of `usd_per_s` from `start_s` until `end_s`, and `once_usd` at its start."""
 
     start_s: float
     end_s: float
@@ -62,47 +63,35 @@ class _Part:
 
 
 def spending(result: Result) -> Growth:
-    """The bill over time, in US dollars, until now or until the last instance was given back."""
-    rented = _rented(result)
-    until_s = beyond_s(result)
-    functions_usd = (
-        result.actual_cost_usd - sum(i.cost_usd for i in result.instances if i.running_s is not None)
-    ) - result.head_cost_usd
-    parts = [*rented, *_spread(result.head_cost_usd, [(0.0, until_s)])]
+    """Return the bill over time, in US dollars, until now or until the last instance was released."""
+    instances_usd = sum(i.cost_usd for i in result.instances if i.running_s is not None)
+    functions_usd = result.actual_cost_usd - instances_usd - result.head_cost_usd
+    parts = [*_rented(result), *_spread(result.head_cost_usd, [(0.0, beyond_s(result))])]
     if functions_usd > _NOTHING_USD:
         parts += _spread(functions_usd, [(use.start_s, use.end_s) for use in result.busy])
     return _grown(parts)
 
 
 def _rented(result: Result) -> list[_Part]:
-    """What instances cost: data and a billing minimum at once, and the time beyond that as it passes."""
-    ran = [instance for instance in result.instances if instance.running_s is not None]
-    beyond = [
-        (held_s, instance.cost_usd - _usd_per_s(result, instance) * held_s, instance)
-        for held_s, instance in _held(result, ran)
+    """Return the costs of instances: data and a billing minimum at once, and the time beyond that as it passes."""
+    ran = []
+    for i in result.instances:
+        if i.running_s is not None:
+            held_s = max(0.0, end_s(result, i) - i.running_s)
+            usd_per_s = (i.price_usd_per_hour + result.side_usd_per_hour) / SECONDS_PER_HOUR
+            ran.append((i, held_s, usd_per_s, i.cost_usd - usd_per_s * held_s))
+    data_usd = min((extra for *_, extra in ran if extra > -_NOTHING_USD), default=0.0)
+    minima_s = [
+        held_s + (extra - data_usd) / usd_per_s
+        for _, held_s, usd_per_s, extra in ran
+        if extra > data_usd + _NOTHING_USD
     ]
-    data_usd = min((extra for _, extra, _ in beyond if extra > -_NOTHING_USD), default=0.0)
-    minimum_s = max(
-        (
-            held_s + (extra - data_usd) / _usd_per_s(result, i)
-            for held_s, extra, i in beyond
-            if extra > data_usd + _NOTHING_USD
-        ),
-        default=0.0,
-    )
+    minimum_s = max(minima_s, default=0.0)
     return [
         part
-        for held_s, _, i in beyond
-        for part in _instance(i, held_s, data_usd + _usd_per_s(result, i) * minimum_s, minimum_s)
+        for i, held_s, usd_per_s, _ in ran
+        for part in _instance(i, held_s, data_usd + usd_per_s * minimum_s, minimum_s)
     ]
-
-
-def _held(result: Result, ran: Sequence[InstanceResult]) -> list[tuple[float, InstanceResult]]:
-    return [(max(0.0, end_s(result, i) - (i.running_s or 0.0)), i) for i in ran]
-
-
-def _usd_per_s(result: Result, instance: InstanceResult) -> float:
-    return (instance.price_usd_per_hour + result.side_usd_per_hour) / SECONDS_PER_HOUR
 
 
 def _instance(instance: InstanceResult, held_s: float, once_usd: float, minimum_s: float) -> list[_Part]:
@@ -117,7 +106,7 @@ def _instance(instance: InstanceResult, held_s: float, once_usd: float, minimum_
 
 
 def _spread(amount: float, stretches: Sequence[tuple[float, float]]) -> list[_Part]:
-    """An amount that is paid evenly over all of the stretches."""
+    """Spread an amount evenly over all of the stretches."""
     total_s = sum(until_s - from_s for from_s, until_s in stretches)
     if amount <= 0 or total_s <= 0:
         return []
@@ -145,10 +134,10 @@ def _grown(parts: Iterable[_Part]) -> Growth:
 
 
 def trial_growth(result: Result, trials: Sequence[TrialResult]) -> Mapping[int, Growth]:
-    """Trial -> what it has cost over time, in US dollars.
+    """Return trial -> its cost over time, in US dollars.
 
-    The whole bill so far (idle and starting instances included) is shared out among all trials by the GPU time that
-    each has held, at its instances' prices; so the last amounts of all trials add up to the bill, if any has trained.
+    The whole bill so far, with idle and starting instances, is divided among all trials. Each pays for its GPU time,
+    at the prices of its instances. The last amounts of all trials add up to the bill, if any has trained.
     """
     parts: dict[int, list[_Part]] = {trial.trial: [] for trial in trials}
     for use, usd_per_s in _uses(result):
@@ -158,7 +147,7 @@ def trial_growth(result: Result, trials: Sequence[TrialResult]) -> Mapping[int, 
 
 
 def trial_costs_usd(result: Result) -> Mapping[int, float]:
-    """Trial -> its share of the bill so far, as `trial_growth` ends."""
+    """Return trial -> its share of the bill so far, the last amount of `trial_growth`."""
     costs_usd = {trial.trial: 0.0 for trial in result.trials}
     for use, usd_per_s in _uses(result):
         costs_usd[use.trial] += usd_per_s * (use.end_s - use.start_s)
@@ -166,7 +155,7 @@ def trial_costs_usd(result: Result) -> Mapping[int, float]:
 
 
 def _uses(result: Result) -> Iterator[tuple[Busy, float]]:
-    """What trials held, and what of the bill that is a second."""
+    """Iterate over the stretches that trials held GPUs, with the cost of a second."""
     prices = {instance.instance: instance.price_usd_per_hour for instance in result.instances}
     total = sum(prices[use.instance] * (use.end_s - use.start_s) for use in result.busy)
     usd_each = result.actual_cost_usd / total if total > 0 else 0.0
@@ -175,12 +164,9 @@ def _uses(result: Result) -> Iterator[tuple[Busy, float]]:
 
 
 def shares(result: Result, trials: Sequence[TrialResult]) -> Mapping[int, tuple[float, ...]]:
-    """Trial -> what it had cost by each point of its curve, in US dollars."""
+    """Return trial -> its cost at each point of its learning curve, in US dollars."""
     grown = trial_growth(result, trials)
     return {trial.trial: tuple(grown[trial.trial].at(at_s) for at_s, *_ in trial.curve) for trial in trials}
-
-
-# The bill over time against the plan, the forecast and max_cost, as a plain Plotly figure. Pure.
 
 
 _HEIGHT_PX = 340
@@ -188,13 +174,19 @@ SPEND_NOTE = "The bill as it grew, against what the run was planned to cost. Dot
 
 
 def spend(result: Result, forecast: Forecast | None = None) -> Figure | None:
-    """What was paid by when; None before the first instance was asked for. `forecast` is drawn while it runs."""
+    """Return the chart of the bill over time against plan, forecast and max_cost; None before the first instance.
+
+    `forecast` is drawn while the run lasts.
+    """
     if not result.instances:
         return None
     bill = spending(result)
     paid = _thinned(list(zip(bill.at_s, bill.amount, strict=True)))
     planned = _planned(result)
-    expected = _expected(paid[-1], forecast) if forecast is not None and result.outcome == "unfinished" else []
+    expected: Points = []
+    if forecast is not None and result.outcome == "unfinished":
+        now_s, now_usd = paid[-1]
+        expected = [(now_s, now_usd), (max(forecast.jct_s, now_s), max(forecast.cost_usd, now_usd))]
     horizon_s = max(at_s for at_s, _ in [*paid, *planned, *expected])
     unit, unit_s = time_unit(horizon_s)
     traces = [
@@ -220,14 +212,23 @@ Points = Sequence[tuple[float, float]]
 
 
 def _planned(result: Result) -> Points:
-    """At the end of every stage, as the run began."""
-    ends_s = accumulate(stage.planned_s for stage in result.stages)
-    paid = accumulate(stage.planned_cost_usd for stage in result.stages)
-    return [(0.0, 0.0), *zip(ends_s, paid, strict=True)]
+    """Return the planned cost at the end of every stage, by the first plan."""
+    spans = planned_spans(result.stages)
+    if all(stage.bracket is None for stage in result.stages):
+        paid = accumulate(stage.planned_cost_usd for stage, _, _ in spans)
+        return [(0.0, 0.0), *((end_s, usd) for (_, _, end_s), usd in zip(spans, paid, strict=True))]
 
+    def planned_usd(at_s: float) -> float:
+        """Stages that run side by side, and the head node that they share, are paid for all the time."""
+        shares = (
+            (stage.planned_cost_usd, (at_s - start_s) / (end_s - start_s or 1.0)) for stage, start_s, end_s in spans
+        )
+        stages_usd = sum(cost_usd * min(1.0, max(0.0, share)) for cost_usd, share in shares)
+        return stages_usd + head_usd * at_s / (result.planned_jct_s or 1.0)
 
-def _expected(last: tuple[float, float], forecast: Forecast) -> Points:
-    return [last, (max(forecast.jct_s, last[0]), max(forecast.cost_usd, last[1]))]
+    head_usd = result.planned_cost_usd - sum(stage.planned_cost_usd for stage in result.stages)
+    ends_s = sorted({0.0, *(at_s for _, *span in spans for at_s in span)})
+    return [(at_s, planned_usd(at_s)) for at_s in ends_s]
 
 
 def _thinned(points: list[tuple[float, float]]) -> Points:
@@ -236,13 +237,13 @@ def _thinned(points: list[tuple[float, float]]) -> Points:
 
 
 def _near(result: Result, highest_usd: float) -> float:
-    """max_cost, if it is so near that the chart shows it."""
+    """Return max_cost if it fits in the chart, else 0."""
     cap_usd = result.max_cost_usd
     return cap_usd if cap_usd is not None and cap_usd <= 3 * highest_usd else 0.0
 
 
 def _capped(result: Result, highest_usd: float, drawn: Figure) -> Figure:
-    """The marks, and the line of max_cost or, where that is far above, its amount in words."""
+    """Return the marks with the line of max_cost, or with its amount as a text if it is far above."""
     cap_usd = result.max_cost_usd
     if cap_usd is None:
         return drawn
@@ -260,13 +261,5 @@ def _capped(result: Result, highest_usd: float, drawn: Figure) -> Figure:
 
 
 def _line(name: str, points: Points, unit_s: float, line: Figure) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": [at_s / unit_s for at_s, _ in points],
-        "y": [amount for _, amount in points],
-        "hovertext": [f"{name}: {usd(amount)} USD at {duration(at_s)}" for at_s, amount in points],
-        "hoverinfo": "text",
-        "line": line,
-    }
+    drawn = ((at_s / unit_s, amount, f"{name}: {usd(amount)} USD at {duration(at_s)}") for at_s, amount in points)
+    return scatter(name, drawn, line=line)

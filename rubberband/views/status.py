@@ -1,6 +1,6 @@
-"""How an experiment stands, in a few lines and a table: what `rubberband status` shows, here and of a service. Pure.
+"""Status of an experiment in a few lines and a table, as `rubberband status` shows it. Pure.
 
-It is given what `GET /v1/experiments/NAME` answers, so that both tell the same.
+The input is the answer of `GET /v1/experiments/NAME`, also for experiments of this machine.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rubberband.states import EXPLAINED
+from rubberband.values.kinds import KINDS
 from rubberband.views.tables import TextTable
 from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
 
@@ -27,34 +28,34 @@ STATES = {
 }
 _HEADED_FOR_ITS_END = ("starting", "running", "interrupted", "done")
 EXIT_CODES = {"done": 0, "cancelled": 130}
-"""State -> that of the command that waited for it; 4 if it is done after its deadline, 1 for all else."""
+"""State -> exit code of a command that waited for it; else 1, and 4 if it is done after its deadline."""
 
 
 def exit_code(view: Mapping[str, Any]) -> int:
-    """What a command that waited for an experiment exits with."""
+    """Return the exit code of a command that waited for an experiment."""
     summary = view["summary"]
     late = summary["deadline_s"] is not None and summary["jct_s"] > summary["deadline_s"]
     return 4 if view["state"] == "done" and late else EXIT_CODES.get(view["state"], 1)
 
 
 def headline(view: Mapping[str, Any]) -> str:
-    """The state in one line, with the reason where there is one."""
+    """Return the state in one line, with its reason if there is one."""
     state, summary = str(view["state"]), view["summary"]
-    told = STATES.get(state, state)
+    phrase = STATES.get(state, state)
     if state == "running" and summary["stages"]:
-        told = f"runs, stage {summary['stage']} ({summary['stage'] + 1} of {summary['stages']})"
+        phrase = f"runs, stage {summary['stage']} ({summary['stage'] + 1} of {summary['stages']})"
     reason = printable(view.get("reason") or "")
     if state in EXPLAINED and reason:
         return f"{view['name']}: {state}: {reason}" + (f"; {_EXTEND}" if state == "budget" else "")
-    return f"{view['name']}: {told}" + (f" ({reason})" if reason and reason not in told else "")
+    return f"{view['name']}: {phrase}" + (f" ({reason})" if reason and reason not in phrase else "")
 
 
 def lines(view: Mapping[str, Any]) -> list[str]:
-    """The headline, then time and money against their limits, progress, and the best so far."""
+    """Return the headline, time and cost against their limits, progress, and the best so far."""
     summary = view["summary"]
     if summary["started_at"] is None:
         return [headline(view)]
-    found = [headline(view), _time(view), _cost(summary), _progress(summary)]
+    found = [headline(view), _time(view), f"{_cost(summary)}{_charged(view)}", _progress(summary)]
     if summary["best_value"] is not None:
         best = f"{printable(summary['metric'])}={number(summary['best_value'])} (trial {summary['best_trial']})"
         found.append(f"best      {best}")
@@ -90,6 +91,12 @@ def _cost(summary: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
+def _charged(view: Mapping[str, Any]) -> str:
+    """Return that the cost is only metered, if it is: on this machine, and in a virtual run."""
+    kind = KINDS.get(view.get("provider") or "")
+    return "" if kind is None or kind.is_rented else "; nothing is charged"
+
+
 def _progress(summary: Mapping[str, Any]) -> str:
     held = f"; {counted(summary['instances'], 'instance')} held" if summary["ended_at"] is None else ""
     return (
@@ -99,7 +106,7 @@ def _progress(summary: Mapping[str, Any]) -> str:
 
 
 def stage_table(stages: Sequence[Mapping[str, Any]]) -> TextTable:
-    """One row a stage, planned against actual."""
+    """Return a row for each stage, planned against actual."""
     decimals = usd_decimals(sum(stage["planned_cost_usd"] for stage in stages))
     return TextTable(
         title="Stages, planned and actual",
@@ -110,11 +117,9 @@ def stage_table(stages: Sequence[Mapping[str, Any]]) -> TextTable:
 
 def _stage(stage: Mapping[str, Any], decimals: int) -> tuple[str, ...]:
     begun = stage["actual_s"] is not None
+    instances = f"{stage['instances'] if begun else '-'} / {stage['planned_instances']}"
     return (
-        str(stage["stage"]),
-        str(stage["trials"]),
-        str(stage["iterations"]),
-        f"{stage['instances'] if begun else '-'} / {stage['planned_instances']}",
+        *(str(cell) for cell in (_name(stage), stage["trials"], stage["iterations"], instances)),
         str(stage["gpus_per_trial"]),
         duration(stage["planned_s"]),
         duration(stage["actual_s"]) if begun else "",
@@ -123,8 +128,13 @@ def _stage(stage: Mapping[str, Any], decimals: int) -> tuple[str, ...]:
     )
 
 
+def _name(stage: Mapping[str, Any]) -> str:
+    bracket = stage.get("bracket")
+    return str(stage["stage"]) if bracket is None else f"{bracket}.{stage['rung']}"
+
+
 def extension_lines(found: Mapping[str, Any]) -> list[str]:
-    """What other limits would change, for someone who decides whether to grant them."""
+    """Return the effect of other limits, as the basis of a decision to grant them."""
     before, after = found["before"], found["after"]
     return [
         f"now:  {_outlook(before)}",

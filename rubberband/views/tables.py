@@ -1,9 +1,9 @@
-"""A result as headlines and tables of text: what the report says, whichever form it is given in. Pure."""
+"""Headlines and tables of a result, the contents of the report in every form. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
@@ -28,6 +28,7 @@ from rubberband.views.words import (
     number,
     printable,
     rounded,
+    setting,
     stood_still,
     throughput,
     time_unit_s,
@@ -41,7 +42,7 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """Cells as text: figures are right-aligned, the columns in `words` left-aligned; `total` is set apart."""
+    """Table of text. Figures are right-aligned, the columns in `words` left-aligned; `total` is set apart."""
 
     title: str
     header: Row
@@ -51,8 +52,18 @@ class TextTable:
     notes: tuple[str, ...] = ()
 
 
+def aligned(rows: Sequence[Sequence[str]], words: Collection[int] = ()) -> list[str]:
+    """Return rows as lines whose columns line up on the right, those in `words` on the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    padded = (
+        (cell.ljust(width) if column in words else cell.rjust(width) for column, (cell, width) in enumerate(cells))
+        for cells in (zip(row, widths, strict=True) for row in rows)
+    )
+    return ["  ".join(line).rstrip() for line in padded]
+
+
 def headlines(result: Result) -> list[str]:
-    """How it ended, its limits, the best trial, its configuration and checkpoint, and how its batch size changed."""
+    """Return outcome, limits, best trial with configuration and checkpoint, and the change of its batch size."""
     best = result.best
     lines = [f"{result.name}: {_ended(result)}"]
     limits = "; ".join(filter(None, (_deadline(result), "" if result.max_cost_usd is None else budget(result))))
@@ -73,18 +84,36 @@ def headlines(result: Result) -> list[str]:
     return [*lines, batch] if batch else lines
 
 
+def best_lines(result: Result) -> list[str]:
+    """Return the best trial's metrics, a line for each value of its configuration, and its checkpoint."""
+    best = result.best
+    assert best is not None, "the caller has made sure that there is one"
+    others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
+    after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
+    lines = [f"{printable(result.metric)}={_metric(result, best)} ({after}){'; ' if others else ''}{others}"]
+    lines += [f"  {printable(str(name))}: {setting(value)}" for name, value in best.configuration.items()]
+    if best.checkpoint is not None and not best.checkpoint.url.startswith("virtual:"):
+        lines.append(f"checkpoint: {printable(best.checkpoint.url)} ({format_bytes(best.checkpoint.size_bytes)})")
+    return lines
+
+
 def tells_start_failures(result: Result) -> bool:
-    """Whether it is to be said that instances failed to start: unless what ended the run says that, or it is done."""
+    """Whether to report instances that failed to start: not if the run is done, or its reason says so."""
     return bool(result.start_failures) and result.outcome != "done" and "to start: " not in result.reason
 
 
 def outcome(result: Result) -> str:
-    """How it ended, with time and cost, and its deadline, if that is still of interest, in one sentence."""
+    """Return one sentence with outcome, time and cost, and the deadline if the run is done or not finished."""
     deadline = _deadline(result) if result.outcome in ("done", "unfinished") else ""
     return "; ".join(filter(None, (_ended(result), deadline)))
 
 
 def _ended(result: Result) -> str:
+    charged = "" if result.is_charged or not result.actual_cost_usd else "; nothing was charged"
+    return f"{_course(result)}{charged}"
+
+
+def _course(result: Result) -> str:
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd)) if result.actual_cost_usd else None
     spent = f"{duration(result.actual_jct_s)} for {usd(result.actual_cost_usd, decimals)} USD"
     planned = f"planned {duration(result.planned_jct_s)} for {usd(result.planned_cost_usd, decimals)} USD"
@@ -117,7 +146,7 @@ def _deadline(result: Result) -> str:
 
 
 def comparison(result: Result) -> TextTable:
-    """Time and money: planned, actual, and the limits."""
+    """Return the table of time and cost: planned, actual, and the limits."""
     done, so_far = result.outcome == "done", " so far" if result.outcome == "unfinished" else ""
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
     notes = []
@@ -155,7 +184,7 @@ def comparison(result: Result) -> TextTable:
 
 
 def budget(result: Result) -> str:
-    """Whether `max_cost` was kept, and what is left of it."""
+    """Return whether `max_cost` was kept, and the rest of it."""
     if result.max_cost_usd is None:
         return "no max_cost"
     left_usd = result.max_cost_usd - result.actual_cost_usd
@@ -165,38 +194,66 @@ def budget(result: Result) -> str:
 
 
 def stages(result: Result) -> TextTable:
-    """One row a stage, and a total to which the rows add up."""
+    """Return a row for each stage, and a total to which they add up; of several brackets, the head node by itself."""
     begun = [stage for stage in result.stages if stage.actual_s is not None]
     planned_s, planned = _times([stage.planned_s for stage in result.stages])
     actual_s, actual = _times([stage.actual_s or 0.0 for stage in begun])
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
-    planned_usd, cost = _amounts([stage.planned_cost_usd for stage in result.stages], decimals)
-    actual_usd, bill = _amounts([stage.actual_cost_usd or 0.0 for stage in begun], decimals)
-    missing = [""] * (len(result.stages) - len(begun))
-    columns = zip(result.stages, planned, [*actual, *missing], cost, [*bill, *missing], strict=True)
-    rows = tuple((*_stage(stage), *figures, _promoted(stage)) for stage, *figures in columns)
+    heads = _heads_usd(result)
+    planned_usd, cost = _amounts([*(stage.planned_cost_usd for stage in result.stages), *heads[:1]], decimals)
+    actual_usd, bill = _amounts([*(stage.actual_cost_usd or 0.0 for stage in begun), *heads[1:]], decimals)
+    took, paid = iter(actual), iter(bill)
+    rows = []
+    for stage, *plan in zip(result.stages, planned, cost, strict=False):
+        is_begun = stage.actual_s is not None
+        figures = plan[0], next(took) if is_begun else "", plan[1], next(paid) if is_begun else ""
+        rows.append((*_stage(stage), *figures, _promoted(stage)))
+    several = len({stage.bracket for stage in result.stages}) > 1
+    reached = " > ".join(str(rung.trials) for rung in result.rungs)
+    if heads:
+        rows.append(("head", "", "", "", "", "", "", cost[-1], bill[-1], ""))
+    if several:
+        planned_s, actual_s = duration(result.planned_jct_s), duration(result.actual_jct_s)
     return TextTable(
         title="Stages, planned and actual",
-        header=("stage", "trials", "iterations", "instances", "GPUs/trial", *_FIGURES, "promoted"),
-        rows=rows,
+        header=(
+            "stage",
+            "trials",
+            "iterations",
+            "instances",
+            "GPUs/trial",
+            *_FIGURES,
+            "promoted",
+        ),
+        rows=tuple(rows),
         total=("total", "", "", "", "", planned_s, actual_s, planned_usd, actual_usd, ""),
         words=frozenset({0}),
         notes=(
             "Instances: most held at once / planned. Time: waiting for instances included. USD: added to the bill.",
             "Promoted of the last stage: trials that completed it.",
+            *([f"Trials that reached each rung: {reached}."] if reached else []),
+            *(["Stage 2.1: stage 1 of bracket 2. Brackets run side by side, or one after another."] if several else []),
         ),
     )
 
 
+def _heads_usd(result: Result) -> list[float]:
+    """Return what the head node was planned to cost and costs, if no stage has it; else nothing."""
+    planned_usd = result.planned_cost_usd - sum(stage.planned_cost_usd for stage in result.stages)
+    if len({stage.bracket for stage in result.stages}) == 1 or abs(planned_usd) < 1e-9:
+        return []
+    return [planned_usd, result.actual_cost_usd - sum(stage.actual_cost_usd or 0.0 for stage in result.stages)]
+
+
 def decisions(result: Result) -> TextTable:
-    """What was decided at each SYNC: one row each, with what was expected of the whole run then, before and after."""
+    """Return a row for the decision at each SYNC, with the forecasts of the whole run before and after it."""
     decimals = usd_decimals(max([decision.cost_usd for decision in result.decisions], default=0.0))
     return TextTable(
         title="The plan at each SYNC",
         header=("before stage", "at", "plan", "expected time", "expected USD", "why"),
         rows=tuple(
             (
-                str(decision.stage),
+                result.stages[decision.stage].name,
                 duration(decision.at_s),
                 "changed" if decision.changed else "kept",
                 _became(duration(decision.present_jct_s), duration(decision.jct_s)),
@@ -219,15 +276,10 @@ def _became(before: str, after: str) -> str:
 _FIGURES = ("time plan", "time", "USD plan", "USD")
 
 
-def _stage(stage: StageResult) -> Row:
-    held = "-" if stage.actual_s is None else str(stage.instances)
-    return (
-        str(stage.stage),
-        str(stage.trials),
-        str(stage.iterations),
-        f"{held} / {stage.planned_instances}",
-        str(stage.gpus_per_trial),
-    )
+def _stage(stage: StageResult) -> list[str]:
+    held = "-" if stage.actual_s is None else stage.instances
+    instances = f"{held} / {stage.planned_instances}"
+    return [str(cell) for cell in (stage.name, stage.trials, stage.iterations, instances, stage.gpus_per_trial)]
 
 
 def _promoted(stage: StageResult) -> str:
@@ -235,7 +287,7 @@ def _promoted(stage: StageResult) -> str:
 
 
 def _times(parts_s: Sequence[float]) -> tuple[str, list[str]]:
-    """Sum and parts as text; the parts as written add up to the sum as written."""
+    """Return sum and parts as text; the written parts add up to the written sum."""
     steps = rounded(parts_s, time_unit_s(math.fsum(parts_s)))
     return format_duration(math.fsum(steps)) if steps else "", [format_duration(step) for step in steps]
 
@@ -246,7 +298,7 @@ def _amounts(parts_usd: Sequence[float], decimals: int) -> tuple[str, list[str]]
 
 
 def paid_time(result: Result) -> TextTable:
-    """Where the paid GPU-seconds went; the whole bill is shared out in proportion."""
+    """Return the uses of the paid GPU-seconds, with the whole bill divided in proportion."""
     paid = result.paid
     parts = {
         "training": paid.training_gpu_s,
@@ -284,7 +336,7 @@ _PAID = "Where the paid time went"
 
 
 def failures(result: Result) -> TextTable:
-    """Trials that failed, by reason; those that failed and were tried again with success are counted."""
+    """Return the failed trials by reason, and the number of those that recovered."""
     failed = [trial for trial in result.trials if trial.status == "failed"]
     recovered = [trial.trial for trial in result.trials if trial.failures and trial.status != "failed"]
     again = f"Failed and tried again: {counted(len(recovered), 'trial')} ({listed(recovered)})."
@@ -313,7 +365,7 @@ def failures(result: Result) -> TextTable:
 
 
 def incidents(result: Result) -> TextTable:
-    """Instances that were refused, lost or taken away."""
+    """Return the instances that were refused, lost or interrupted."""
     struck = [i for i in result.instances if i.reason or i.interrupted_s is not None]
     decimals = usd_decimals(result.actual_cost_usd)
     rows = tuple(_incident(instance, decimals) for instance in struck)
@@ -327,7 +379,7 @@ def incidents(result: Result) -> TextTable:
 
 
 def interruptions(result: Result) -> str:
-    """How often the provider took an instance away, and what that cost, as a sentence."""
+    """Return a sentence with the number of interruptions by the provider, and the lost iterations."""
     redone = counted(result.redone_iterations, "iteration")
     return f"Interrupted {counted(result.interruptions, 'time')}, {redone} done again; that is no failure of a trial."
 
@@ -347,7 +399,7 @@ def _incident(instance: InstanceResult, decimals: int) -> Row:
 
 
 def purchases(result: Result) -> TextTable:
-    """What was bought where and at which price; empty where there is but one kind, on demand."""
+    """Return the bought instances by market, type and zone; empty if all are of one type on demand."""
     bought = [instance for instance in result.instances if instance.running_s is not None]
     kinds = sorted({_kind(instance) for instance in bought})
     decimals = usd_decimals(result.actual_cost_usd)
@@ -357,20 +409,19 @@ def purchases(result: Result) -> TextTable:
         market, instance_type, zone = kind
         cost = usd(sum(instance.cost_usd for instance in same), decimals)
         prices = _range([instance.price_usd_per_hour for instance in same])
-        row = (str(len(same)), market.replace("_", " "), instance_type, zone or "-", prices, cost)
-        rows.append(row)
-    telling = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone in kinds)
+        rows.append((str(len(same)), market.replace("_", " "), instance_type, zone or "-", prices, cost))
+    is_shown = len(kinds) > 1 or any(market == "spot" or zone for market, _, zone in kinds)
     return TextTable(
         title="Instances bought",
         header=("instances", "market", "type", "zone", "rent (USD/h)", "USD"),
-        rows=tuple(rows) if telling or result.instead_of_spot else (),
+        rows=tuple(rows) if is_shown or result.instead_of_spot else (),
         words=frozenset({1, 2, 3}),
         notes=(f"{printable(result.instead_of_spot)}.",) if result.instead_of_spot else (),
     )
 
 
 def bill(lines: Sequence[BillLine], notes: Sequence[str] = ()) -> TextTable:
-    """The lines of a bill, and their sum; empty where there is only one."""
+    """Return the lines of a bill and their sum; empty if there is only one line."""
     decimals = usd_decimals(min([line.usd for line in lines if line.usd > 0.0], default=0.0))
     amounts_usd = rounded([line.usd for line in lines], 10**-decimals)
     return TextTable(
@@ -389,25 +440,33 @@ def _kind(instance: InstanceResult) -> tuple[str, str, str]:
 
 
 def _range(prices_usd: Sequence[float]) -> str:
-    """The lowest and the highest price, or the one that there is."""
+    """Return the lowest and the highest price, or the only one."""
     return " - ".join(dict.fromkeys(usd(price_usd, 4) for price_usd in (min(prices_usd), max(prices_usd))))
 
 
+def finite(value: float | None) -> float | None:
+    """Return a value if it is a finite number, else None."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def ranked(result: Result) -> list[TrialResult]:
-    """Trials best first: the winner, then by their latest metric; those without one last."""
+    """Return the trials, best first: the winner, then by the latest metric; those without one last.
+
+    Of several brackets, the trials that were trained to the end come before those that were stopped.
+    """
     sign = -1.0 if result.mode == "max" else 1.0
     winner = None if result.best is None else result.best.trial
 
-    def key(trial: TrialResult) -> tuple[bool, bool, float, int]:
-        value = trial.metrics.get(result.metric)
-        known = value is not None and math.isfinite(value)
-        return (trial.trial != winner, not known, sign * value if known and value is not None else 0.0, trial.trial)
+    def key(trial: TrialResult) -> tuple[bool, bool, bool, float, int]:
+        value = finite(trial.metrics.get(result.metric))
+        stopped = trial.bracket is not None and trial.status != "completed"
+        return (trial.trial != winner, stopped, value is None, sign * (value or 0.0), trial.trial)
 
     return sorted(result.trials, key=key)
 
 
 def trials(result: Result, most: int | None) -> TextTable:
-    """Trials best first, with their configurations; those beyond `most` are counted."""
+    """Return the trials with their configurations, best first; those beyond `most` are counted."""
     order = ranked(result)
     shown = order[:most]
     left = len(order) - len(shown)
@@ -430,7 +489,7 @@ def trials(result: Result, most: int | None) -> TextTable:
 
 
 def status(result: Result, trial: TrialResult) -> str:
-    """A trial's status in words; what an experiment's end interrupted was cut short."""
+    """Return a trial's status; a trial that the end of the experiment interrupted was cut short."""
     if result.best is not None and trial.trial == result.best.trial and result.outcome == "done":
         return "winner"
     if result.outcome != "unfinished" and trial.status in ("queued", "running", "paused"):
@@ -443,11 +502,8 @@ def _metric(result: Result, trial: TrialResult) -> str:
     return "-" if value is None else number(value)
 
 
-# The table of adaptive batch sizes. Pure.
-
-
 def batch_sizes(result: Result, most: int | None) -> TextTable:
-    """One row a trial, best first; those beyond `most` are counted. No rows where the batch is fixed."""
+    """Return the batch sizes of trials, best first; those beyond `most` are counted. Empty if the batch is fixed."""
     order = [trial for trial in ranked(result) if trial.batches]
     shown = order[:most]
     left = len(order) - len(shown)

@@ -1,4 +1,4 @@
-"""Figures and words as every view writes them: amounts that add up, percentages, configurations, lists of trials."""
+"""Figures and phrases that views share: amounts that add up, percentages, configurations, lists of trials."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.core.state import Granted, Pause, Setback
-from rubberband.executor.result import BatchStretch, ExtensionResult, PauseResult, SetbackResult, TrialResult
+from rubberband.executor.result import ExtensionResult, PauseResult, SetbackResult, TrialResult
 from rubberband.units import format_duration
 
 
 def rounded(parts: Sequence[float], unit: float) -> list[float]:
-    """`parts` as multiples of `unit`, so that they add up to their rounded sum (each is off by less than one unit)."""
+    """Round `parts` to multiples of `unit` that add up to their rounded sum; each is off by less than one unit."""
     steps, so_far, sum_so_far = [], 0, 0.0
     for part in parts:
         sum_so_far = math.fsum((sum_so_far, part))
@@ -24,7 +25,7 @@ def rounded(parts: Sequence[float], unit: float) -> list[float]:
 
 
 def usd_decimals(largest_usd: float) -> int:
-    """Decimals with which amounts up to `largest_usd` still say something: 1234.50, 12.34, 0.0134, 0.000134."""
+    """Return the decimals for amounts up to `largest_usd`: 1234.50, 12.34, 0.0134, 0.000134."""
     for least_usd, decimals in ((1.0, 2), (0.01, 4), (0.0001, 6)):
         if abs(largest_usd) >= least_usd:
             return decimals
@@ -32,35 +33,35 @@ def usd_decimals(largest_usd: float) -> int:
 
 
 def usd(amount_usd: float, decimals: int | None = None) -> str:
-    """An amount in US dollars without its unit; the decimals follow its size unless given."""
+    """Return an amount in US dollars without its unit; the decimals depend on its size unless given."""
     return f"{amount_usd:,.{usd_decimals(amount_usd) if decimals is None else decimals}f}"
 
 
 def time_unit_s(largest_s: float) -> float:
-    """What times up to `largest_s` are rounded to, so that `format_duration` writes them whole."""
+    """Return the unit to which times up to `largest_s` are rounded, so that `format_duration` writes all digits."""
     if largest_s >= 59.95:
         return 1.0
     return 0.1 if largest_s >= 9.995 else 0.01
 
 
 def duration(seconds: float) -> str:
-    """A duration rounded as a reader wants it: whole seconds from ten on."""
+    """Return a duration, from ten seconds on in whole seconds."""
     return format_duration(round(seconds) if seconds >= 9.5 else seconds)
 
 
 def went_back(setback: SetbackResult | Setback) -> str:
-    """What became of a trial whose latest checkpoint was lost."""
+    """Return the phrase about a trial whose latest checkpoint was lost."""
     to = f"to iteration {setback.to_iterations}" if setback.to_iterations else "to its beginning"
     return f"trial {setback.trial} went back from iteration {setback.from_iterations} {to}: {printable(setback.reason)}"
 
 
 def stood_still(pause: PauseResult | Pause) -> str:
-    """What became of the driver."""
+    """Return the phrase about a driver that was paused."""
     return f"the driver stood still for {duration(pause.paused_s)}, paused or with its machine asleep"
 
 
 def extended(granted: Granted | ExtensionResult) -> str:
-    """Limits that were raised, such as `deadline 1h instead of 40m, max_cost 5.00 USD instead of 3.00 USD`."""
+    """Return raised limits, such as `deadline 1h instead of 40m, max_cost 5.00 USD instead of 3.00 USD`."""
     parts = []
     before_s, deadline_s = granted.deadline_before_s, granted.deadline_s
     if before_s is not None and before_s != deadline_s:
@@ -74,7 +75,7 @@ def extended(granted: Granted | ExtensionResult) -> str:
 
 
 def difference(actual: float, planned: float) -> str:
-    """How much more (or less) it was than planned, in percent; empty if nothing was planned."""
+    """Return the difference from the plan in percent; empty if nothing was planned."""
     if planned <= 0:
         return ""
     percent = (actual / planned - 1.0) * 100.0
@@ -84,17 +85,17 @@ def difference(actual: float, planned: float) -> str:
 
 
 def number(value: float) -> str:
-    """A metric or a configuration's number, short and unmistakable."""
+    """Return a metric or a number of a configuration with up to six digits."""
     return f"{value:.6g}"
 
 
 def config_line(values: Mapping[str, Any]) -> str:
-    """A configuration on one line: `lr=0.001 batch_size=64`."""
+    """Return a configuration on one line: `lr=0.001 batch_size=64`."""
     return " ".join(f"{printable(str(name))}={setting(value)}" for name, value in values.items())
 
 
 def setting(value: object) -> str:
-    """One value of a configuration; text with spaces or control characters is quoted."""
+    """Return a value of a configuration; text with spaces or control characters is quoted."""
     if isinstance(value, float):
         return number(value)
     if isinstance(value, str) and value.isprintable() and value and " " not in value:
@@ -103,52 +104,52 @@ def setting(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that may come from anywhere, on one line and without control characters (a terminal obeys those)."""
+    """Return text on one line without control characters, which a terminal would obey."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def counted(count: int, what: str) -> str:
-    """`1 trial`, `2 trials`."""
+    """Return `1 trial`, `2 trials`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def listed(names: Iterable[object], most: int = 8) -> str:
-    """`3, 7, 9`; beyond `most` names the rest is counted."""
+    """Return `3, 7, 9`; names beyond `most` are counted."""
     every = [str(name) for name in names]
     left = len(every) - most
     return ", ".join(every[:most]) + (f" and {left} more" if left > 0 else "")
 
 
 def decided(changed: bool, reason: str) -> str:
-    """What was decided of the rest of a plan: `unchanged: …` or `changed: …`."""
+    """Return a decision about the rest of a plan: `unchanged: …` or `changed: …`."""
     return f"{'changed' if changed else 'unchanged'}: {reason}"
 
 
-# Adaptive batch sizes in words and figures: what the headline and the table say of a trial. Pure.
+# Phrases and figures about adaptive batch sizes.
 
 
 def change(first: float, last: float) -> str:
-    """`64 -> 512`, or `64` where it stayed; as many digits as say something."""
+    """Return `64 -> 512`, or `64` without a change."""
     before, after = amount(first), amount(last)
     return after if before == after else f"{before} -> {after}"
 
 
 def amount(value: float) -> str:
-    """A noise scale, a speed: as many digits as say something."""
+    """Return a noise scale or a speed with about three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def noise_scales(stretches: Sequence[BatchStretch]) -> list[float]:
-    """Those that were known."""
+    """Return the known noise scales."""
     return [stretch.noise_scale for stretch in stretches if stretch.noise_scale is not None]
 
 
 def first_and_last(
     stretches: Sequence[BatchStretch], value: Callable[[BatchStretch], float | None]
 ) -> tuple[float, float] | None:
-    """The mean throughput or goodput over time, of all training at the first batch and GPUs, and at the last ones.
+    """Return the mean throughput or goodput at the first batch size and GPUs, and at the last ones.
 
-    None if none was measured.
+    None if nothing was measured.
     """
     measured = [stretch for stretch in stretches if stretch.throughput is not None]
     if not measured:
@@ -163,29 +164,29 @@ def _mean(measured: Sequence[BatchStretch], like: BatchStretch, value: Callable[
 
 
 def throughput(stretch: BatchStretch) -> float | None:
-    """Samples per second."""
+    """Return samples per second."""
     return stretch.throughput
 
 
 def goodput(stretch: BatchStretch) -> float | None:
-    """Samples per second, counted by their efficiency."""
+    """Return samples per second times their efficiency."""
     return stretch.goodput
 
 
 def gain(values: tuple[float, float] | None) -> str:
-    """How many times the first the last one is; `-` where there is none."""
+    """Return the ratio of the last value to the first, such as `1.8x`; `-` without values."""
     return f"{values[1] / values[0]:.1f}x" if values and values[0] > 0.0 else "-"
 
 
 def mean_efficiency(stretches: Sequence[BatchStretch]) -> float:
-    """The part of all its samples that counted."""
+    """Return the mean efficiency of all samples."""
     samples = [stretch.steps * stretch.batch_size for stretch in stretches]
     counted_for = [count * stretch.efficiency for count, stretch in zip(samples, stretches, strict=True)]
     return math.fsum(counted_for) / sum(samples) if sum(samples) else 1.0
 
 
 def batch_line(trial: TrialResult) -> str:
-    """How the trial's batch came to change, for a headline; empty where it did not."""
+    """Return the change of a trial's batch size, for a headline; empty without one."""
     stretches = trial.batches
     if not stretches or stretches[0].batch_size == stretches[-1].batch_size:
         return ""

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 
 from tests.property.chaos import Outcome, replay_command, run_seed
+from tests.property.chaos_cases import Family
 
 RUNS = 10_000
 
@@ -19,24 +20,29 @@ def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     gc.freeze()
-    fixed = [run_one(seed, replan=False) for seed in range(first, first + runs)]
-    report("27 trials (stages 27/9/3/1 of 1/2/6/18 iterations), plans held fixed", fixed)
-    replanned = [run_one(seed, replan=True) for seed in range(first, first + runs // 50)]
-    report("the same, planned again at every SYNC", replanned)
-    for what, timed, replan in (("held fixed", fixed, False), ("planned again", replanned, True)):
-        wrong = [(seed, outcome) for seed, outcome, _ in timed if outcome.wrong]
-        print(f"{len(wrong)} of {len(timed)} runs with plans {what} went wrong")
-        for seed, outcome in wrong:
-            print(f"  {replay_command(seed, '27 trials', replan=replan)}  # {'; '.join(outcome.wrong)}")
+    for family, what in FAMILIES.items():
+        fixed = [run_one(seed, family, replan=False) for seed in range(first, first + runs)]
+        report(f"{what}, plans held fixed", fixed)
+        replanned = [run_one(seed, family, replan=True) for seed in range(first, first + runs // 50)]
+        report("the same, planned again at every SYNC", replanned)
+        for how, timed, replan in (("held fixed", fixed, False), ("planned again", replanned, True)):
+            wrong = [(seed, outcome) for seed, outcome, _ in timed if outcome.wrong]
+            print(f"{len(wrong)} of {len(timed)} runs with plans {how} went wrong")
+            for seed, outcome in wrong:
+                print(f"  {replay_command(seed, family, replan=replan)}  # {'; '.join(outcome.wrong)}")
 
 
+FAMILIES: dict[Family, str] = {
+    "27 trials": "27 trials (stages 27/9/3/1 of 1/2/6/18 iterations)",
+    "brackets": "2 to 4 brackets in up to 3 lanes",
+}
 Timed = tuple[int, Outcome, float]
 
 
-def run_one(seed: int, *, replan: bool) -> Timed:
+def run_one(seed: int, family: Family, *, replan: bool) -> Timed:
     """A seed, what came of it, and the CPU seconds that it took; the state is checked at its end."""
     began = time.process_time()
-    outcome = run_seed(seed, "27 trials", replan=replan, check_every=1_000_000)
+    outcome = run_seed(seed, family, replan=replan, check_every=1_000_000)
     return seed, outcome, time.process_time() - began
 
 

@@ -20,15 +20,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rubberband.cloud.aws.client import open_session
-from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.errors import ProviderError
+from tests.builders.aws_account import offer
 from tests.ec2 import FakeAws
 from tests.ec2.limits import Limits, Rate
 from tests.ec2.server import DRIVER, SECRET_KEY, FakeServer, access_key
 from tests.fake_ec2 import Standing, machines_of
 
-TYPE = Ware(instance_type="c7i.xlarge", on_demand_usd_per_hour=0.1785, spot_usd_per_hour=None)
+TYPE = offer("c7i.xlarge", usd=0.1785)
 """Every zone of us-east-1 offers it."""
 BEFORE = 12
 """Instances that are there before, and are released one by one."""
@@ -56,7 +56,7 @@ def _provider() -> Iterator[tuple[FakeAws, AwsProvider]]:
                 machines_of(fake, zones=fake.world.zones),
                 Standing(),
                 run="run-1",
-                wares=[TYPE],
+                offers=[TYPE],
                 gpus=1,
                 lease_s=3600.0,
             )

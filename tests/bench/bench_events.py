@@ -2,10 +2,10 @@
 
 An experiment on the virtual clock goes through the same door as a user's: planned, journalled in a SQLite file, told in
 lines, driven by the controller, with a replan at every SYNC. Trials differ in speed, so that nearly every event has an
-instant, and a commit, of its own; with `--alike` they do not. Each size is a process of its own. Prints figures,
-asserts none.
+instant, and a commit, of its own; with `--alike` they do not. With `--hyperband` it is the largest Hyperband of at most
+as many trials, whose brackets run in lanes. Each size is a process of its own. Prints figures, asserts none.
 
-Run: python -m tests.bench.bench_events [--alike] [TRIALS ...]
+Run: python -m tests.bench.bench_events [--alike] [--hyperband] [TRIALS ...]
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from unittest.mock import patch
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.app.measure import Spent, make_setup
+from rubberband.app.cases import Spent
+from rubberband.app.measure import make_setup
 from rubberband.app.planning import plan_job
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor import session
@@ -38,6 +39,7 @@ from rubberband.executor.driver import Observer
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.search import hyperband
 from rubberband.views.live import open_view
 from tests.builders.service_client import served
 
@@ -48,9 +50,12 @@ PARTS = ("", "/trials?limit=1000", "/allocations", "/costs", "/decisions")
 PATIENCE_S = 3600.0
 
 
-def experiment(trials: int) -> Experiment:
+def experiment(trials: int, brackets: bool) -> Experiment:
     """Successive halving of so many trials on instances of eight GPUs, an eighth of them at once."""
     scheduler = {"type": "sha", "num_samples": trials, "grace_period": GRACE, "max_t": MOST, "reduction_factor": ETA}
+    if brackets:
+        fitting = [3**power for power in range(1, 12) if sum(b[0].trials for b in hyperband(3**power, 3)) <= trials]
+        scheduler = {"type": "hyperband", "max_t": max(fitting), "reduction_factor": 3}
     return Experiment(
         name=f"events-{trials}",
         search={
@@ -59,7 +64,9 @@ def experiment(trials: int) -> Experiment:
             "metric": "score",
             "mode": "max",
         },
-        constraints={"deadline": "10h", "max_cost": 5.0 * trials},
+        constraints={"deadline": "40h", "max_cost": 50.0 * trials}
+        if brackets
+        else {"deadline": "10h", "max_cost": 5.0 * trials},
         resources={
             "provider": "virtual",
             "instance_type": "p3.16xlarge",
@@ -73,7 +80,7 @@ def experiment(trials: int) -> Experiment:
 def uneven(folder: ExperimentFolder, setup: session.Setup, job: Job, last_event_at: float | None, _: object) -> Backend:
     """A virtual backend whose trials are 5 % apart in speed."""
     source = random.Random(0)
-    paces = [source.lognormvariate(0.0, 0.05) for _ in range(job.stages[0].trials)]
+    paces = [source.lognormvariate(0.0, 0.05) for _ in range(job.num_trials)]
     clock = VirtualClock(last_event_at or 0.0)
     return VirtualBackend(
         job.name, job.offer, job.profile, metric=job.metric, clock=clock, pace_of=lambda trial: paces[trial]
@@ -114,10 +121,10 @@ def show(name: str, value: float) -> None:
     print(f"  {name:<28}{value:>12,.{2 if isinstance(value, float) else 0}f}", flush=True)
 
 
-def measure(trials: int, alike: bool) -> None:
+def measure(trials: int, alike: bool, brackets: bool) -> None:
     """Print the figures of one size."""
     with tempfile.TemporaryDirectory() as home, open(Path(home) / "said.txt", "w", encoding="utf-8") as said:
-        written = experiment(trials)
+        written = experiment(trials, brackets)
         job, plan_s = timed(lambda: plan_job(written, written.loaded_profiles()))
         show("planning, s", plan_s)
         folder = ExperimentFolder(home=Path(home), name=written.name)
@@ -178,14 +185,16 @@ def page(home: Path, name: str) -> None:
 
 def main() -> None:
     given = sys.argv[1:]
-    alike = "--alike" in given
+    alike, brackets = "--alike" in given, "--hyperband" in given
     sizes = [int(size.replace(",", "")) for size in given if not size.startswith("--")] or SIZES
     if "--one" in given:
-        measure(sizes[0], alike)
+        measure(sizes[0], alike, brackets)
         return
     for trials in sizes:
-        print(f"{trials:,} trials{', all as fast' if alike else ''} (seconds are of one processor)", flush=True)
-        command = [sys.executable, "-m", "tests.bench.bench_events", "--one", *["--alike"] * alike, str(trials)]
+        kind = f"{', all as fast' if alike else ''}{', hyperband' if brackets else ''}"
+        print(f"{trials:,} trials{kind} (seconds are of one processor)", flush=True)
+        options = [*["--alike"] * alike, *["--hyperband"] * brackets]
+        command = [sys.executable, "-m", "tests.bench.bench_events", "--one", *options, str(trials)]
         subprocess.run(command, check=True)
 
 

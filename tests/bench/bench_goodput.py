@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rubberband.planner.goodput.choice import candidates, choose, choose_many
+from rubberband.planner.goodput.choice import choose, choose_many
 from rubberband.planner.goodput.fit import fit, relative_errors
 from rubberband.planner.goodput.model import step_s
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
@@ -101,22 +101,8 @@ def print_choices() -> None:
     print(f"\n{'choice of (m, s)':<58} {'ms':>8} {'ms per choice':>14}")
     many_ms = best_ms(lambda: choose_many(model, 2000.0, limits, instances, gpus))
     print(f"{'1,000 allocations at once, 64 batch sizes each':<58} {many_ms:8.3f} {many_ms / 1000:14.4f}")
-    wide = BatchLimits(initial=1024, max=32_768, max_per_gpu=4000)
-    for allowed, num in ((limits, 64), (wide, 1250)):
-        _print_single_choice(model, allowed, num)
-
-
-def _print_single_choice(model: Throughput, limits: BatchLimits, num: int) -> None:
-    size = len(candidates(limits, 4, num=num, full=True).batch_size)
-    known_ms = best_ms(lambda: choose(model, 2000.0, limits, 1, 4, num_candidates=num), each=100)
-    fresh_ms = best_ms(lambda: _fresh_choice(model, limits, num), each=20)
-    print(f"{f'one allocation, {size} different (m, s)':<58} {known_ms:8.3f} {known_ms:14.4f}")
-    print(f"{'  with limits that were not met before':<58} {fresh_ms:8.3f} {fresh_ms:14.4f}")
-
-
-def _fresh_choice(model: Throughput, limits: BatchLimits, num: int) -> None:
-    candidates.cache_clear()
-    choose(model, 2000.0, limits, 1, 4, num_candidates=num)
+    one_ms = best_ms(lambda: choose(model, 2000.0, limits, 1, 4), each=100)
+    print(f"{'one allocation':<58} {one_ms:8.3f} {one_ms:14.4f}")
 
 
 def _some(where: list[Configuration], number: int, random: np.random.Generator) -> list[Configuration]:

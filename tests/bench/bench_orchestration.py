@@ -4,13 +4,14 @@
 * the share of the paid GPU-seconds that trained,
 * seconds from the last report of a stage to the first step of the next one, with warm workers.
 
-Run: python tests/bench/bench_orchestration.py [FILE]
+Run: python tests/bench/bench_orchestration.py [FILE], such as examples/hyperband.yaml
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from rubberband.app.run import run_experiment
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 def stage_gaps(state: State) -> list[tuple[int, bool, float, float]]:
     """(stage, whether it grew, seconds to its first step, and to its last gang's) of every stage but the first."""
     gaps = []
-    for before, stage in zip(state.stages, state.stages[1:], strict=False):
+    for before, stage in (pair for lane in state.lanes for pair in pairwise(lane.stages)):
         assert before.ended_at is not None
         first_wave = [
             use.training_at - before.ended_at
@@ -57,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         experiment = load_experiment(file)
         folder = ExperimentFolder(home=Path(home), name=experiment.name)
-        run_experiment(experiment, folder, search_path=(file.resolve().parent, ROOT))
+        run_experiment(experiment, folder, search_path=(file.resolve().parent, ROOT), check=False)
         result, state = read(folder), replayed(folder)
     for what, planned, actual in (
         ("JCT, s", result.planned_jct_s, result.actual_jct_s),

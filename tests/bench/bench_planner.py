@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.brackets import plan_job
-from rubberband.planner.paper import simulate
 from rubberband.planner.sampling import sample
 from rubberband.planner.search import frontier, plan
 from rubberband.planner.solver import Objective
@@ -34,6 +33,7 @@ from rubberband.values.plan import Planned, PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
+from tests.builders.paper_dag import simulate
 from tests.property.enumeration import best, every_plan
 
 NUM_RUNS = 7

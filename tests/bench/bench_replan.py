@@ -26,16 +26,15 @@ from rubberband.executor.core.events import Command, Event, Gang, Slot, StartTri
 from rubberband.executor.core.extending import decide
 from rubberband.executor.core.state import Job, Phase
 from rubberband.executor.driver import drive
-from rubberband.executor.journal.journal import MemoryJournal
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import AttemptFate
 from rubberband.executor.virtual.noise import Noise
 from rubberband.planner.search import plan
 from rubberband.spec.search import sha
-from rubberband.values.chance import FIXED, Spread
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints
-from rubberband.values.profile import Profile
+from rubberband.values.profile import FIXED, Profile, Spread
+from tests.builders.memory import MemoryJournal
 from tests.property.first_sync import slower
 
 

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-from rubberband.api.store.protocol import Entry, StoredPlan, TakenIn, TokenRecord
-from rubberband.api.store.sql import SqlStore
+from rubberband.api.store.schema import Entry, StoredPlan, TakenIn, TokenRecord
+from rubberband.api.store.sql import Store
 from rubberband.executor import session
 from rubberband.executor.core.events import TrialReported
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -57,7 +57,7 @@ def entry(seq: int) -> Entry:
     return Entry(experiment=f"x{seq % 3}", seq=seq, kind="TrialReported", occurred_at=float(seq), data=data)
 
 
-def store_figures(store: SqlStore, seconds: float) -> Iterator[tuple[str, float]]:
+def store_figures(store: Store, seconds: float) -> Iterator[tuple[str, float]]:
     seqs = count()
     yield "feed: appends of 1 event", per_second(lambda: store.append([entry(next(seqs))]), seconds)
     yield "  of 4 threads", per_second(lambda: store.append([entry(next(seqs))]), seconds, threads=4)
@@ -90,7 +90,7 @@ def store_figures(store: SqlStore, seconds: float) -> Iterator[tuple[str, float]
     yield "request keys: claimed", per_second(claim, seconds)
 
 
-def let_go(store: SqlStore, seqs: Iterator[int], at: float) -> float:
+def let_go(store: Store, seqs: Iterator[int], at: float) -> float:
     for name in ("x0", "x1", "x2"):
         store.add(submission(name))
     for _ in range(20):
@@ -123,7 +123,7 @@ def journal_figures(home: Path, url: str | None, seconds: float) -> Iterator[tup
 
 
 def figures(home: Path, url: str | None, seconds: float) -> dict[str, float]:
-    store = SqlStore(url or f"sqlite:///{home}/server.db")
+    store = Store(url or f"sqlite:///{home}/server.db")
     try:
         return dict(journal_figures(home, url, seconds)) | dict(store_figures(store, seconds))
     finally:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from rubberband.errors import InfeasibleError
 from rubberband.planner.search import plan
 from rubberband.spec.search import sha
-from rubberband.values.chance import Spread
 from rubberband.values.offer import Billing, Offer, gang_sizes
 from rubberband.values.plan import PlanningConstraints, Policy, Stage
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, Spread
 
 ITERATION_S = {1: 110.0, 2: 57.0, 4: 30.0, 8: 18.0, 16: 13.0, 32: 11.0}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rubberband.cloud.aws.metadata import OwnInstance
+from rubberband.cloud.aws.network import OwnInstance
 from rubberband.spec.resources import Resources
-from rubberband.values.offer import Offer
+from rubberband.values.offer import Offer, Spot
 from tests.ec2 import FakeAws
 from tests.ec2.policy import Statement
 
@@ -62,9 +63,21 @@ class Account:
         return [call.operation for call in self.fake.calls]
 
 
-def offer(instance_type: str = "g5.xlarge", gpus: int = 1) -> Offer:
-    """An offer of a type."""
-    return Offer(instance_type=instance_type, gpus=gpus, price_usd_per_hour=1.006, max_instances=4)
+def offer(
+    instance_type: str = "g5.xlarge", gpus: int = 1, *, usd: float = 1.006, spot_usd: float | None = None
+) -> Offer:
+    """An offer of a type, with its prices in USD per hour."""
+    spot = None if spot_usd is None else Spot(price_usd_per_hour=spot_usd, interruptions_per_hour=0.0)
+    return Offer(instance_type=instance_type, gpus=gpus, price_usd_per_hour=usd, max_instances=4, spot=spot)
+
+
+def boot_times(text: str) -> tuple[float, float]:
+    """Return the (lease, lifetime) in seconds that a worker's UserData arms, as a simulated machine reads them.
+
+    The lease is the longest: that of a machine which boots until it may extend it no further.
+    """
+    found = {name: float(value) for name, value in re.findall(r"^(LEASE_S|BOOT_S|LIFETIME_S)=(\d+)$", text, re.M)}
+    return max(found["LEASE_S"], found.get("BOOT_S", 0.0)), found["LIFETIME_S"]
 
 
 def started(account: Account) -> None:

@@ -21,8 +21,8 @@ from rubberband.api.plans.process import planned, question_of
 from rubberband.api.problems import CONFLICT, NAME_TAKEN, Problem
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Store, StoredPlan
-from rubberband.api.store.sql import open_store
+from rubberband.api.store.schema import StoredPlan
+from rubberband.api.store.sql import Store, open_store
 from rubberband.executor.core.extending import Extension, Outlook
 from rubberband.executor.log_pages import PrintedLine
 from rubberband.executor.result import Result, summarise

@@ -9,17 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rubberband.app.measure import Spent, make_setup
+from rubberband.app.cases import Spent
+from rubberband.app.measure import make_setup
 from rubberband.app.planning import plan_job
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import drive
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.journal import Journal, MemoryJournal, begin, sqlite_url
+from rubberband.executor.journal.journal import Journal, begin, sqlite_url
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.spec.experiment import Experiment
+from tests.builders.memory import MemoryJournal
 
 WORDS: Mapping[str, Any] = {
     "name": "digits-sha",

@@ -16,6 +16,8 @@ from rubberband.planner.model import predict
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
+from rubberband.views.report_text import MOST_TRIALS, render_document, tables
+from rubberband.views.tables import headlines
 from tests.builders.virtual_runs import run_virtual
 
 FAULTS = Faults(failures={(2, 1): "raised", (2, 2): "died", (5, 1): "hung", (7, 1): "not_a_number"})
@@ -110,3 +112,8 @@ def hostile() -> Result:
     )
     instances = (dataclasses.replace(result.instances[0], reason=ATTACK), *result.instances[1:])
     return dataclasses.replace(result, trials=trials, instances=instances, outcome="failed", reason=ATTACK)
+
+
+def render(result: Result) -> str:
+    """The whole report as plain aligned text."""
+    return render_document(headlines(result), tables(result, MOST_TRIALS))

@@ -16,8 +16,8 @@ from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, a
 from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import problem_of
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.store.protocol import FeedEvent
-from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.api.store.schema import FeedEvent
+from rubberband.api.store.sql import Store, open_store
 from rubberband.app.run import run_experiment
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension
@@ -81,7 +81,7 @@ class House:
         self.home, self.journal, self.pause_s = home, journal, pause_s
         self.ways: dict[str, str] = {}
         self.settings = Settings(home=home, limits=ServiceLimits(max_running=max_running))
-        self.store: SqlStore = open_store(None, home)
+        self.store: Store = open_store(None, home)
         self.tell()
 
     def tell(self, **ways: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from rubberband.executor.journal.inbox import DriverRequest, MemoryInbox
+from rubberband.executor.journal.inbox import DriverRequest
+from tests.builders.memory import MemoryInbox
 
 
 class TimedInbox(MemoryInbox):

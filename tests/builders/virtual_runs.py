@@ -11,8 +11,9 @@ from rubberband.executor.core.events import Event, Finish
 from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.driver import Observer, drive
-from rubberband.executor.journal.journal import EventLog, MemoryJournal
+from rubberband.executor.journal.journal import EventLog
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from tests.builders.memory import MemoryJournal
 
 
 def check(_event: Event, controller: Controller) -> None:

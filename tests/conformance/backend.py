@@ -48,7 +48,7 @@ class BackendSuite:
             assert isinstance(ready, InstanceReady)
             assert running.running_at <= running.occurred_at <= ready.occurred_at
 
-    def test_a_trial_reports_every_iteration_and_goes_on_from_its_checkpoint_on_more_slots(
+    def test_a_trial_reports_every_iteration_and_resumes_from_its_checkpoint_on_more_slots(
         self, talk: Conversation
     ) -> None:
         before = len(talk.of_trial(WELL))

@@ -10,9 +10,10 @@ import pytest
 from rubberband.errors import JournalError, NameTakenError
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.driver import replay
-from rubberband.executor.journal.journal import EventLog, Journal, MemoryJournal
+from rubberband.executor.journal.journal import EventLog, Journal
 from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.jobs import EVENTS, JOB
+from tests.builders.memory import MemoryJournal
 from tests.builders.virtual_runs import run_until_killed, run_virtual
 
 Opens = Callable[[], Journal]
@@ -57,7 +58,7 @@ def test_events_come_back_in_order_however_they_were_appended(log: EventLog, cut
     assert list(log.events(after=len(EVENTS) - 1)) == []
 
 
-def test_a_run_that_was_cut_off_goes_on_and_its_replay_ends_as_it_did(log: EventLog) -> None:
+def test_a_run_that_was_cut_off_resumes_and_its_replay_ends_as_it_did(log: EventLog) -> None:
     backend = VirtualBackend(JOB.name, JOB.offer, JOB.profile, metric=JOB.metric)
     run_until_killed(Controller(JOB), backend, log, 5)
     after, _, finish = run_virtual(JOB, journal=log, backend=backend)
@@ -77,7 +78,7 @@ def test_the_header_and_the_events_outlive_the_process(opens: Opens) -> None:
     assert later.last_event_at() == 10.0
 
 
-def test_a_second_writer_goes_on_where_the_first_stopped(opens: Opens) -> None:
+def test_a_second_writer_resumes_where_the_first_stopped(opens: Opens) -> None:
     opens().append(EVENTS[:3])
     opens().append(EVENTS[3:])
     assert [event for _, event in opens().events()] == EVENTS
@@ -93,5 +94,5 @@ def test_a_writer_that_lost_its_place_is_refused_and_loses_nothing(opens: Opens)
 
 
 def test_a_taken_name_is_refused_with_the_ways_out(opens: Opens) -> None:
-    with pytest.raises(NameTakenError, match=r"rubberband resume test.*-s name=test-2"):
+    with pytest.raises(NameTakenError, match=r"rubberband resume test.*--new.*-s name=test-2"):
         opens().create(created_at=2.0, job=JOB, setup={})

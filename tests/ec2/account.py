@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.ec2.faults import FakeError
-from tests.ec2.filters import page
 from tests.ec2.quota_codes import QUOTAS
 from tests.ec2.request import Operation, Request
 from tests.ec2.world import ACCOUNT
@@ -36,29 +35,6 @@ def get_default_quota(request: Request) -> dict[str, Any]:
     request.access.check("servicequotas:GetAWSDefaultServiceQuota")
     code = _known(request)
     return {"Quota": _shown(request, code, NEW_ACCOUNT_VCPUS if "Standard" in QUOTAS[code] else 0.0)}
-
-
-def list_service_quotas(request: Request) -> dict[str, Any]:
-    """ListServiceQuotas."""
-    request.access.check("servicequotas:ListServiceQuotas")
-    _check_service(request)
-    shown, following = page(list(QUOTAS), request.params, at_most=100)
-    return {"Quotas": [_shown(request, code, request.world.quotas_vcpus[code]) for code in shown], **following}
-
-
-def describe_account_attributes(request: Request) -> dict[str, Any]:
-    """DescribeAccountAttributes."""
-    request.access.check("ec2:DescribeAccountAttributes")
-    request.end_dry_run()
-    default_vpc = next((vpc.vpc_id for vpc in request.world.vpcs.values() if vpc.default), "none")
-    values = {"supported-platforms": "VPC", "default-vpc": default_vpc}
-    asked = request.params.get("AttributeNames") or tuple(values)
-    described = [
-        {"AttributeName": name, "AttributeValues": [{"AttributeValue": values[name]}]}
-        for name in asked
-        if name in values
-    ]
-    return {"AccountAttributes": described}
 
 
 def _check_service(request: Request) -> None:
@@ -92,6 +68,4 @@ ACCOUNTS: Mapping[tuple[str, str], Operation] = {
     ("sts", "GetCallerIdentity"): get_caller_identity,
     ("service-quotas", "GetServiceQuota"): get_service_quota,
     ("service-quotas", "GetAWSDefaultServiceQuota"): get_default_quota,
-    ("service-quotas", "ListServiceQuotas"): list_service_quotas,
-    ("ec2", "DescribeAccountAttributes"): describe_account_attributes,
 }

@@ -62,17 +62,6 @@ def create_tags(request: Request) -> dict[str, Any]:
     return {}
 
 
-def describe_spot_instance_requests(request: Request) -> dict[str, Any]:
-    """DescribeSpotInstanceRequests, of the instances that a spot request was filled with."""
-    request.access.check("ec2:DescribeSpotInstanceRequests")
-    request.end_dry_run()
-    asked = set(request.params.get("SpotInstanceRequestIds", ()))
-    spot = [one for one in request.world.instances.values() if one.spot_request_id and one.is_visible(request.now)]
-    chosen = filtered([one for one in spot if not asked or one.spot_request_id in asked], request.params, _READERS)
-    shown, following = page(chosen, request.params)
-    return {"SpotInstanceRequests": [_spot_request(one) for one in shown], **following}
-
-
 def _visible(request: Request) -> Sequence[Instance]:
     asked, when = request.params.get("InstanceIds"), request.now - request.fault.stale_s
     if asked:
@@ -112,43 +101,16 @@ def _tags_of(request: Request, resource: str) -> tuple[str, str, dict[str, str]]
     return "instance", resource, _found(request, resource).tags
 
 
-def _spot_request(instance: Instance) -> dict[str, Any]:
-    open_ = instance.lives()
-    return {
-        "SpotInstanceRequestId": instance.spot_request_id,
-        "InstanceId": instance.instance_id,
-        "State": "active" if open_ else "closed",
-        "Status": {"Code": "fulfilled" if open_ else "instance-terminated-by-user", "Message": ""},
-        "SpotPrice": instance.max_price or f"{instance.machine_type.price_usd_per_hour:f}",
-        "Type": "one-time",
-        "CreateTime": as_datetime(instance.launched_at),
-        "LaunchedAvailabilityZone": instance.zone,
-        "InstanceInterruptionBehavior": "terminate",
-        "ProductDescription": "Linux/UNIX",
-        "Tags": [],
-    }
-
-
 _READERS: Mapping[str, Reader] = {
     "availability-zone": lambda one: (one.zone,),
     "client-token": lambda one: (one.client_token,),
-    "iam-instance-profile.arn": lambda one: (one.profile_arn,) if one.profile_arn else (),
-    "image-id": lambda one: (one.image_id,),
     "instance-id": lambda one: (one.instance_id,),
     "instance-lifecycle": lambda one: ("spot",) if one.market == "spot" else (),
     "instance-type": lambda one: (one.machine_type.name,),
-    "instance.group-id": lambda one: tuple(group for group, _ in one.groups),
-    "key-name": lambda one: (one.key_name,) if one.key_name else (),
-    "private-ip-address": lambda one: (one.private_ip,),
-    "reservation-id": lambda one: (one.reservation_id,),
-    "spot-instance-request-id": lambda one: (one.spot_request_id,) if one.spot_request_id else (),
-    "subnet-id": lambda one: (one.subnet_id,),
-    "vpc-id": lambda one: (one.vpc_id,),
 }
 DESCRIBING: Mapping[tuple[str, str], Operation] = {
     ("ec2", "DescribeInstances"): describe_instances,
     ("ec2", "TerminateInstances"): terminate_instances,
     ("ec2", "CreateTags"): create_tags,
     ("ec2", "GetConsoleOutput"): get_console_output,
-    ("ec2", "DescribeSpotInstanceRequests"): describe_spot_instance_requests,
 }

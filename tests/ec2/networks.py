@@ -134,22 +134,6 @@ def authorize_ingress(request: Request) -> dict[str, Any]:
     return _authorized(request, group, group.ingress)
 
 
-def authorize_egress(request: Request) -> dict[str, Any]:
-    """AuthorizeSecurityGroupEgress."""
-    group = _changed(request, "ec2:AuthorizeSecurityGroupEgress")
-    return _authorized(request, group, group.egress)
-
-
-def revoke_ingress(request: Request) -> dict[str, Any]:
-    """RevokeSecurityGroupIngress."""
-    return _revoked(request, _changed(request, "ec2:RevokeSecurityGroupIngress").ingress)
-
-
-def revoke_egress(request: Request) -> dict[str, Any]:
-    """RevokeSecurityGroupEgress."""
-    return _revoked(request, _changed(request, "ec2:RevokeSecurityGroupEgress").egress)
-
-
 def _changed(request: Request, action: str) -> Group:
     group_id = request.params.get("GroupId", "")
     group: Group = _chosen(request.world.groups, [group_id], "InvalidGroup.NotFound", "The security group")[0]
@@ -175,30 +159,13 @@ def _authorized(request: Request, group: Group, rules: list[Rule]) -> dict[str, 
     return {"Return": True, "SecurityGroupRules": [_shown_rule(request, group, rule) for rule in added]}
 
 
-def _revoked(request: Request, rules: list[Rule]) -> dict[str, Any]:
-    removed = list(_asked_rules(request.params))
-    if any(rule not in rules for rule in removed):
-        message = "The specified rule does not exist in this security group."
-        raise FakeError("InvalidPermission.NotFound", message)
-    rules[:] = [rule for rule in rules if rule not in removed]
-    return {"Return": True}
-
-
 def _asked_rules(params: Mapping[str, Any]) -> Iterator[Rule]:
-    permissions = params.get("IpPermissions") or [_simple_permission(params)]
-    for permission in permissions:
+    for permission in params["IpPermissions"]:
         ports = permission["IpProtocol"], permission.get("FromPort", -1), permission.get("ToPort", -1)
         for pair in permission.get("UserIdGroupPairs", ()):
             yield Rule(*ports, "group", pair.get("GroupId", ""))
         for ip_range in permission.get("IpRanges", ()):
             yield Rule(*ports, "cidr", ip_range["CidrIp"])
-
-
-def _simple_permission(params: Mapping[str, Any]) -> dict[str, Any]:
-    if "CidrIp" not in params:
-        raise FakeError("MissingParameter", "Either 'ipPermissions' or 'cidrIp' should be provided.")
-    ports = {key: params[key] for key in ("FromPort", "ToPort") if key in params}
-    return {"IpProtocol": params.get("IpProtocol", "-1"), "IpRanges": [{"CidrIp": params["CidrIp"]}], **ports}
 
 
 def _chosen(things: Mapping[str, Any], asked: Iterable[str] | None, code: str, kind: str) -> list[Any]:
@@ -283,29 +250,21 @@ def _shown_tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 _VPC_READERS: Mapping[str, Reader] = {
-    "cidr": lambda vpc: (vpc.cidr,),
     "is-default": lambda vpc: (str(vpc.default).lower(),),
-    "isDefault": lambda vpc: (str(vpc.default).lower(),),
     "state": lambda vpc: ("available",),
     "vpc-id": lambda vpc: (vpc.vpc_id,),
 }
 _SUBNET_READERS: Mapping[str, Reader] = {
     "availability-zone": lambda subnet: (subnet.zone,),
-    "availabilityZone": lambda subnet: (subnet.zone,),
-    "cidr-block": lambda subnet: (subnet.cidr,),
     "default-for-az": lambda subnet: (str(subnet.default).lower(),),
-    "defaultForAz": lambda subnet: (str(subnet.default).lower(),),
     "state": lambda subnet: ("available",),
     "subnet-id": lambda subnet: (subnet.subnet_id,),
     "vpc-id": lambda subnet: (subnet.vpc_id,),
 }
 _ROUTE_READERS: Mapping[str, Reader] = {
     "vpc-id": lambda table: (table["VpcId"],),
-    "association.subnet-id": lambda table: tuple(one.get("SubnetId", "") for one in table["Associations"]),
-    "association.main": lambda table: tuple(str(one["Main"]).lower() for one in table["Associations"]),
 }
 _GROUP_READERS: Mapping[str, Reader] = {
-    "description": lambda group: (group.description,),
     "group-id": lambda group: (group.group_id,),
     "group-name": lambda group: (group.name,),
     "vpc-id": lambda group: (group.vpc_id,),
@@ -318,7 +277,4 @@ NETWORKS: Mapping[tuple[str, str], Operation] = {
     ("ec2", "CreateSecurityGroup"): create_security_group,
     ("ec2", "DeleteSecurityGroup"): delete_security_group,
     ("ec2", "AuthorizeSecurityGroupIngress"): authorize_ingress,
-    ("ec2", "AuthorizeSecurityGroupEgress"): authorize_egress,
-    ("ec2", "RevokeSecurityGroupIngress"): revoke_ingress,
-    ("ec2", "RevokeSecurityGroupEgress"): revoke_egress,
 }

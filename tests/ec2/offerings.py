@@ -12,7 +12,7 @@ from tests.ec2.filters import Reader, filtered, page
 from tests.ec2.instance import as_datetime
 from tests.ec2.machine_types import as_described
 from tests.ec2.request import Operation, Request
-from tests.ec2.world import ACCOUNT, REGIONS, Image
+from tests.ec2.world import ACCOUNT, Image
 
 LINUX = "Linux/UNIX"
 DAY_S = 86_400.0
@@ -116,56 +116,6 @@ def describe_spot_price_history(request: Request) -> dict[str, Any]:
     return {"SpotPriceHistory": [_shown_price(price) for price in shown], **following}
 
 
-def describe_regions(request: Request) -> dict[str, Any]:
-    """DescribeRegions."""
-    request.access.check("ec2:DescribeRegions")
-    request.end_dry_run()
-    asked = request.params.get("RegionNames", ())
-    if unknown := [name for name in asked if name not in REGIONS]:
-        raise FakeError("InvalidParameterValue", f"Invalid region names: [{', '.join(unknown)}]")
-    chosen = filtered([name for name in REGIONS if not asked or name in asked], request.params, _REGION_READERS)
-    described = [
-        {"RegionName": name, "Endpoint": f"ec2.{name}.amazonaws.com", "OptInStatus": "opt-in-not-required"}
-        for name in chosen
-    ]
-    return {"Regions": described}
-
-
-def describe_availability_zones(request: Request) -> dict[str, Any]:
-    """DescribeAvailabilityZones."""
-    request.access.check("ec2:DescribeAvailabilityZones")
-    request.end_dry_run()
-    world, asked = request.world, request.params.get("ZoneNames", ())
-    if unknown := [name for name in asked if name not in world.zones]:
-        raise FakeError("InvalidParameterValue", f"Invalid availability zone: [{', '.join(unknown)}]")
-    chosen = filtered([name for name in world.zones if not asked or name in asked], request.params, _ZONE_READERS)
-    described = [
-        {
-            "ZoneName": zone,
-            "ZoneId": f"fake-az{1 + world.zones.index(zone)}",
-            "ZoneType": "availability-zone",
-            "RegionName": world.region,
-            "State": "available",
-            "OptInStatus": "opt-in-not-required",
-            "GroupName": world.region,
-        }
-        for zone in chosen
-    ]
-    return {"AvailabilityZones": described}
-
-
-def describe_key_pairs(request: Request) -> dict[str, Any]:
-    """DescribeKeyPairs."""
-    request.access.check("ec2:DescribeKeyPairs")
-    request.end_dry_run()
-    known, asked = request.world.key_pairs, request.params.get("KeyNames", ())
-    for name in asked:
-        if name not in known:
-            raise FakeError("InvalidKeyPair.NotFound", f"The key pair '{name}' does not exist")
-    chosen = filtered(sorted(set(asked) or known), request.params, {"key-name": lambda name: (name,)})
-    return {"KeyPairs": [{"KeyName": name, "KeyPairId": f"key-{name}", "KeyType": "ed25519"} for name in chosen]}
-
-
 def _instant(asked: Any, otherwise: float) -> float:
     if asked is None:
         return otherwise
@@ -223,48 +173,21 @@ def _shown_image(image: Image, now: float) -> dict[str, Any]:
 
 
 _TYPE_READERS: Mapping[str, Reader] = {
-    "bare-metal": lambda machine: ("false",),
-    "current-generation": lambda machine: (str(as_described(machine)["CurrentGeneration"]).lower(),),
     "instance-type": lambda machine: (machine.name,),
-    "memory-info.size-in-mib": lambda machine: (str(machine.memory_mib),),
-    "processor-info.supported-architecture": lambda machine: (machine.architecture,),
-    "supported-usage-class": lambda machine: ("on-demand", "spot") if machine.has_spot else ("on-demand",),
-    "vcpu-info.default-vcpus": lambda machine: (str(machine.vcpus),),
 }
 _OFFERING_READERS: Mapping[str, Reader] = {
     "instance-type": lambda offering: (offering.instance_type,),
-    "location": lambda offering: (offering.location,),
 }
 _IMAGE_READERS: Mapping[str, Reader] = {
     "architecture": lambda image: (image.architecture,),
-    "image-id": lambda image: (image.image_id,),
-    "name": lambda image: (image.name,),
-    "owner-alias": lambda image: (image.owner,),
-    "root-device-type": lambda image: ("ebs",),
-    "virtualization-type": lambda image: ("hvm",),
 }
 _SPOT_READERS: Mapping[str, Reader] = {
     "availability-zone": lambda price: (price.zone,),
     "instance-type": lambda price: (price.instance_type,),
-    "product-description": lambda price: (LINUX,),
-}
-_REGION_READERS: Mapping[str, Reader] = {
-    "opt-in-status": lambda region: ("opt-in-not-required",),
-    "region-name": lambda region: (region,),
-}
-_ZONE_READERS: Mapping[str, Reader] = {
-    "opt-in-status": lambda zone: ("opt-in-not-required",),
-    "region-name": lambda zone: (zone[:-1],),
-    "state": lambda zone: ("available",),
-    "zone-name": lambda zone: (zone,),
-    "zone-type": lambda zone: ("availability-zone",),
 }
 OFFERINGS: Mapping[tuple[str, str], Operation] = {
     ("ec2", "DescribeInstanceTypes"): describe_instance_types,
     ("ec2", "DescribeInstanceTypeOfferings"): describe_instance_type_offerings,
     ("ec2", "DescribeImages"): describe_images,
     ("ec2", "DescribeSpotPriceHistory"): describe_spot_price_history,
-    ("ec2", "DescribeRegions"): describe_regions,
-    ("ec2", "DescribeAvailabilityZones"): describe_availability_zones,
-    ("ec2", "DescribeKeyPairs"): describe_key_pairs,
 }

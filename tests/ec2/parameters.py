@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.ec2.faults import FakeError
-from tests.ec2.filters import page
 from tests.ec2.instance import as_datetime
 from tests.ec2.request import Operation, Request
 from tests.ec2.world import ACCOUNT
@@ -23,29 +22,6 @@ def get_parameter(request: Request) -> dict[str, Any]:
     if name not in request.world.parameters:
         raise FakeError("ParameterNotFound", f"Parameter {name} not found.")
     return {"Parameter": _shown(request, name)}
-
-
-def get_parameters(request: Request) -> dict[str, Any]:
-    """GetParameters: those that exist, and the names of those that do not."""
-    names = request.params["Names"]
-    for name in names:
-        _check(request, "GetParameters", name)
-    known = request.world.parameters
-    return {
-        "Parameters": [_shown(request, name) for name in names if name in known],
-        "InvalidParameters": [name for name in names if name not in known],
-    }
-
-
-def get_parameters_by_path(request: Request) -> dict[str, Any]:
-    """GetParametersByPath."""
-    path = request.params["Path"].rstrip("/")
-    _check(request, "GetParametersByPath", path)
-    below = [name for name in sorted(request.world.parameters) if name.startswith(f"{path}/")]
-    if not request.params.get("Recursive"):
-        below = [name for name in below if "/" not in name[len(path) + 1 :]]
-    shown, following = page(below, request.params, at_most=10)
-    return {"Parameters": [_shown(request, name) for name in shown], **following}
 
 
 def put_parameter(request: Request) -> dict[str, Any]:
@@ -99,8 +75,6 @@ def _shown(request: Request, name: str) -> dict[str, Any]:
 
 PARAMETERS: Mapping[tuple[str, str], Operation] = {
     ("ssm", "GetParameter"): get_parameter,
-    ("ssm", "GetParameters"): get_parameters,
-    ("ssm", "GetParametersByPath"): get_parameters_by_path,
     ("ssm", "PutParameter"): put_parameter,
     ("ssm", "DeleteParameter"): delete_parameter,
 }

@@ -19,17 +19,26 @@ from tests.ec2.rehearsal import Rehearsal, rehearsal
 from tests.integration.command_line import PATIENCE_S, ROOT, CommandLine
 
 TALKING = '''
-import examples.digits
+import time
+import rubberband
 
-class DigitsTrial(examples.digits.DigitsTrial):
-    """The example's, with iterations so long that something can happen between them, and with a word on each."""
+class Talking(rubberband.Trial):
+    """Iterations so long that something can happen between them, with a word on each."""
 
-    samples_per_iteration = 12 * 1437
+    def setup(self, config, context):
+        self.lr, self.iterations = config["lr"], context.iterations
 
-    def evaluate(self, model, loader):
-        metrics = super().evaluate(model, loader)
-        print(f"seen {len(list(loader))} batches, accuracy {metrics['accuracy']:.3f}", flush=True)
-        return metrics
+    def iterate(self):
+        time.sleep(1.8)
+        self.iterations += 1
+        print(f"iteration {self.iterations}, accuracy {self.lr:.3f}", flush=True)
+        return {"accuracy": self.lr}
+
+    def save(self):
+        return self.iterations
+
+    def load(self, state):
+        assert state == self.iterations
 '''
 
 ON_EC2 = (
@@ -39,7 +48,7 @@ ON_EC2 = (
     "resources.aws.install=none",
 )
 """All that a user changes in `examples/digits.yaml`, in a rehearsal."""
-TALKATIVE = ("entrypoint=talking:DigitsTrial", "profile={seconds_per_iteration: {1: 2.0}, trial_startup: 0.2s}")
+TALKATIVE = ("entrypoint=talking:Talking", "profile={seconds_per_iteration: {1: 2.0}, trial_startup: 0.2s}")
 FEW = (
     *TALKATIVE,
     "search.scheduler={type: stages, stages: [{trials: 4, iterations: 3}, {trials: 2, iterations: 4}]}",

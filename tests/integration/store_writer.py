@@ -6,9 +6,8 @@ import os
 import signal
 import sys
 
-from rubberband.api.store.protocol import Entry
-from rubberband.api.store.schema import FEED
-from rubberband.api.store.sql import SqlStore
+from rubberband.api.store.schema import FEED, Entry
+from rubberband.api.store.sql import Store
 
 
 def entry(experiment: str, seq: int) -> Entry:
@@ -16,7 +15,7 @@ def entry(experiment: str, seq: int) -> Entry:
 
 
 def main(url: str, what: str, experiment: str, count: int) -> None:
-    store = SqlStore(url)
+    store = Store(url)
     if what == "append":
         for seq in range(0, count, 2):
             store.append([entry(name, one) for one in (seq, seq + 1) for name in (experiment, "common")])

@@ -65,7 +65,7 @@ def run(workers: list[Worker], segment: Segment, store: CheckpointStore) -> list
 
 
 def sizes(report: SegmentReport) -> list[int]:
-    return [use.batch_size for use in report.told.batches]
+    return [use.batch_size for use in report.batch.batches]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -74,25 +74,25 @@ def test_a_gang_grows_its_batch_where_gradients_are_noise(workers, store, optimi
     assert [report.iterations for report in reports] == [1, 2, 3, 4, 5, 6]
     assert sizes(reports[0])[0] == 16
     assert max(size for report in reports for size in sizes(report)) > 16, "how far depends on the machine"
-    use = reports[-1].told.batches[-1]
+    use = reports[-1].batch.batches[-1]
     assert use.noise_scale is not None
     assert use.noise_scale > 100
     assert use.efficiency < 1.0
     assert (use.instances, use.gpus) == (1, 2)
 
 
-def test_resized_and_resumed_after_its_processes_were_killed_it_goes_on_with_what_it_had_learnt(workers, store):
+def test_resized_and_resumed_after_its_processes_were_killed_it_resumes_with_what_it_had_learnt(workers, store):
     with gang_of(2) as gang:
         before = run(gang, replace(SEGMENT, until_iterations=4), store)
         for worker in gang:
             os.kill(worker.pid, signal.SIGKILL)
-    learnt, seen = sizes(before[-1])[-1], before[-1].told.batches[-1].noise_scale
+    learnt, seen = sizes(before[-1])[-1], before[-1].batch.batches[-1].noise_scale
     assert learnt > 16
     resumed = replace(SEGMENT, from_iterations=4, checkpoint=before[-1].checkpoint)
     for others in ([], workers):
         after = run(others, resumed, store)
         assert sizes(after[0])[0] >= learnt / 4.1, "it does not begin again"
-        assert after[0].told.batches[0].noise_scale == pytest.approx(seen, rel=0.7)
+        assert after[0].batch.batches[0].noise_scale == pytest.approx(seen, rel=0.7)
         assert [report.iterations for report in after] == [5, 6]
 
 
@@ -100,9 +100,9 @@ def test_resized_and_resumed_after_its_processes_were_killed_it_goes_on_with_wha
 def test_a_worker_that_runs_out_of_memory_does_not_strand_the_others(workers, store, accumulation):
     batch = AdaptiveBatch(max=512, interval=8, accumulation=accumulation)
     reports = run(workers, replace(SEGMENT, config={"memory": 7}, batch=batch, until_iterations=3), store)
-    uses = [use for report in reports for use in report.told.batches]
+    uses = [use for report in reports for use in report.batch.batches]
     assert max(use.per_gpu for use in uses) <= 7
-    assert reports[-1].told.limits.max_per_gpu <= 7
+    assert reports[-1].batch.limits.max_per_gpu <= 7
     assert min(use.accumulation for use in uses) >= 1, "the initial batch of 8 samples a worker needs two passes"
     if not accumulation:
         assert {use.batch_size for use in uses} == {16}
@@ -113,11 +113,11 @@ def test_a_sweep_times_the_sizes_and_a_held_batch_stays(workers, store, gang):
     swept = run(workers[:gang], replace(SEGMENT, until_iterations=1, batch_mode="sweep"), store)
     assert sizes(swept[0])[0] == 16
     assert sizes(swept[0])[-1] == 512
-    assert all(use.step_s > 0 for use in swept[0].told.batches)
+    assert all(use.step_s > 0 for use in swept[0].batch.batches)
     held = run(workers[:gang], replace(SEGMENT, until_iterations=2, batch_mode="hold"), store)
     assert {size for report in held for size in sizes(report)} == {16}
-    assert held[-1].told.batches[-1].noise_scale is not None
-    assert held[-1].told.samples_per_iteration == 1024
+    assert held[-1].batch.batches[-1].noise_scale is not None
+    assert held[-1].batch.samples_per_iteration == 1024
 
 
 def test_batch_norm_and_small_batches_on_a_gang(workers, store):
@@ -136,7 +136,7 @@ def test_batch_norm_and_small_batches_on_a_gang(workers, store):
         (AdaptiveBatch(lr_scaling="adaptive_trials:not_a_number"), {}, "nan"),
     ],
 )
-def test_what_cannot_work_fails_the_trial_in_one_line(store, batch, config, message):
+def test_an_impossible_setting_fails_the_trial_in_one_line(store, batch, config, message):
     segment = replace(SEGMENT, batch=replace(batch, interval=4), config=config)
     failure = list(run_segment(NOISY, segment, store))[-1]
     assert message in failure.message
@@ -146,6 +146,6 @@ def test_what_cannot_work_fails_the_trial_in_one_line(store, batch, config, mess
 def test_the_last_batch_of_an_epoch_is_as_large_as_the_others(store):
     segment = replace(SEGMENT, config={"samples": 1000}, batch_mode="hold", until_iterations=3)
     reports = run([], segment, store)
-    assert sum(use.steps for report in reports for use in report.told.batches) == 3 * 1024 // 16
+    assert sum(use.steps for report in reports for use in report.batch.batches) == 3 * 1024 // 16
     content = torch.load(io.BytesIO(store.load(reports[-1].checkpoint)), weights_only=False)
     assert content["sampler"] == (3, 72)

@@ -75,7 +75,7 @@ def test_an_experiment_from_its_submission_to_its_report(service: httpx.Client) 
     assert 'rubberband_plan_error_ratio{experiment="whole"' in service.get("/metrics").text
 
 
-def test_a_stream_that_breaks_goes_on_and_loses_nothing(service: httpx.Client) -> None:
+def test_a_stream_that_breaks_resumes_and_loses_nothing(service: httpx.Client) -> None:
     service.post("/v1/experiments", json=words(name="broken-stream")).raise_for_status()
     mine = {"experiment": "broken-stream"}
     first = follow(service, lambda event: event["seq"] is not None and event["seq"] >= 3, params=mine)
@@ -101,7 +101,7 @@ def until_streams(service: httpx.Client, count: int) -> None:
         time.sleep(0.02)
 
 
-def test_what_is_over_is_neither_resumed_nor_extended_nor_run_again(service: httpx.Client) -> None:
+def test_an_ended_run_is_neither_resumed_nor_extended_nor_run_again(service: httpx.Client) -> None:
     service.post("/v1/experiments", json=words(name="over")).raise_for_status()
     follow(service, is_over, params={"experiment": "over"})
     for action, body in [("resume", None), ("extend", {"deadline": "2h"})]:
@@ -111,7 +111,7 @@ def test_what_is_over_is_neither_resumed_nor_extended_nor_run_again(service: htt
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/name-taken")
 
 
-def test_what_is_cancelled_before_it_began_never_begins(service: httpx.Client) -> None:
+def test_a_run_cancelled_before_its_start_never_begins(service: httpx.Client) -> None:
     service.post("/v1/experiments", json=words(name="unwanted")).raise_for_status()
     assert service.post("/v1/experiments/unwanted/cancel").status_code == 202
     events = follow(service, is_over, params={"experiment": "unwanted"})

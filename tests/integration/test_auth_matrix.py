@@ -21,7 +21,7 @@ from rubberband.api.app import create_app
 from rubberband.api.security.authentication import COOKIE
 from rubberband.api.security.tokens import Bearer, Tokens
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.store.protocol import SCOPES, Scope
+from rubberband.api.store.schema import SCOPES, Scope
 from rubberband.api.store.sql import open_store
 from tests.integration.asgi import Began, ask
 
@@ -126,7 +126,7 @@ def _tried(house: House, headers: dict[str, str]) -> list[tuple[Door, Began]]:
     return asyncio.run(tried())
 
 
-def test_every_route_declares_who_may_use_it(house: House) -> None:
+def test_every_route_declares_its_permissions(house: House) -> None:
     listed = doors(house.app)
     assert {door.path for door in listed} >= set(house.app.openapi()["paths"]) | PUBLIC | {"/", "/plan"}
     for door in listed:
@@ -138,7 +138,7 @@ def test_every_route_declares_who_may_use_it(house: House) -> None:
             assert harmless or door.scope != "read", f"{door} changes something and needs the scope read only"
 
 
-def test_who_shows_nothing_good_is_let_into_nothing_but_what_is_public(house: House) -> None:
+def test_without_credentials_only_public_routes_are_open(house: House) -> None:
     strangers = {(way, whose): headers for (way, whose), headers in house.keys.items() if whose not in SCOPES} | {
         ("nothing", ""): {}
     }

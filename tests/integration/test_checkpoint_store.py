@@ -36,7 +36,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def test_after_kill_9_a_store_that_is_away_is_waited_for_and_damaged_checkpoints_cost_what_they_held(
+def test_after_kill_9_an_unavailable_store_is_waited_for_and_damaged_checkpoints_cost_their_part(
     command_line: CommandLine, tmp_path: Path
 ) -> None:
     driver = command_line.start("run", "sleepy.yaml", "-s", "resources.lease=8s")

@@ -16,8 +16,7 @@ from rubberband.api.plans.previews import Plans
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Store
-from rubberband.api.store.sql import open_store
+from rubberband.api.store.sql import Store, open_store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.browser import chromium, served, visiting

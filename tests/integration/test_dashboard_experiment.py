@@ -24,7 +24,7 @@ from rubberband.values.submission import Submission, Summary
 from tests.builders.browser import chromium, served, visiting
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.journalled_runs import Recorded, recorded, words
-from tests.builders.results import a_result, hostile
+from tests.builders.results import a_result, cut_short, hostile
 from tests.builders.service_runs import until
 
 BEGUN = Summary(started_at=1000.0, stages=3, forecast_jct_s=200.0, forecast_cost_usd=0.05)
@@ -58,13 +58,13 @@ def test_every_state_has_a_page(service: FakeService, state: ExperimentState, be
     assert ("Report" in shown.split("time")[0]) == begun
 
 
-def test_of_a_journal_that_cannot_be_read_the_page_says_so(service: FakeService) -> None:
+def test_the_page_says_that_a_journal_cannot_be_read(service: FakeService) -> None:
     service.add("one", state=ExperimentState.UNREADABLE, reason="the journal is no database", summary=BEGUN)
     service.runs.failure = JournalError("the journal is no database")
     assert "The journal is no database." in text(page(service))
 
 
-def test_what_waits_tells_what_was_submitted_and_how_many_there_are(service: FakeService) -> None:
+def test_a_queued_run_shows_its_submission_and_its_place(service: FakeService) -> None:
     service.add("one", state=ExperimentState.QUEUED, words=words(entrypoint="examples.digits:DigitsTrial"))
     service.add("other", state=ExperimentState.RUNNING)
     html = page(service)
@@ -77,7 +77,7 @@ def test_what_waits_tells_what_was_submitted_and_how_many_there_are(service: Fak
 
 
 @pytest.mark.parametrize("state", [ExperimentState.RUNNING, ExperimentState.DONE])
-def test_what_was_bought_instead_of_spot_is_a_sentence(service: FakeService, state: ExperimentState) -> None:
+def test_the_purchase_instead_of_spot_is_a_sentence(service: FakeService, state: ExperimentState) -> None:
     told = "2 instances on demand instead of spot: EC2 has no room (InsufficientInstanceCapacity)"
     service.add("one", state=state, summary=BEGUN)
     service.runs.results["one"] = dataclasses.replace(a_result(), instead_of_spot=told)
@@ -125,9 +125,34 @@ def test_figures_are_json_that_is_sent_once(service: FakeService) -> None:
     assert json.loads(page(service, "/figures")) == {}
     service.runs.results["one"] = a_result()
     answer = service.client.get("/experiments/one/figures")
-    assert list(answer.json()) == ["curves", "spend", "allocation", "parallel"]
+    assert list(answer.json()) == ["curves", "spend", "allocation", "parallel", "slices", "contour"]
     again = service.client.get("/experiments/one/figures", headers={"If-None-Match": answer.headers["etag"]})
     assert again.status_code == 304
+
+
+def test_a_contour_and_the_importance_of_parameters_are_asked_for_by_themselves(service: FakeService) -> None:
+    service.add("one", summary=BEGUN)
+    assert json.loads(page(service, "/contour?x=n&y=lr")) == {}
+    assert json.loads(page(service, "/importance")) == {}
+    service.runs.results["one"] = a_result()
+    assert json.loads(page(service, "/contour?x=n&y=%00"))["contour"]["layout"]["meta"]["chosen"] == ["n", "lr"]
+    pytest.importorskip("optuna")
+    figure = json.loads(page(service, "/importance"))["importance"]
+    assert sorted(figure["data"][0]["y"]) == ["lr", "n"]
+    assert "Compared: all 12 trials" in figure["layout"]["meta"]["note"]
+    service.runs.results["one"] = cut_short(1, cancel=False)
+    assert "needs 8 trials" in json.loads(page(service, "/importance"))["note"]
+
+
+def test_the_page_links_to_its_tables_once_it_has_begun(service: FakeService) -> None:
+    service.add("one", summary=BEGUN)
+    assert "/export" not in page(service)
+    service.runs.results["one"] = dataclasses.replace(a_result(), provider="local")
+    html = page(service)
+    assert "nothing is charged" in text(html)
+    for link in ("/v1/experiments/one/export", "/v1/experiments/one/export?reports=true"):
+        assert f'<a href="{link}" download>' in html
+        assert service.client.get(link).text.startswith("trial,")
 
 
 def test_the_report_is_there_once_it_has_begun(service: FakeService) -> None:
@@ -141,13 +166,13 @@ def test_the_report_is_there_once_it_has_begun(service: FakeService) -> None:
 
 @pytest.mark.parametrize("path", ["", "/figures", "/report"])
 @pytest.mark.parametrize("name", ["nobody", "NO", "..%2f..%2fetc"])
-def test_what_is_not_there_is_not_found(service: FakeService, name: str, path: str) -> None:
+def test_a_missing_resource_is_not_found(service: FakeService, name: str, path: str) -> None:
     assert service.client.get(f"/experiments/{name}{path}").status_code == 404
     assert service.client.get(f"/fragments/experiments/{name}").status_code == 404
 
 
 @pytest.mark.parametrize("query", ["page=-1", "page=9999999999", "page=٣", "sort=%00", "down=maybe", "status=<b>"])
-def test_what_cannot_be_asked_of_the_trials_is_as_if_it_was_not(service: FakeService, query: str) -> None:
+def test_trials_that_cannot_be_asked_are_ignored(service: FakeService, query: str) -> None:
     service.add("one", summary=BEGUN)
     service.runs.results["one"] = a_result()
     assert "12 trials" in text(page(service, f"?{query}"))
@@ -267,6 +292,22 @@ def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: H
         assert "sort=.momentum" in page.url
 
 
+def test_experiments_are_compared_on_a_phone(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address, phone=True) as visit:
+        page = visit.open("/compare?name=still&name=grown")
+        drawn(page, "compared")
+        page.get_by_role("radio", name="over time").check()
+        page.wait_for_function(f"() => {chart('compared')}.layout.xaxis.title.text.includes('time')")
+        assert visit.overflow_px() == 0
+        assert page.evaluate("document.documentElement.scrollHeight") < 4000
+        page.get_by_role("combobox").fill("asked")
+        page.get_by_role("button", name="Add").click()
+        page.get_by_role("link", name="Leave out grown").click()
+        page.get_by_role("heading", name="Compare 2 experiments").wait_for()
+        assert page.url.endswith("?name=still&name=asked")
+        visit.shot("compare-phone")
+
+
 def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browser: Any, home: Home) -> None:
     inbox = Inbox(home.folders["asked"].inbox)
     with visiting(browser, home.address) as visit:
@@ -307,7 +348,9 @@ def test_a_phone_shows_all_of_it_in_its_width(browser: Any, home: Home) -> None:
     (folder.logs / "trial-003.log").write_text("epoch 1\nepoch 2\n")
     with visiting(browser, home.address, phone=True, dark=True) as visit:
         page = visit.open("/experiments/still")
-        drawn(page, "parallel")
+        drawn(page, "contour")
+        page.get_by_role("combobox", name="y").select_option("hidden")
+        page.wait_for_function(f"() => {chart('contour')}.layout.yaxis.title.text === 'hidden'")
         page.get_by_text("epoch 2").wait_for()
         assert visit.overflow_px() == 0
         assert page.evaluate("document.documentElement.scrollHeight") < 4000

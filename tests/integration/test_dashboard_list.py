@@ -18,8 +18,7 @@ from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import Plans
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Store
-from rubberband.api.store.sql import open_store
+from rubberband.api.store.sql import Store, open_store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.browser import chromium, served, visiting
@@ -154,7 +153,41 @@ def test_a_list_may_be_of_some_states_and_has_pages_also_without_javascript(brow
         expect(page.locator("#rows tr")).to_have_count(1)
 
 
-def test_a_new_user_is_told_what_to_do(browser: Any, empty: Site) -> None:
+def test_a_search_is_a_link_that_pages_and_counts_also_without_javascript(browser: Any, site: Site) -> None:
+    for at in range(30):
+        site.add(f"found-{at:02}", "cancelled", created_at=1000.0 + at)
+    with visiting(browser, site.address, java_script_enabled=False) as visit:
+        page = visit.open("/")
+        page.get_by_role("searchbox").fill("FOUND cancelled")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_role("link", name="Stopped 30")).to_be_visible()
+        page.get_by_role("link", name="Older").click()
+        expect(page.locator("#rows tr")).to_have_count(5)
+        assert "search=found+cancelled" in page.url
+        visit.open("/?search=%3Cb%3E")
+        expect(page.locator("main")).to_contain_text("No experiment matches “<b>”")
+
+
+def test_the_list_follows_the_words_of_a_search_and_keeps_what_is_chosen(browser: Any, site: Site) -> None:
+    site.add("kept-one")
+    site.add("kept-two", "queued")
+    with visiting(browser, site.address) as visit:
+        page = visit.open("/")
+        expect(page.get_by_role("button", name="Compare")).to_be_disabled()
+        page.get_by_role("searchbox").press_sequentially("kept")
+        expect(page.locator("#rows tr")).to_have_count(2)
+        page.get_by_role("checkbox", name="Compare kept-one").check()
+        site.change("kept-one", reason="changed meanwhile")
+        site.change("kept-two", state=ExperimentState.RUNNING)
+        expect(page.locator("#rows .badge.running")).to_have_count(2)
+        expect(page.get_by_role("checkbox", name="Compare kept-one")).to_be_checked()
+        page.get_by_role("checkbox", name="Compare kept-two").check()
+        visit.shot("list-search")
+        expect(page.get_by_role("button", name="Compare 2")).to_be_enabled()
+        assert page.evaluate("window.location.search") == "?search=kept"
+
+
+def test_a_new_user_is_reported_what_to_do(browser: Any, empty: Site) -> None:
     with visiting(browser, empty.address, permissions=["clipboard-read", "clipboard-write"]) as visit:
         page = visit.open("/")
         visit.shot("list-empty")
@@ -166,7 +199,7 @@ def test_a_new_user_is_told_what_to_do(browser: Any, empty: Site) -> None:
         expect(page.get_by_role("heading", level=1)).to_have_text("Preview a plan")
 
 
-def test_what_is_not_there_is_a_page_that_leads_back(browser: Any, site: Site) -> None:
+def test_an_unknown_page_leads_back(browser: Any, site: Site) -> None:
     with visiting(browser, site.address) as visit:
         page = visit.open("/nowhere")
         expect(page.get_by_role("heading", level=1)).to_have_text("Not found")

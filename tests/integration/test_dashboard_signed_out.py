@@ -19,7 +19,7 @@ from rubberband.api.security import tokens as tokens_module
 from rubberband.api.security.tokens import Tokens
 from rubberband.api.service import Service
 from rubberband.api.settings import ServiceLimits, Settings
-from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.api.store.sql import Store, open_store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.browser import chromium, served, visiting
@@ -43,7 +43,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> SqlStore:
+def store(tmp_path: Path) -> Store:
     opened = open_store(None, tmp_path)
     add(opened, "digits")
     return opened
@@ -55,7 +55,7 @@ def feed() -> Feed:
 
 
 @pytest.fixture
-def address(store: SqlStore, feed: Feed, tmp_path: Path) -> Iterator[str]:
+def address(store: Store, feed: Feed, tmp_path: Path) -> Iterator[str]:
     settings = Settings(home=tmp_path, auth=True, limits=ServiceLimits(streams=1))
     runs = cast("Runs", FakeRuns(store=store))
     parts = Service(settings=settings, store=store, plans=NoPlans(settings, store), runs=runs, feed=feed)
@@ -63,7 +63,7 @@ def address(store: SqlStore, feed: Feed, tmp_path: Path) -> Iterator[str]:
         yield found
 
 
-def add(store: SqlStore, name: str) -> None:
+def add(store: Store, name: str) -> None:
     now = time.time()
     store.add(Submission(name=name, state=ExperimentState.QUEUED, created_at=now, changed_at=now))
 
@@ -75,7 +75,7 @@ def sign_in(page: Any, token: str) -> None:
 
 
 def test_a_page_whose_token_is_revoked_by_another_process_asks_for_another(
-    browser: Any, address: str, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    browser: Any, address: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens_module, "REMEMBERED_S", 0.1)
     monkeypatch.setattr(events, "CHECK_S", 0.1)
@@ -90,8 +90,8 @@ def test_a_page_whose_token_is_revoked_by_another_process_asks_for_another(
         visit.errors.clear()
 
 
-def test_a_page_whose_stream_is_refused_for_a_while_goes_on(
-    browser: Any, address: str, store: SqlStore, feed: Feed
+def test_a_page_whose_stream_is_refused_for_a_while_resumes(
+    browser: Any, address: str, store: Store, feed: Feed
 ) -> None:
     _, text = Tokens(store).create("anna", "read")
     with visiting(browser, address) as visit:

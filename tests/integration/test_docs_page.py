@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rubberband.api.app import create_app
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from tests.builders.browser import chromium, served, visiting
+from tests.builders.browser import PHONE, chromium, served, visiting
 from tests.builders.fake_runs import fake_service
 
 
@@ -24,13 +22,15 @@ def test_it_runs_scripts_of_the_service_only(tmp_path: Path) -> None:
         assert service.client.get("/static/rapidoc-min.js").status_code == 200
 
 
-@pytest.mark.parametrize("phone", [False, True])
-def test_every_operation_is_shown(tmp_path: Path, phone: bool) -> None:
+def test_every_operation_is_shown(tmp_path: Path) -> None:
     app: Any = create_app(Settings(home=tmp_path), store=open_store(None, tmp_path))
     summaries = [each["summary"] for path in app.openapi()["paths"].values() for each in path.values()]
-    with served(app) as address, chromium() as browser, visiting(browser, address, phone=phone) as visit:
+    with served(app) as address, chromium() as browser, visiting(browser, address) as visit:
         page = visit.open("/docs")
         for summary in summaries:
             page.get_by_text(summary, exact=True).first.wait_for(state="attached")
         assert visit.overflow_px() <= 0
-        visit.shot(f"docs{'-phone' if phone else ''}")
+        visit.shot("docs")
+        page.set_viewport_size(PHONE)
+        assert visit.overflow_px() <= 0
+        visit.shot("docs-phone")

@@ -18,6 +18,7 @@ from tests.integration.ec2_runs import (
     FEW,
     ON_EC2,
     SPOT,
+    TALKATIVE,
     Ec2CommandLine,
     each_iteration_once,
     ec2,
@@ -112,6 +113,30 @@ def test_the_digits_as_they_are_in_the_examples(command_line: Ec2CommandLine) ->
 
 
 @pytest.mark.long
+def test_hyperband_survives_a_killed_driver_and_a_reclaimed_instance(command_line: Ec2CommandLine) -> None:
+    hyperband = (
+        *TALKATIVE,
+        "search.scheduler={type: hyperband, max_t: 20, reduction_factor: 8}",
+        "constraints={deadline: 20m, max_cost: 5, objective: min_time}",
+        "resources.max_instances=3",
+    )
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *hyperband))
+    before = command_line.wait_for(driver, lambda result: iterations(result) >= 4, "digits")
+    assert len({stage.lane for stage in before.stages}) > 1
+    driver.kill()
+    driver.communicate()
+    driver = command_line.start("resume", "digits")
+    command_line.wait_for(driver, lambda result: iterations(result) >= iterations(before) + 1, "digits")
+    command_line.aws.fake.reclaim(command_line.aws.fake.living[0].instance_id, notice_s=20.0)
+    _, result = finished(command_line, driver)
+    assert (result.resumes, result.interruptions) == (1, 1)
+    assert result.redone_iterations <= 1
+    assert result.best is not None
+    assert result.best.iterations == 20
+    assert {trial.bracket for trial in result.trials if trial.status == "completed"} == {0, 1}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("notice_s", [3.0, None], ids=["late", "none"])
 def test_a_spot_instance_is_taken_away_with_little_notice(command_line: Ec2CommandLine, notice_s: float | None) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *FEW))
@@ -125,7 +150,7 @@ def test_a_spot_instance_is_taken_away_with_little_notice(command_line: Ec2Comma
 
 
 @pytest.mark.long
-def test_resume_goes_on_where_a_killed_driver_was(command_line: Ec2CommandLine) -> None:
+def test_resume_resumes_where_a_killed_driver_was(command_line: Ec2CommandLine) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW))
     before = command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
     driver.kill()
@@ -140,7 +165,7 @@ def test_resume_goes_on_where_a_killed_driver_was(command_line: Ec2CommandLine) 
 
 
 @pytest.mark.long
-def test_what_a_killed_driver_bought_ends_by_its_leases(command_line: Ec2CommandLine) -> None:
+def test_instances_of_a_killed_driver_end_by_their_leases(command_line: Ec2CommandLine) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW, "resources.lease=130s"))
     before = command_line.wait_for(driver, lambda result: iterations(result) >= 2, "digits")
     driver.kill()
@@ -167,7 +192,7 @@ def test_sweep_ends_what_a_killed_driver_left(command_line: Ec2CommandLine) -> N
 
 
 @pytest.mark.long
-def test_a_boot_script_that_fails_is_told_in_one_line(command_line: Ec2CommandLine) -> None:
+def test_a_boot_script_that_fails_is_reported_in_one_line(command_line: Ec2CommandLine) -> None:
     bad = "resources.aws.setup=['echo the disk is bad; exit 3']"
     output, errors = command_line("run", "digits.yaml", *words(*ON_EC2, *FEW, bad), exit_code=1)
     why = "it powered itself off: its boot script failed at `setup: echo the disk is bad; exit 3`: the disk is bad"

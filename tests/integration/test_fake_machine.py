@@ -112,7 +112,7 @@ def test_user_data_runs_with_the_machines_own_environment(aws: Rehearsal, monkey
     aws.fake.power_off(machine.instance_id)
 
 
-def test_what_is_no_script_does_not_run(aws: Rehearsal) -> None:
+def test_a_blocked_script_does_not_run(aws: Rehearsal) -> None:
     machine = launch(aws, "echo hello")
     says(aws, machine, "nothing to run")
     assert machine.lives()
@@ -143,7 +143,7 @@ def test_a_machine_ends_with_its_lease_unless_it_is_extended(aws: Rehearsal) -> 
     assert extended.state_reason == "Client.InstanceInitiatedShutdown"
 
 
-def test_the_hard_stop_ends_a_machine_whatever_its_lease(aws: Rehearsal) -> None:
+def test_the_hard_stop_ends_a_machine_with_any_lease(aws: Rehearsal) -> None:
     machine = launch(aws, script("sleep 600", lifetime=0.3))
     until(lambda: ended(aws, machine), "the hard stop")
     assert machine.state_reason == "Client.InstanceInitiatedShutdown"
@@ -158,7 +158,7 @@ def test_shutdown_from_inside_ends_everything_and_stops_the_bill(aws: Rehearsal)
 
 
 @pytest.mark.parametrize("how", ["terminate", "reclaim", "crash"])
-def test_whatever_ends_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> None:
+def test_any_end_of_a_machine_leaves_no_process(aws: Rehearsal, how: str) -> None:
     spot: dict[str, Any] = {"InstanceMarketOptions": {"MarketType": "spot"}} if how == "reclaim" else {}
     machine = launch(aws, script("trap '' TERM; (setsid nohup sleep 600 &); echo ready; sleep 600"), **spot)
     says(aws, machine, "ready")
@@ -275,7 +275,7 @@ def test_the_provider_rents_machines_over_http_as_the_drivers_role(
         ray_settings={},
     )
     machines = replace(machines_of(aws.fake), user_data=lambda start: worker_script(boot, start))
-    words: dict[str, Any] = {"run": "run-1", "wares": ONE_GPU, "gpus": 1, "look_s": 0.0}
+    words: dict[str, Any] = {"run": "run-1", "offers": ONE_GPU, "gpus": 1, "look_s": 0.0}
     provider = AwsProvider("digits", tmp_path, open_session("us-east-1"), machines, Standing(), **words)
     provider.renew_lease(time.time() + 600)
     assert provider.launch_all(("i-001", "i-003")) == {}

@@ -136,9 +136,7 @@ LINE = Wire()
 @pytest.mark.parametrize(("service", "operation"), OPERATIONS)
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_what_boto3_sends_and_gets_is_what_the_server_gets_and_sends(
-    service: str, operation: str, data: st.DataObject
-) -> None:
+def test_boto3_exchanges_the_same_messages_as_the_server(service: str, operation: str, data: st.DataObject) -> None:
     model = wire.service_model(service).operation_model(operation)
     params = data.draw(values(model.input_shape)) if model.input_shape else {}
     result = data.draw(values(model.output_shape)) if model.output_shape else {}
@@ -184,7 +182,7 @@ def test_errors_arrive_with_code_message_and_status(service: str) -> None:
         ("no-such-service", {}, b""),
     ],
 )
-def test_what_no_client_sends_is_refused(service: str, headers: Mapping[str, str], body: bytes) -> None:
+def test_malformed_requests_are_refused(service: str, headers: Mapping[str, str], body: bytes) -> None:
     with pytest.raises(wire.MalformedRequest):
         wire.decode(service, headers, body)
 

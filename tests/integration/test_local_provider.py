@@ -19,9 +19,9 @@ from typing import NoReturn
 import pytest
 
 from rubberband.cloud.local import LocalProvider, guarding, ray_node, sweep
+from rubberband.cloud.local.guarding import RayHead
 from rubberband.cloud.local.instance import STARTED, cores, last_words, load
 from rubberband.cloud.provider import HeadError
-from rubberband.cloud.ray_head import RayHead
 from rubberband.cloud.steady import steady_clock
 from rubberband.errors import ProviderError
 from tests.builders.conversation import eventually, nothing_left, processes_of
@@ -204,7 +204,7 @@ def test_a_closed_provider_starts_nothing(open_provider: Open) -> None:
         provider.launch("a")
 
 
-def test_a_port_for_a_head_is_none_that_is_taken_or_given_to_whoever_asks_for_any(
+def test_the_port_of_a_head_is_neither_taken_nor_given_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given_away = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
@@ -422,7 +422,7 @@ def test_one_that_waits_for_its_turn_can_be_given_back(
 _BROKEN = "import sys; print('Traceback (most recent call last):'); sys.exit('ImportError: libfoo.so.1: no such file')"
 
 
-def test_what_a_node_died_of_is_told_and_it_never_ran(
+def test_the_cause_of_a_nodes_death_is_shown_and_it_never_ran(
     open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_node, "instance_command", lambda *_: (sys.executable, "-c", _BROKEN))
@@ -435,7 +435,7 @@ def test_what_a_node_died_of_is_told_and_it_never_ran(
     assert status.running_at is None
 
 
-def test_what_a_head_died_of_is_told(open_provider: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cause_of_a_heads_death_is_shown(open_provider: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_node, "head_command", lambda *_, **__: (sys.executable, "-c", _BROKEN))
     with pytest.raises(HeadError, match=r"the Ray head did not start: ray start: ImportError: libfoo.*exit status 1"):
         open_provider().launch("a")
@@ -476,7 +476,9 @@ FATAL = "[2026-01-02 03:04:05,678 E 10 10] (raylet) main.cc:9: Failed to connect
         ({"raylet.err": f"{CHECKED}\n{FATAL}"}, "raylet: Check failed: no space left for the object store"),
     ],
 )
-def test_the_line_that_tells_best_why_a_node_did_not_start(tmp_path: Path, session: dict[str, str], told: str) -> None:
+def test_the_line_that_best_explains_why_a_node_did_not_start(
+    tmp_path: Path, session: dict[str, str], told: str
+) -> None:
     logs = tmp_path / "session_latest" / "logs"
     logs.mkdir(parents=True)
     for name, text in session.items():

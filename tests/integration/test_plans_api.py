@@ -62,7 +62,7 @@ def test_the_same_question_has_the_same_answer(client: Client) -> None:
     assert len(post(client, words(), "?frontier=true").json()["frontier"]) > 1
 
 
-def test_what_is_infeasible_is_told_with_what_would_not_be(client: Client) -> None:
+def test_an_infeasible_experiment_is_reported_with_feasible_limits(client: Client) -> None:
     answer = post(client, words(constraints__deadline="10s"))
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
@@ -95,7 +95,7 @@ def test_what_is_infeasible_is_told_with_what_would_not_be(client: Client) -> No
         (words(), "?set=deadline", "application/json", 422, "invalid"),
     ],
 )
-def test_what_does_not_fit_is_a_problem(
+def test_a_mismatch_is_a_problem(
     client: Client, body: Any, query: str, media_type: str, status: int, kind: str
 ) -> None:
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_a_problem(
         assert answer.json()["type"] == f"/problems/{kind}"
 
 
-def test_what_was_not_previewed_is_not_found(client: Client) -> None:
+def test_an_unknown_preview_is_not_found(client: Client) -> None:
     assert client.get("/v1/plans/unknown").status_code == 404
     assert client.get("/v1/plans/..%2F..").status_code in (404, 422)
     assert client.get("/v1/plans/unknown?x=1").status_code == 422

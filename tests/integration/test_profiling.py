@@ -21,9 +21,8 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planner.goodput.model import step_s
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
-from rubberband.values.chance import FIXED
 from rubberband.values.offer import Offer
-from rubberband.values.profile import Profile
+from rubberband.values.profile import FIXED, Profile
 from tests.builders.adaptive_backend import AdaptiveBackend
 from tests.builders.conversation import nothing_left
 
@@ -54,6 +53,33 @@ def test_gpu_counts_double_up_to_what_fits(
     assert gpu_counts(gpus_per_instance, instances, minimum, maximum) == expected
 
 
+@pytest.mark.parametrize(
+    ("job_iterations", "gpus", "timed"),
+    [
+        (None, [1, 2, 4], 3),
+        (1000.0, [1, 2, 4], 3),
+        (50.0, [1, 4], 3),  # a tenth is 20 s: 1 GPU takes 22 s, 4 take 12 s
+        (10.0, [1, 4], 1),
+        (1.0, [1, 4], 1),
+    ],
+)
+def test_a_short_job_is_measured_for_a_tenth_of_its_time(
+    job_iterations: float | None, gpus: list[int], timed: int
+) -> None:
+    measured = measure(
+        virtual(),
+        gpus_per_instance=2,
+        instances=2,
+        max_gpus_per_trial=4,
+        limits=ProfilingLimits(job_iterations=job_iterations),
+    )
+    assert [point.gpus for point in measured.points] == gpus
+    assert len(measured.points[0].timed[0].iterations_s) == timed
+    expected = {number: PROFILE.seconds_per_iteration[number] for number in gpus}
+    assert dict(measured.profile.seconds_per_iteration) == pytest.approx(expected)
+    assert any("speeds with 2 GPUs are interpolated" in line for line in measured.remarks) == (2 not in gpus)
+
+
 def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
     points: list[Point] = []
     backend = virtual()
@@ -70,7 +96,7 @@ def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
     assert all(status.state == "terminated" for status in backend.provider.describe())
 
 
-def test_instances_that_start_one_after_another_predict_when_the_last_is_ready_and_what_all_cost_until_then() -> None:
+def test_instances_that_start_in_turn_predict_the_last_ones_time_and_the_cost() -> None:
     slow = Fate(provision_s=11.0, init_s=9.0)
     backend = virtual(Faults(fates={"profile-1": slow}))
     profile = measure(backend, gpus_per_instance=2, instances=2, one_machine=True).profile
@@ -91,7 +117,7 @@ def test_instances_that_start_one_after_another_predict_when_the_last_is_ready_a
         (Faults(lost_after_s={"profile-0": 8.0}), "lost instance"),
     ],
 )
-def test_what_goes_wrong_is_told_and_everything_released(faults: Faults, message: str) -> None:
+def test_problems_are_reported_and_everything_is_released(faults: Faults, message: str) -> None:
     backend = virtual(faults)
     with pytest.raises(RubberbandError, match=message):
         measure(backend, gpus_per_instance=2, limits=ProfilingLimits(first_s=60.0))
@@ -152,7 +178,7 @@ def test_a_limit_ends_the_measurement_with_the_points_there_are(limits: Profilin
 @pytest.mark.parametrize(
     "limits", [ProfilingLimits(held_s=20.0), ProfilingLimits(time_s=20.0), ProfilingLimits(time_s=2.0)]
 )
-def test_a_limit_before_the_first_point_is_told_and_everything_released(limits: ProfilingLimits) -> None:
+def test_a_limit_before_the_first_point_is_reported_and_everything_released(limits: ProfilingLimits) -> None:
     backend = virtual()
     with pytest.raises(RubberbandError, match=r"before its first point: .* is reached; raise it"):
         measure(backend, gpus_per_instance=2, limits=limits)
@@ -201,7 +227,7 @@ class Forgetful(VirtualBackend):
         return [event]
 
 
-def test_what_is_trained_again_for_want_of_a_checkpoint_is_no_start_up_and_is_told() -> None:
+def test_repeated_training_without_a_checkpoint_is_no_start_up() -> None:
     measured = measure(Forgetful("profiling", OFFER, PROFILE, metric="loss"), gpus_per_instance=2)
     assert measured.profile.trial_startup_s == pytest.approx(3.0 - 2.0)
     assert measured.profile.seconds_per_iteration[1] == pytest.approx(PROFILE.seconds_per_iteration[1])
@@ -273,27 +299,27 @@ def test_the_batch_is_held_but_in_the_sweep() -> None:
     assert modes == [(gpus, mode, count) for gpus in (1, 2) for mode, count in (("hold", 1), ("hold", 3), ("sweep", 1))]
 
 
-def test_the_points_tell_every_batch_size_that_was_tried() -> None:
+def test_the_points_show_every_batch_size_that_was_tried() -> None:
     measured = measure(adaptive(100.0), gpus_per_instance=2, sweep=True)
     sizes = [timed.batch_size for timed in measured.points[0].batches]
     assert (sizes[0], sizes[-1], sizes) == (64, 1024, sorted(sizes))
     assert measured.points[0].batches[0].step_s == pytest.approx(0.084)
 
 
-def test_without_a_noise_scale_the_initial_batch_stands_in_and_it_is_told() -> None:
+def test_without_a_noise_scale_the_initial_batch_is_used_and_reported() -> None:
     measured = measure(adaptive(None), gpus_per_instance=2, sweep=True)
     assert measured.profile.goodput is not None
     assert measured.profile.goodput.noise_scale == 64.0
     assert "no trial measured its noise scale" in measured.remarks[0]
 
 
-def test_trials_that_do_not_tell_of_batches_leave_no_model() -> None:
+def test_trials_that_do_not_mention_batches_leave_no_model() -> None:
     measured = measure(virtual(), gpus_per_instance=2, sweep=True)
     assert measured.profile.goodput is None
     assert measured.profile.seconds_per_iteration == pytest.approx({1: 4.0})
 
 
-def test_what_fails_in_a_sweep_is_done_without() -> None:
+def test_failures_in_a_sweep_are_skipped() -> None:
     faults = Faults(failures={(0, 3): "raised", (1, 3): "hung", (0, 6): "died"})
     measured = measure(adaptive(100.0, faults=faults), gpus_per_instance=2, max_gpus_per_trial=2, sweep=True)
     assert [point.gpus for point in measured.points] == [1, 2]

@@ -16,9 +16,8 @@ from rubberband.executor.profiling_points import Component
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.executor.virtual.fleet import AttemptFate
 from rubberband.executor.virtual.noise import Noise
-from rubberband.values.chance import FIXED, Spread
 from rubberband.values.offer import Offer
-from rubberband.values.profile import Profile
+from rubberband.values.profile import FIXED, Profile, Spread
 
 TRUE = Profile(
     seconds_per_iteration={1: 40.0, 2: 25.0, 4: 15.0},
@@ -73,7 +72,7 @@ def test_every_component_is_recovered_within_its_interval_nearly_as_often_as_it_
     assert sum(holds(noise.startup, TRUE.startup_cv) for noise in found) >= 22
 
 
-def test_many_trials_in_turn_tell_each_component_closely() -> None:
+def test_many_trials_in_turn_show_each_component_closely() -> None:
     measured = noisy(1, num_trials=256, instances=8, least_trials=256, iterations=4)
     profile = measured.profile
     assert profile.trial_cv == pytest.approx(TRUE.trial_cv, rel=0.15)
@@ -85,7 +84,7 @@ def test_many_trials_in_turn_tell_each_component_closely() -> None:
     assert profile.provision_spread.certain
 
 
-def test_what_trials_differ_by_is_not_taken_for_what_iterations_vary_by() -> None:
+def test_differences_of_trials_are_not_taken_for_noise_of_iterations() -> None:
     steady = replace(TRUE, trial_cv=0.0, startup_cv=0.0)
     differing = replace(TRUE, iteration_cv=0.0, startup_cv=0.0)
     alike = [noisy(seed, steady).profile.trial_cv for seed in range(10)]
@@ -128,7 +127,7 @@ def test_first_starts_on_fresh_workers_belong_to_the_instances() -> None:
     )
 
 
-def test_one_trial_is_said_to_tell_nothing_of_how_trials_differ() -> None:
+def test_one_trial_is_said_to_show_nothing_of_how_trials_differ() -> None:
     measured = noisy(0, num_trials=1, instances=1)
     line = noise_lines(measured.noise)[0]
     assert "assumed to differ" in line

@@ -128,7 +128,7 @@ class Server:
             self.machines,
             Standing(),
             run=run,
-            wares=ONE_GPU,
+            offers=ONE_GPU,
             gpus=1,
             look_s=0.0,
         )
@@ -285,7 +285,7 @@ def test_they_are_shown_in_the_order_of_their_launch(rental: Rental) -> None:
     assert [status.instance for status in rental.provider.describe()] == ["b", "c", "a"]
 
 
-def test_what_was_bought_at_which_price_does_not_change(rental: Rental) -> None:
+def test_the_price_of_a_purchase_does_not_change(rental: Rental) -> None:
     rental.provider.launch("a", "spot")
     running = rental.running("a")
     assert running.market == ("spot" if rental.spot else "on_demand")
@@ -347,7 +347,7 @@ def test_a_lease_may_be_cut_short(rental: Rental) -> None:
     assert end_at <= ended.ended_at < full
 
 
-def test_what_the_provider_takes_away_is_preempted(rental: Rental) -> None:
+def test_an_instance_taken_by_the_provider_is_preempted(rental: Rental) -> None:
     if rental.take is None:
         pytest.skip("nothing is taken away")
     rental.provider.launch(TAKEN, "spot")

@@ -93,7 +93,7 @@ def test_a_trial_is_resized_on_warm_workers_and_its_discarded_checkpoint_is_gone
     assert Path(gang.checkpoint.url.removeprefix("file://")).exists()
 
 
-def test_what_a_trial_prints_is_in_its_log(talk: Conversation, directory: Path) -> None:
+def test_the_output_of_a_trial_is_in_its_log(talk: Conversation, directory: Path) -> None:
     talk.start(LONG, ("b", 0), ("b", 1), until=3)
     talk.report(LONG, 1)
     assert "iteration 1" in (directory / "logs" / "trial-001.log").read_text()
@@ -103,9 +103,7 @@ def test_what_a_trial_prints_is_in_its_log(talk: Conversation, directory: Path) 
     assert "setup of trial 1, rank 1" in log
 
 
-def test_of_a_trial_that_prints_without_end_the_beginning_and_the_end_are_kept(
-    talk: Conversation, directory: Path
-) -> None:
+def test_endless_output_of_a_trial_keeps_its_beginning_and_end(talk: Conversation, directory: Path) -> None:
     talk.start(LOUD, ("a", 0), until=5)
     assert talk.until(TrialFailed).kind == "died"
     path = directory / "logs" / f"trial-{LOUD:03d}.log"
@@ -214,7 +212,7 @@ def test_a_frozen_ray_node_is_a_lost_instance_too(talk: Conversation, directory:
 class TestRayBackend(BackendSuite):
     """What every backend promises; these come last, since they give `b` back."""
 
-    def test_of_a_released_instance_no_process_is_left(self, directory: Path) -> None:
+    def test_a_released_instance_leaves_no_process(self, directory: Path) -> None:
         eventually(lambda: processes_of(directory, "b") == [])
 
 

@@ -38,7 +38,7 @@ def head(address: str) -> Head:
     return Head(address=address, temp_dir=None, environment={})
 
 
-def test_a_head_that_never_answers_holds_up_nobody(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_head_delays_no_other_instance(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answer = threading.Event(), threading.Event()
 
     def never() -> dict[str, bool]:

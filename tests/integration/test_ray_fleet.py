@@ -22,7 +22,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.ray.connection import Connection
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
-from rubberband.executor.ray.workers import Crew, CrewError
+from rubberband.executor.ray.workers import Workers, WorkersError
 from rubberband.values.plan import Market
 from tests.builders.conversation import eventually
 
@@ -84,7 +84,7 @@ class Breaking:
         """Nothing is held."""
 
 
-class NoCrew:
+class NoWorkers:
     """Nobody to dismiss."""
 
     def dismiss(self) -> None:
@@ -111,7 +111,7 @@ def fleet(provider: Breaking, mailbox: Mailbox, leases: Leases, monkeypatch: pyt
     monkeypatch.setattr("rubberband.executor.ray.fleet._RETRY_S", 0.02)
     opened = RayFleet(
         cast(ClusterProvider, provider),
-        lambda *_: cast(Crew, NoCrew()),
+        lambda *_: cast(Workers, NoWorkers()),
         mailbox,
         leases=leases,
         on_gone=lambda _: None,
@@ -120,7 +120,7 @@ def fleet(provider: Breaking, mailbox: Mailbox, leases: Leases, monkeypatch: pyt
     opened.close()
 
 
-def test_a_release_that_breaks_is_told_once_and_asked_for_until_it_works(
+def test_a_release_that_breaks_is_reported_once_and_asked_for_until_it_works(
     fleet: RayFleet, provider: Breaking, mailbox: Mailbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     provider.broken = {"release", "describe"}
@@ -155,7 +155,7 @@ def _shown(provider: Breaking, mailbox: Mailbox, count: int, **values: Any) -> l
     return events
 
 
-def test_what_was_bought_is_told_and_a_notice_is_told_once(
+def test_purchases_and_notices_are_reported_once(
     fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RayFleet, "_assemble", lambda *_: None)
@@ -181,7 +181,7 @@ def test_a_lease_never_reaches_beyond_what_is_held(leases: Leases, provider: Bre
     leases.close()
 
 
-class StubWarden:
+class StubAgent:
     """Of an instance that was told that it may live until 40, and answers when a test lets it."""
 
     def __init__(self, instance: str, **_: object) -> None:
@@ -203,9 +203,9 @@ class StubWarden:
 def test_no_instance_is_asked_for_before_the_leases_of_the_others_are_cut(
     fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posted: list[StubWarden] = []
+    posted: list[StubAgent] = []
     monkeypatch.setattr(
-        "rubberband.executor.ray.fleet.Warden", lambda name, **_: posted.append(StubWarden(name)) or posted[-1]
+        "rubberband.executor.ray.fleet.RemoteAgent", lambda name, **_: posted.append(StubAgent(name)) or posted[-1]
     )
     monkeypatch.setattr(provider, "remote", True)
     fleet.launch("a")
@@ -230,9 +230,9 @@ def test_no_instance_is_asked_for_before_the_leases_of_the_others_are_cut(
 def test_the_lease_of_an_instance_counts_until_it_is_given_back(
     fleet: RayFleet, provider: Breaking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posted: list[StubWarden] = []
+    posted: list[StubAgent] = []
     monkeypatch.setattr(
-        "rubberband.executor.ray.fleet.Warden", lambda name, **_: posted.append(StubWarden(name)) or posted[-1]
+        "rubberband.executor.ray.fleet.RemoteAgent", lambda name, **_: posted.append(StubAgent(name)) or posted[-1]
     )
     monkeypatch.setattr(provider, "remote", True)
     provider.broken = {"release", "describe"}
@@ -251,9 +251,9 @@ def test_the_lease_of_an_instance_counts_until_it_is_given_back(
 def test_the_lease_that_an_earlier_driver_gave_counts_until_this_one_has_cut_it(
     fleet: RayFleet, provider: Breaking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posted: list[StubWarden] = []
+    posted: list[StubAgent] = []
     monkeypatch.setattr(
-        "rubberband.executor.ray.fleet.Warden", lambda name, **_: posted.append(StubWarden(name)) or posted[-1]
+        "rubberband.executor.ray.fleet.RemoteAgent", lambda name, **_: posted.append(StubAgent(name)) or posted[-1]
     )
     monkeypatch.setattr(provider, "remote", True)
     monkeypatch.setattr(fleet, "_assemble", lambda *_: None)
@@ -267,12 +267,12 @@ def test_the_lease_that_an_earlier_driver_gave_counts_until_this_one_has_cut_it(
     eventually(lambda: provider.markets == ["on_demand"])
 
 
-class Failing(NoCrew):
+class Failing(NoWorkers):
     """Workers that never get warm."""
 
     def assemble(self, slowness: float = 1.0) -> None:
         """In vain."""
-        raise CrewError(f"its Ray node did not offer 2 GPUs in {slowness:.0f} s")
+        raise WorkersError(f"its Ray node did not offer 2 GPUs in {slowness:.0f} s")
 
 
 class Joined(Breaking):
@@ -291,15 +291,13 @@ class Joined(Breaking):
         return 7.0
 
 
-def test_what_an_instance_was_at_that_did_not_get_ready_is_told_first(
-    mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_boot_step_of_a_failed_instance_comes_first(mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "open", lambda *_: None)
     provider = Joined()
     provider.status = replace(provider.status, state="running", running_at=2.0)
     fleet = RayFleet(
         cast(ClusterProvider, provider),
-        lambda *_: cast(Crew, Failing()),
+        lambda *_: cast(Workers, Failing()),
         mailbox,
         leases=Leases(provider, lease_s=30.0, interval_s=0.02, clock=lambda: 10.0),
         on_gone=lambda _: None,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud import ray_head
-from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.local import LocalProvider, provider
 from rubberband.cloud.node import LEASE_VARIABLE, METADATA_VARIABLE
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import InstanceInterrupted, InstanceLost, InstanceReleased, ReleaseInstance
@@ -101,7 +100,7 @@ def said() -> Iterator[dict[str, str]]:
     """What the metadata service says; its address, and the lease, are in the environment of the Ray node."""
     with metadata_service() as (address, said), pytest.MonkeyPatch.context() as patch:
         patch.setenv(METADATA_VARIABLE, address)
-        patch.setattr(ray_head, "RayHead", partial(ray_head.RayHead, host=_address()))
+        patch.setattr(provider, "RayHead", partial(provider.RayHead, host=_address()))
         yield said
 
 
@@ -154,7 +153,7 @@ def test_the_lease_of_the_machine_is_put_off_as_far_as_the_budget_reaches(talk: 
     assert [event for event in talk.listen(1.0) if isinstance(event, InstanceLost)] == []
 
 
-def test_a_notice_is_heard_and_told_once(talk: Conversation, said: dict[str, str]) -> None:
+def test_a_notice_is_heard_and_reported_once(talk: Conversation, said: dict[str, str]) -> None:
     said["spot/instance-action"] = '{"action": "terminate", "time": "2026-11-21T17:00:00Z"}'
     assert talk.until(InstanceInterrupted).instance == "a"
     assert [event for event in talk.listen(1.0) if isinstance(event, InstanceInterrupted)] == []

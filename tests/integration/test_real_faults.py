@@ -84,7 +84,7 @@ def test_a_step_of_the_clock_ends_no_instance_fails_no_trial_and_is_not_billed(
     assert command_line.nothing_left()
 
 
-def test_a_driver_that_was_paused_buys_again_what_ended_itself_and_tells_of_it(command_line: CommandLine) -> None:
+def test_a_driver_that_was_paused_buys_again_what_ended_itself_and_mentions_it(command_line: CommandLine) -> None:
     driver = command_line.start("run", "sleepy.yaml", "-s", "resources.lease=8s", "-s", "constraints.max_cost=5")
     cut = command_line.wait_for(driver, lambda result: iterations(result) >= 6)
     driver.send_signal(signal.SIGSTOP)

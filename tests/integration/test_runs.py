@@ -49,7 +49,7 @@ def test_a_run_ends_with_a_report_and_leaves_no_process(undisturbed: CommandLine
     assert stages == [stage.planned_instances for stage in result.stages]
 
 
-def test_report_ps_and_logs_tell_of_it(undisturbed: CommandLine, tmp_path: Path) -> None:
+def test_report_ps_and_logs_mention_it(undisturbed: CommandLine, tmp_path: Path) -> None:
     report = json.loads(undisturbed.shows("report", "sleepy", "-o", "json"))
     assert report["schema"] == "rubberband.report/1"
     assert report["outcome"] == "done"
@@ -161,6 +161,7 @@ def test_ctrl_c_before_anything_is_ready_leaves_nothing(command_line: CommandLin
     assert command_line.nothing_left()
 
 
+@pytest.mark.long
 def test_sweep_ends_what_a_killed_driver_left(command_line: CommandLine) -> None:
     driver = command_line.start("run", "sleepy.yaml")
     command_line.wait_for(driver, lambda result: any(instance.running_s is not None for instance in result.instances))
@@ -177,7 +178,7 @@ def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
         *("run", "sleepy.yaml", "-s", f"search.space={{x: 1.0, behaviour: {behaviours}}}"),
         *("-s", "search.sampler={type: grid}", "-s", "search.metric=score"),
         *("-s", "search.scheduler={type: stages, stages: [{trials: 5, iterations: 2}, {trials: 2, iterations: 2}]}"),
-        *("-s", "constraints.iteration_timeout=10s", "-s", "constraints.max_failures=0"),
+        *("-s", "constraints.iteration_timeout=6s", "-s", "constraints.max_failures=0"),
     )
     result = command_line.result()
     assert result.outcome == "done"
@@ -193,8 +194,10 @@ def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
 
 
 @pytest.mark.long
-def test_a_metric_that_no_trial_reports_is_told_at_once(command_line: CommandLine) -> None:
-    command_line("run", "sleepy.yaml", "-s", "search.metric=sorce", exit_code=1)
+def test_a_metric_that_no_trial_reports_is_reported_at_once(command_line: CommandLine) -> None:
+    refused = command_line.refused("run", "sleepy.yaml", "-s", "search.metric=sorce")
+    assert "does not pass the check: iteration: the metric 'sorce' is missing" in refused
+    command_line("run", "sleepy.yaml", "-s", "search.metric=sorce", "--no-check", exit_code=1)
     assert command_line.result().outcome == "failed"
     assert "sorce" in command_line.result().reason
     assert "score" in command_line.result().reason
@@ -246,6 +249,12 @@ def test_a_run_without_a_profile_measures_one_and_says_so(command_line: CommandL
     result = command_line.result()
     assert result.outcome == "done"
     assert result.profiling_cost_usd > 0
+    settings = ("-s", "profile=null", "-s", "resources.max_instances=1")
+    _, errors = command_line("run", "sleepy.yaml", "--new", *settings)
+    assert "and used again; --profile-again measures it afresh" in errors
+    assert "checked sleepy" not in errors
+    assert "measuring" not in errors.replace("measures", "")
+    assert command_line.result("sleepy-2").profiling_cost_usd == 0
     assert command_line.nothing_left()
 
 
@@ -262,6 +271,7 @@ def test_profile_says_what_it_measured_and_estimate_uses_it(command_line: Comman
     assert command_line.nothing_left()
 
 
+@pytest.mark.long
 def test_interrupted_while_measuring_it_saves_nothing_and_leaves_nothing(command_line: CommandLine) -> None:
     driver = command_line.start("run", "sleepy.yaml", "-s", "profile=null")
     deadline = time.time() + PATIENCE_S

@@ -123,7 +123,7 @@ def test_a_failing_evaluation_fails_every_rank(workers, store, evaluate, kind):
     assert [failure.secondary for failure in results[1]] == [True]
 
 
-def test_a_checkpoint_that_a_gang_cannot_read_fails_every_rank_by_itself(workers, store, tmp_path):
+def test_a_checkpoint_that_a_gang_cannot_read_fails_every_rank_alone(workers, store, tmp_path):
     (report,) = reports(list(run_segment(REGRESSION, replace(SEGMENT, until_iterations=1), store)))
     for file in tmp_path.iterdir():
         file.write_bytes(file.read_bytes()[:-1])

@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield started
 
 
-def test_a_server_serves_who_has_a_token_until_it_is_told_to_end(home: Path) -> None:
+def test_a_server_serves_holders_of_tokens_until_it_is_stopped(home: Path) -> None:
     assert "rubberband token create" in refused("serve", "--auth", "--port", "0")
     admin = run("token", "create", "me", "--scope", "admin").stdout.strip()
     with serving(home, "--auth", "--allow", "absent:Trial") as started:
@@ -136,20 +136,20 @@ def test_tokens_are_made_listed_and_revoked_without_a_server(home: Path) -> None
         (("--store", "sqlite://"), "is lost when"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(home: Path, words: tuple[str, ...], told: str) -> None:
+def test_nonsense_is_refused_in_one_line(home: Path, words: tuple[str, ...], told: str) -> None:
     error = refused("serve", "--port", "0", *words)
     assert told in error
     assert "\n" not in error
 
 
-def test_a_store_that_does_not_answer_is_told_without_its_password(home: Path) -> None:
+def test_a_store_that_does_not_answer_is_reported_without_its_password(home: Path) -> None:
     result = run("serve", "--port", "0", "--store", "postgresql+psycopg://rb:hunter2@127.0.0.1:1/rb")
     assert isinstance(result.exception, JournalError)
     assert "127.0.0.1:1/rb" in str(result.exception)
     assert "hunter2" not in str(result.exception)
 
 
-def test_a_port_that_is_taken_is_told(home: Path) -> None:
+def test_a_port_that_is_taken_is_reported(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         error = refused("serve", "--port", str(taken.getsockname()[1]))
     assert "is not available (" in error
@@ -194,7 +194,7 @@ def test_a_large_body_is_refused_and_never_held(server: ServerProcess) -> None:
     assert largest - before < 30 << 20, "less than one of these bodies"
 
 
-def test_who_asks_before_sending_is_not_asked_to_send_too_much(server: ServerProcess) -> None:
+def test_a_client_that_asks_first_is_not_made_to_send_too_much(server: ServerProcess) -> None:
     request = "POST /v1/plans HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\nExpect: 100-continue\r\n\r\n"
     assert _exchange(server.port, request.encode()).startswith(b"HTTP/1.1 413 ")
 
@@ -213,7 +213,7 @@ def test_who_asks_before_sending_is_not_asked_to_send_too_much(server: ServerPro
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"400"),
     ],
 )
-def test_what_is_no_proper_request_is_refused(server: ServerProcess, request_: bytes, status: bytes) -> None:
+def test_an_invalid_request_is_refused(server: ServerProcess, request_: bytes, status: bytes) -> None:
     assert _exchange(server.port, request_).startswith(b"HTTP/1.1 " + status)
 
 
@@ -235,7 +235,7 @@ def test_one_caller_has_few_streams_and_they_keep_out_nothing_else(server: Serve
     assert asyncio.run(scenario()) == ([200] * 16 + [429], 200)
 
 
-def test_who_does_not_finish_a_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEADERS_S", 0.05)
 
     async def never(_scope: object, _receive: object, _send: object) -> None:
@@ -255,7 +255,7 @@ def test_who_does_not_finish_a_request_is_cut_off(monkeypatch: pytest.MonkeyPatc
     assert asyncio.run(scenario()) == [b"", b""]
 
 
-def test_who_takes_nothing_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "UNREAD_S", 0.05)
 
     async def send_on(send: Any) -> None:
@@ -288,7 +288,7 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(monkeypatch: pytest.MonkeyPat
     assert lost.is_set(), "the app hears that its client is gone"
 
 
-def test_a_crowd_of_silent_connections_of_one_address_keeps_nobody_out(server: ServerProcess) -> None:
+def test_many_silent_connections_of_one_address_do_not_block_others(server: ServerProcess) -> None:
     crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(600)]
     try:
         assert httpx.get(f"{server.address}/healthz", timeout=60).status_code == 200

@@ -79,7 +79,7 @@ def all_done(address: str, names: list[str]) -> bool:
     return all(state_of(address, name) == "done" for name in names)
 
 
-def test_a_server_that_is_killed_finds_its_experiments_again_and_tells_every_event_once(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_finds_its_experiments_again_and_shows_every_event_once(tmp_path: Path) -> None:
     names = ["a", "b", "c"]
     journal = prepare(tmp_path, ways=dict.fromkeys(names, "hold"))
     with serving(tmp_path, program=SERVER, environment=STOOD_IN) as server:
@@ -170,7 +170,7 @@ def digits(name: str) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(1200)
-def test_real_training_goes_on_while_the_server_is_killed_and_restarted(tmp_path: Path) -> None:
+def test_real_training_resumes_while_the_server_is_killed_and_restarted(tmp_path: Path) -> None:
     names = ["digits-a", "digits-b", "digits-c"]
     root = str(HERE.parents[1])
     options = ("--allow", "examples.digits:DigitsTrial", "--code", root)

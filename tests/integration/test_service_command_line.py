@@ -13,8 +13,7 @@ from typer.testing import CliRunner, Result
 
 import rubberband
 from rubberband.cli import app
-from rubberband.client.aio import AsyncClient
-from rubberband.client.client import Client
+from rubberband.client.client import AsyncClient, Client
 from rubberband.errors import InfeasibleError, InputError, NameTakenError, RubberbandError
 from tests.builders.server_process import serving
 from tests.builders.service_runs import experiment
@@ -68,7 +67,7 @@ def test_an_experiment_is_submitted_watched_and_reported(command: Command, file:
     assert "done: best" in command("logs", "watched", "--process").stdout
 
 
-def test_what_the_service_refuses_is_the_error_that_it_would_be_here(address: str, file: Callable[[str], str]) -> None:
+def test_a_refusal_of_the_service_is_the_local_error(address: str, file: Callable[[str], str]) -> None:
     path = file("twice")
     with Client(address) as client:
         client.submit(path)
@@ -125,7 +124,7 @@ def test_events_of_a_run_are_streamed_in_order(address: str, file: Callable[[str
     assert len(places) > 20
 
 
-def test_whoever_leaves_the_events_leaves_nothing_behind(
+def test_leaving_the_events_leaves_nothing_behind(
     address: str, command: Command, file: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     command("submit", file("left"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.api.dashboard.experiment_words import sentence
-from rubberband.api.dashboard.listing import row as listed
+from rubberband.api.dashboard.pages import row as listed
 from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import Problem
 from rubberband.api.store.sql import open_store
@@ -73,8 +73,34 @@ def test_a_run_that_is_killed_resumed_cancelled_and_resumed_trains_nothing_twice
     house.store.close()
 
 
+def test_hyperband_is_killed_resumed_and_extended_by_the_service(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    plain = experiment(max_cost=50.0).to_words()
+    plain["search"]["scheduler"] = {"type": "hyperband", "max_t": 9, "reduction_factor": 3}
+    with house.open(SLOW) as runs:
+        runs.submit(Experiment(**plain))
+        wait_for_reports(house, runs, 1)
+        mark = read_mark(folder_of(house))
+        assert mark is not None
+        os.kill(mark.pid, signal.SIGKILL)
+        house.wait("one", INTERRUPTED)
+        assert extend(runs, house.home, "one", request="r1", max_cost_usd=60.0).applied
+        runs.resume("one")
+        house.go()
+        row = house.wait("one", DONE)
+        result = runs.result("one")
+    assert result is not None
+    assert (result.outcome, result.resumes, result.max_cost_usd, len(result.stages)) == ("done", 1, 60.0, 6)
+    assert (row.summary.brackets, row.summary.stage) == (3, 6)
+    assert {trial.bracket for trial in result.trials if trial.status == "completed"} == {0, 1, 2}
+    for trial in result.trials:
+        assert [iterations for _, iterations, _ in trial.curve] == list(range(1, trial.iterations + 1))
+    assert "6 stages" in str(listed(row, 0.0))
+    house.store.close()
+
+
 @pytest.mark.long
-def test_a_run_that_is_killed_goes_on_by_itself_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_run_restarts_automatically_where_it_was(tmp_path: Path) -> None:
     house = House(tmp_path, tmp_path)
     house.settings = replace(house.settings, auto_resume=True)
     with house.open(SLOW) as runs:
@@ -126,7 +152,7 @@ def test_a_store_that_is_mounted_late_after_a_reboot_is_waited_for(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_what_waits_for_its_store_can_be_cancelled(tmp_path: Path) -> None:
+def test_a_run_that_waits_for_its_store_can_be_cancelled(tmp_path: Path) -> None:
     house = House(tmp_path, tmp_path)
     house.settings = replace(house.settings, auto_resume=True)
     with house.open(SLOW) as runs:
@@ -148,7 +174,7 @@ def test_what_waits_for_its_store_can_be_cancelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_is_paused_is_nobody_s_to_start_again(tmp_path: Path) -> None:
+def test_a_paused_run_is_not_restarted_automatically(tmp_path: Path) -> None:
     house = House(tmp_path, tmp_path)
     house.settings = replace(house.settings, auto_resume=True)
     with house.open(SLOW) as runs:
@@ -215,7 +241,7 @@ def test_limits_are_raised_while_it_runs_and_a_signal_ends_it_cleanly(
     house.store.close()
 
 
-def test_what_has_no_plan_is_refused_with_the_reason_that_the_command_line_gives(tmp_path: Path) -> None:
+def test_an_infeasible_submission_is_refused_with_the_reason_of_the_command_line(tmp_path: Path) -> None:
     house = House(tmp_path, tmp_path)
     with house.open(HOSTED) as runs:
         runs.submit(experiment(max_cost=0.01))

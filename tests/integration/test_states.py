@@ -18,8 +18,7 @@ from rubberband.api.feed import Feed
 from rubberband.api.problems import problem_of
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Store
-from rubberband.api.store.sql import open_store
+from rubberband.api.store.sql import Store, open_store
 from rubberband.client.client import Client
 from rubberband.errors import InputError
 from rubberband.executor.virtual.fleet import Faults

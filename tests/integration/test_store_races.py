@@ -17,9 +17,8 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.api.settings import Settings
-from rubberband.api.store.protocol import Entry
-from rubberband.api.store.schema import NUMBERS
-from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.api.store.schema import NUMBERS, Entry
+from rubberband.api.store.sql import Store, open_store
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -47,13 +46,13 @@ def writer(url: str, what: str, experiment: str, count: int) -> subprocess.Popen
     return subprocess.Popen(command, cwd=ROOT)
 
 
-def at_once(url: str, number: int, ask: Callable[[SqlStore, int], object]) -> list[object]:
+def at_once(url: str, number: int, ask: Callable[[Store, int], object]) -> list[object]:
     """What `ask` answers to so many, each with a store of its own, all at once."""
     answers: list[object] = []
     together = threading.Barrier(number)
 
     def work(place: int) -> None:
-        store = SqlStore(url)
+        store = Store(url)
         try:
             together.wait(PATIENCE_S)
             answers.append(ask(store, place))
@@ -69,9 +68,9 @@ def at_once(url: str, number: int, ask: Callable[[SqlStore, int], object]) -> li
     return answers
 
 
-def test_who_tails_the_feed_misses_nothing_and_sees_nothing_twice_whatever_is_written_meanwhile(store_url: str) -> None:
+def test_the_feed_has_every_event_once_during_any_writing(store_url: str) -> None:
     count, names = 60, ("a", "b", "common")
-    store = SqlStore(store_url)
+    store = Store(store_url)
     writers = [writer(store_url, "append", name, count) for name in ("a", "b")]
     told: list[tuple[int, str, int | None]] = []
     deadline = time.monotonic() + PATIENCE_S
@@ -87,13 +86,13 @@ def test_who_tails_the_feed_misses_nothing_and_sees_nothing_twice_whatever_is_wr
 
 def test_an_event_with_a_smaller_id_never_appears_later(store_url: str) -> None:
     """The one who took the smaller id is slow to commit; the other one must not be visible before it."""
-    slow, fast = SqlStore(store_url), SqlStore(store_url)
+    slow, fast = Store(store_url), Store(store_url)
     second = threading.Thread(target=fast.append, args=([entry("b", 0)],))
     with slow._database.writing() as connection:
         slow._extend(connection, [entry("a", 0)])
         second.start()
         second.join(0.3)
-        assert SqlStore.feed(slow) == []
+        assert Store.feed(slow) == []
     second.join(PATIENCE_S)
     assert [event.experiment for event in slow.feed()] == ["a", "b"]
     slow.close()
@@ -108,13 +107,13 @@ def test_a_key_is_claimed_by_one_of_many(store_url: str) -> None:
 def test_a_name_is_given_to_one_of_many(store_url: str) -> None:
     answers = at_once(store_url, 6, lambda store, _: store.add(submission("a")))
     assert sorted(map(str, answers)) == [*["False"] * 5, "True"]
-    store = SqlStore(store_url)
+    store = Store(store_url)
     assert len(store.feed()) == 1
     store.close()
 
 
 def test_a_state_is_left_by_one_of_many(store_url: str) -> None:
-    store = SqlStore(store_url)
+    store = Store(store_url)
     store.add(submission("a"))
     queued, starting = ExperimentState.QUEUED, ExperimentState.STARTING
     answers = at_once(store_url, 6, lambda one, at: one.change("a", at=at, state=starting, expected=[queued]))
@@ -130,7 +129,7 @@ def test_several_may_open_a_new_store_at_once(store_url: str) -> None:
     def work() -> None:
         together.wait(PATIENCE_S)
         try:
-            SqlStore(store_url).close()
+            Store(store_url).close()
         except Exception as error:
             failures.append(error)
 
@@ -143,7 +142,7 @@ def test_several_may_open_a_new_store_at_once(store_url: str) -> None:
 
 
 def test_threads_may_share_a_store(store_url: str) -> None:
-    store = SqlStore(store_url)
+    store = Store(store_url)
 
     def work(name: str) -> None:
         for seq in range(20):
@@ -159,8 +158,8 @@ def test_threads_may_share_a_store(store_url: str) -> None:
     store.close()
 
 
-def test_of_a_writer_that_is_killed_nothing_is_seen_and_nobody_waits_for_it(store_url: str) -> None:
-    store = SqlStore(store_url)
+def test_a_killed_writer_leaves_nothing_and_blocks_no_other(store_url: str) -> None:
+    store = Store(store_url)
     store.append([entry("a", 0)])
     dead = writer(store_url, "die", "a", 100)
     assert dead.wait(PATIENCE_S) == -signal.SIGKILL
@@ -170,11 +169,11 @@ def test_of_a_writer_that_is_killed_nothing_is_seen_and_nobody_waits_for_it(stor
 
 
 def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(store_url: str) -> None:
-    store = SqlStore(store_url)
+    store = Store(store_url)
     with store._database.writing() as connection:
         connection.execute(NUMBERS.update().where(NUMBERS.c.name == "version").values(value=99))
     with pytest.raises(InputError, match=r"newer version of rubberband .* 99") as told:
-        SqlStore(store_url)
+        Store(store_url)
     assert "s3cret" not in str(told.value)
     store.close()
 
@@ -211,7 +210,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> Non
 )
 def test_a_url_of_no_use_is_one_clear_line_without_the_password(url: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said) as told:
-        SqlStore(url)
+        Store(url)
     assert "s3cret" not in str(told.value)
     folder = ExperimentFolder(home=tmp_path, name="test", store=url)
     settings = Settings(home=tmp_path, store=url)
@@ -221,7 +220,7 @@ def test_a_url_of_no_use_is_one_clear_line_without_the_password(url: str, said: 
 def test_a_driver_that_is_not_installed_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(InputError, match=r"psycopg.*pip install 'rubberband-tune\[postgres\]'") as told:
-        SqlStore("postgres://ann:s3cret@host/x")
+        Store("postgres://ann:s3cret@host/x")
     assert "s3cret" not in str(told.value)
 
 
@@ -230,7 +229,7 @@ def test_a_server_that_is_not_there_is_one_clear_line_without_the_password(tmp_p
         closed.bind(("127.0.0.1", 0))
         url = f"postgresql://ann:s3cret@127.0.0.1:{closed.getsockname()[1]}/x"
         with pytest.raises(JournalError, match="check that the server runs") as told:
-            SqlStore(url)
+            Store(url)
         with pytest.raises(JournalError, match="check that the server runs") as read:
             ExperimentFolder(home=tmp_path, name="test", store=url).require()
     assert "s3cret" not in str(told.value) + str(read.value)
@@ -241,7 +240,7 @@ def test_a_database_that_does_not_keep_utf_8_is_refused_with_the_remedy(postgres
         database(postgresql, encoding="SQL_ASCII") as url,
         pytest.raises(InputError, match=r"stores text as SQL_ASCII; .*createdb --encoding=UTF8"),
     ):
-        SqlStore(url)
+        Store(url)
 
 
 def cut_off(url: str) -> None:
@@ -255,7 +254,7 @@ def cut_off(url: str) -> None:
 
 
 def test_a_server_that_was_restarted_is_connected_to_again(postgresql_url: str) -> None:
-    store = SqlStore(postgresql_url)
+    store = Store(postgresql_url)
     journal = Journal(postgresql_url, "test", create=True)
     journal.create(created_at=1.0, job=JOB, setup={})
     for seq in range(2):
@@ -338,8 +337,8 @@ def let_in(server: sql.URL, url: str, allowed: bool) -> None:
         connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
 
 
-def test_what_is_cut_off_half_way_is_told_and_leaves_nothing(postgresql_url: str) -> None:
-    store = SqlStore(postgresql_url)
+def test_a_truncated_write_is_reported_and_leaves_nothing(postgresql_url: str) -> None:
+    store = Store(postgresql_url)
 
     def write() -> None:
         with store._database.writing() as connection:
@@ -355,7 +354,7 @@ def test_what_is_cut_off_half_way_is_told_and_leaves_nothing(postgresql_url: str
 
 
 def test_one_pool_of_connections_serves_all_that_is_open_in_a_process(postgresql_url: str) -> None:
-    store = SqlStore(postgresql_url)
+    store = Store(postgresql_url)
     journals = [Journal(postgresql_url, f"x{number}", create=True) for number in range(20)]
     for journal in journals:
         journal.create(created_at=1.0, job=JOB, setup={})

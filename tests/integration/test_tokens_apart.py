@@ -35,7 +35,7 @@ def tokens(url: str, tmp_path: Path) -> Iterator[Tokens]:
         yield Tokens(store)
 
 
-def test_neither_wrong_tokens_nor_anothers_idempotency_key_stand_in_a_right_ones_way(
+def test_neither_wrong_tokens_nor_idempotency_keys_of_others_block_a_right_token(
     url: str, tokens: Tokens, tmp_path: Path
 ) -> None:
     (tmp_path / "stand-in.json").write_text(json.dumps({"template": "", "ways": {"small": "vanish", "tiny": "vanish"}}))

@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="trials-on-the-cpu",
         harm="a build of torch without CUDA joins: trials train on the CPU at the price of GPUs",
         file="cloud/aws/gpu_check.py",
-        old="    if used.ok:\n",
+        old="    if ok:\n",
         new="    if True:\n",
         tests=("tests/unit/test_aws_gpu_check.py",),
     ),

@@ -45,8 +45,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="minimum-paid-again",
         harm="growing is predicted too dear: the minimum counts twice",
         file="planner/model.py",
-        old="group.billed_s = _at_least(minimum_s, group.held_s)",
-        new="group.billed_s = _at_least(0.0, group.held_s)",
+        old="after_s = held_s if held_s > minimum_s else minimum_s",
+        new="after_s = held_s",
         tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
@@ -61,8 +61,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="market-change-for-free",
         harm="a plan that goes from spot to on demand keeps its instances at no start-up",
         file="planner/model.py",
-        old="self.groups, self.market = [], choice.market",
-        new="self.market = choice.market",
+        old="groups = self.groups if market == self.market else ()",
+        new="groups = self.groups",
         tests=("tests/property/test_planner_markets_and_held.py::test_no_plan_is_cheaper_or_faster",),
     ),
     Mutant(
@@ -74,11 +74,11 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_planner_model.py",),
     ),
     Mutant(
-        name="fast-cost-forgets-init",
+        name="fast-cost-forgets-stages",
         harm="the quick look at a plan is cheaper than the plan",
         file="planner/model.py",
-        old="cost_usd = cost_usd + held_usd + started_usd + init_usd",
-        new="cost_usd = cost_usd + held_usd + started_usd",
+        old="(*node.costs_usd, step.cost_usd)",
+        new="(step.cost_usd,)",
         tests=("tests/property/test_mean_cost.py",),
     ),
     Mutant(
@@ -173,8 +173,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-head-for-each-lane",
         harm="the head node is predicted once for each bracket",
         file="planner/brackets.py",
-        old="fixed = replace(offer, head_price_usd_per_hour=0.0, ",
-        new="fixed = replace(offer, ",
+        old="return replace(offer, head_price_usd_per_hour=0.0), replace(profile",
+        new="return offer, replace(profile",
         tests=("tests/property/test_planner_lanes.py::test_no_division_that_can_be_tried_is_cheaper",),
     ),
     Mutant(
@@ -221,8 +221,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="larger-of-equals",
         harm="a batch grows though that gains nothing",
         file="planner/goodput/choice.py",
-        old="np.argmin(np.where(equal, batch_size, np.iinfo(np.int64).max), axis=-1)",
-        new="np.argmax(np.where(equal, batch_size, 0), axis=-1)",
+        old="np.argmin(np.where(equal, found.batch_size, np.iinfo(np.int64).max), axis=-1)",
+        new="np.argmax(np.where(equal, found.batch_size, 0), axis=-1)",
         tests=("tests/unit/test_goodput_choice.py", "tests/property/test_goodput_choice.py"),
     ),
     Mutant(

@@ -95,7 +95,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/body.py",
         old="isinstance(named, str) and allows_code(named, settings.entrypoints)",
         new="isinstance(named, str)",
-        tests=("tests/unit/test_experiment_body.py::test_what_the_operator_does_not_allow_is_previewed_and_not_run",),
+        tests=("tests/unit/test_experiment_body.py::test_a_forbidden_entry_point_is_previewed_and_not_run",),
     ),
     Mutant(
         name="any-lr-rule-may-run",
@@ -103,7 +103,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/body.py",
         old="scaling not in LR_SCALINGS and not allows_code(scaling, settings.entrypoints)",
         new="False",
-        tests=("tests/unit/test_experiment_body.py::test_what_the_operator_does_not_allow_is_previewed_and_not_run",),
+        tests=("tests/unit/test_experiment_body.py::test_a_forbidden_entry_point_is_previewed_and_not_run",),
     ),
     Mutant(
         name="checkpoints-climb-out",
@@ -111,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/body.py",
         old='and ".." not in url.split("/")',
         new="",
-        tests=("tests/unit/test_experiment_body.py::test_what_the_operator_does_not_allow_is_previewed_and_not_run",),
+        tests=("tests/unit/test_experiment_body.py::test_a_forbidden_entry_point_is_previewed_and_not_run",),
     ),
     Mutant(
         name="files-of-the-server-are-read",
@@ -159,8 +159,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="burst-for-ever",
         harm="a client that asks without a pause leaves nothing to others",
         file="api/security/checks.py",
-        old="self._levels[key] = (self._level(key) - 1.0, self._clock())",
-        new="self._levels[key] = (self._level(key), self._clock())",
+        old="self._levels[key] = (level - 1.0, now)",
+        new="self._levels[key] = (level, now)",
         tests=("tests/unit/test_security_limits.py",),
     ),
     Mutant(
@@ -195,7 +195,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/routes/events.py",
         old="begin = after if last_event_id is None else _id(last_event_id)",
         new='begin = after if last_event_id is None else "latest"',
-        tests=("tests/unit/test_api_events.py::test_who_asks_for_what_is_kept_no_longer_is_told_so",),
+        tests=("tests/unit/test_api_events.py::test_a_reader_of_deleted_events_gets_the_reason",),
         hangs=True,
     ),
     Mutant(
@@ -204,7 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/routes/events.py",
         old="begin < (gone := store.last_pruned_id(experiment)):",
         new="begin < -1 * (gone := store.last_pruned_id(experiment)):",
-        tests=("tests/unit/test_api_events.py::test_who_asks_for_what_is_kept_no_longer_is_told_so",),
+        tests=("tests/unit/test_api_events.py::test_a_reader_of_deleted_events_gets_the_reason",),
     ),
     Mutant(
         name="one-caller-takes-all-turns",
@@ -253,15 +253,15 @@ MUTANTS: tuple[Mutant, ...] = (
         file="rubberband/client/sending.py",
         old='if self.last_id is not None and event["id"] <= self.last_id:',
         new="if False:",
-        tests=("tests/unit/test_client.py::test_a_stream_that_is_cut_goes_on_where_it_was_and_repeats_nothing",),
+        tests=("tests/unit/test_client.py::test_a_stream_that_is_cut_resumes_where_it_was_and_repeats_nothing",),
     ),
     Mutant(
         name="client-never-waits",
         harm="a client that is told to wait asks at once, and is refused again",
         file="rubberband/client/sending.py",
-        old="return min(float(told), LONGEST_WAIT_S)",
+        old="return min(float(wanted), LONGEST_WAIT_S)",
         new="return 0.0",
-        tests=("tests/unit/test_client.py::test_what_may_be_repeated_is_tried_again_when_the_service_says_so",),
+        tests=("tests/unit/test_client.py::test_repeatable_requests_are_retried_when_the_service_says_so",),
     ),
     Mutant(
         name="minutes-are-months",

@@ -31,9 +31,9 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Phase
 from rubberband.executor.driver import drive, replay
-from rubberband.executor.journal.inbox import DriverRequest, MemoryInbox
-from rubberband.executor.journal.journal import MemoryJournal
+from rubberband.executor.journal.inbox import DriverRequest
 from rubberband.executor.virtual.backend import VirtualBackend
+from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.property.chaos_cases import (
     BREEZE,
     CALM,
@@ -397,7 +397,7 @@ def main(arguments: Collection[str] | None = None) -> None:
     """Tell the story of a seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--family", choices=["27 trials", "random"])
+    parser.add_argument("--family", choices=["27 trials", "random", "brackets", "asha"])
     parser.add_argument(
         "--replan", action=argparse.BooleanOptionalAction, help="plan again at every SYNC, or hold the plan fixed"
     )

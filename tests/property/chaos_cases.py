@@ -11,11 +11,13 @@ from typing import Literal
 
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.core.events import FailureKind
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.state import Bracket, Job, brackets_of
 from rubberband.executor.virtual.fleet import AttemptFate, Messages
+from rubberband.planner.asha import Draw, mean_times, simulate
 from rubberband.planner.model import predict
+from rubberband.spec.search import asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
-from rubberband.values.plan import Market, Plan, Stage, StagePlan
+from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
 
 LEASE_S = 600.0
@@ -29,7 +31,9 @@ TWENTY_SEVEN = (
 )
 """SHA(27, 1, 27, 3)."""
 
-Family = Literal["27 trials", "random"]
+Family = Literal["27 trials", "random", "brackets", "asha"]
+"""The last two are drawn only where they are asked for: two to four brackets in up to three lanes, and trials that
+climb rungs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,18 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
     family = family or ("27 trials" if source.random() < 0.8 else "random")
     stages = TWENTY_SEVEN if family == "27 trials" else _stages(source)
     offer, profile = _offer(source, family), _profile(source)
-    plan = _plan(source, stages, offer, profile)
-    prediction = predict(stages, plan, profile, offer)
+    divided = _divided(source, offer) if family == "brackets" else None
+    if family == "asha":
+        eta = source.randint(2, 4)
+        stages, replan = (asha(sha(source.randint(1, 27), 1, source.randint(1, 27), eta), eta),), False
+        plan = _plan(source, stages, offer)
+        prediction = climb_prediction(stages[0], plan.stages[0], profile, offer)
+    elif divided is None:
+        plan = _plan(source, stages, offer)
+        prediction = predict(stages, plan, profile, offer)
+    else:
+        offer, stages, plan = divided.offer, divided.stages, divided.plan
+        prediction = divided.prediction(profile)
     tightness = source.choice([0.2, 0.6, 1.0, 1.02, 1.1, 1.3, 2.0]) * source.uniform(1.0, 1.1)
     room = tightness if source.random() < 0.7 else None
     dearest = source.uniform(1.0, 1.5) if source.random() < 0.1 else None
@@ -181,9 +195,32 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         dearest_usd_per_hour=None if dearest is None else dearest * offer.price_usd_per_hour,
         lease_s=LEASE_S,
         start_attempts=3,
+        brackets=() if divided is None else divided.brackets,
+        lane_instances=() if divided is None else divided.quotas,
     )
     weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]
     return Case(job=job, weather=weather, family=family)
+
+
+def climb_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Offer) -> Prediction:
+    """Simulate one run in which nothing goes wrong, and a trial with a lower number is better."""
+    startup_s, train_s = mean_times(stage, profile, choice.gpus_per_trial)
+    draw = Draw(
+        provision_s=offer.provision_delay_s,
+        init_s=offer.init_delay_s,
+        startup_s=startup_s,
+        train_s=train_s,
+        merits=[range(stage.trials)] * len(train_s),
+    )
+    trace = simulate(stage, choice, offer, draw)
+    one = StagePrediction(
+        start_s=0.0,
+        provisioning_s=trace.starts_s,
+        duration_s=trace.jct_s - trace.starts_s,
+        cost_usd=trace.cost_usd,
+        slots=slots(choice.instances, offer.gpus, choice.gpus_per_trial),
+    )
+    return Prediction(jct_s=trace.jct_s, cost_usd=trace.cost_usd, stages=(one,))
 
 
 def _stages(source: Random) -> tuple[Stage, ...]:
@@ -217,7 +254,51 @@ def _profile(source: Random) -> Profile:
     )
 
 
-def _plan(source: Random, stages: tuple[Stage, ...], offer: Offer, profile: Profile) -> Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Divided:
+    """Brackets in lanes, each with a plan for its instances."""
+
+    offer: Offer
+    brackets: tuple[Bracket, ...]
+    quotas: tuple[int, ...]
+    lanes: tuple[tuple[tuple[Stage, ...], Plan], ...]
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Of all lanes."""
+        return tuple(stage for stages, _ in self.lanes for stage in stages)
+
+    @property
+    def plan(self) -> Plan:
+        """Of all lanes."""
+        return Plan(stages=tuple(choice for _, plan in self.lanes for choice in plan.stages))
+
+    def prediction(self, profile: Profile) -> Prediction:
+        """The latest end of the lanes, and what they and the head node cost."""
+        alone = replace(self.offer, head_price_usd_per_hour=0.0)
+        found = [predict(stages, plan, profile, alone) for stages, plan in self.lanes]
+        jct_s = max(one.jct_s for one in found)
+        return Prediction(
+            jct_s=jct_s,
+            cost_usd=sum(one.cost_usd for one in found) + self.offer.head_cost_usd(jct_s),
+            stages=tuple(stage for one in found for stage in one.stages),
+        )
+
+
+def _divided(source: Random, offer: Offer) -> _Divided:
+    each = [_stages(source) for _ in range(source.randint(2, 4))]
+    count = source.randint(1, min(3, len(each)))
+    numbers = [tuple(range(first, len(each), count)) for first in range(count)]
+    quotas = tuple(source.randint(1, max(1, 8 // offer.gpus)) for _ in numbers)
+    lanes = []
+    for brackets, quota in zip(numbers, quotas, strict=True):
+        stages = tuple(stage for bracket in brackets for stage in each[bracket])
+        lanes.append((stages, _plan(source, stages, replace(offer, max_instances=quota))))
+    offer = replace(offer, max_instances=sum(quotas) + source.randint(0, 2))
+    return _Divided(offer=offer, brackets=brackets_of(each, numbers), quotas=quotas, lanes=tuple(lanes))
+
+
+def _plan(source: Random, stages: tuple[Stage, ...], offer: Offer) -> Plan:
     markets: list[Market] = ["on_demand"] if offer.spot is None else ["on_demand", "spot"]
     everywhere = source.choice(markets)
     mixed = source.random() < 0.3

@@ -7,7 +7,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import CheckpointLost, Event, RestPlanned
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.purse import MONEY_SLACK_USD
-from rubberband.executor.core.state import Phase
+from rubberband.executor.core.state import Lane, Phase
 from rubberband.planner.sampling import varies
 
 ROUNDING_S = 1e-6
@@ -20,7 +20,7 @@ class PlanWatch:
     def __init__(self, controller: Controller) -> None:
         self.wrong: list[str] = []
         self.decisions = 0
-        self._plan = controller.state.plan
+        self._plan, self._profile = controller.state.plan, controller.state.profile
         self._iterations = [0] * len(controller.state.trials)
 
     def saw(self, event: Event, controller: Controller) -> None:
@@ -38,8 +38,12 @@ class PlanWatch:
         job, state = controller.job, controller.state
         self.decisions += 1
         before, after = self._plan.stages, event.plan.stages
-        self._plan = event.plan
-        self._require(after[: event.stage] == before[: event.stage], f"stage {event.stage}: the past is planned again")
+        measured_anew = event.profile != self._profile
+        self._plan, self._profile = event.plan, event.profile
+        end = next(lane.end_stage for lane in state.lanes if event.stage < lane.end_stage)
+        others = before[: event.stage] + before[end:]
+        kept_others = after[: event.stage] + after[end:] == others
+        self._require(kept_others, f"stage {event.stage}: the past, or another lane, is planned again")
         self._require(
             event.changed == (after != before), f"stage {event.stage}: it is not told whether the plan changed"
         )
@@ -57,25 +61,34 @@ class PlanWatch:
         if all(most is None or present <= most for most, present, _ in held):
             kept = all(most is None or new <= most * (1.0 + SHARE) for most, _, new in held)
             self._require(kept, f"stage {event.stage}: a plan that keeps the limits is left for one that does not")
-        on_their_way = [r for r in state.live() if r.ready_at is None and r.requested_at < event.occurred_at]
+        on_their_way = [r for r in state.fleet.live() if r.ready_at is None and r.requested_at < event.occurred_at]
         if on_their_way:  # the planner takes what runs for ready, and the forecast knows better
             return
-        if any(record.instead_of_spot for record in state.live()):  # the planner has it given back
+        if any(record.instead_of_spot for record in state.fleet.live()):  # the planner has it given back
+            return
+        if job.is_divided and measured_anew:  # the other lanes were expected to end by what was known before
+            return
+        if any(at == event.occurred_at for r in state.fleet.live() for _, at in r.lanes_before):  # another gains by it
             return
         expected = forecast(job, state, event.occurred_at)
         close = abs(expected.jct_s - event.jct_s) <= ROUNDING_S + SHARE * event.jct_s
         self._require(close, f"the decision says {event.jct_s} s in all, and the forecast {expected.jct_s}")
 
     def _obeyed(self, controller: Controller) -> None:
-        job, state = controller.job, controller.state
+        state = controller.state
         self._require(state.plan == self._plan, "the plan changed between two SYNCs")
         if state.phase not in (Phase.SCALING, Phase.TRAINING):
             return
-        chosen, live = state.chosen(), state.live()
+        for lane in state.active():
+            self._obeyed_by(controller, lane)
+
+    def _obeyed_by(self, controller: Controller, lane: Lane) -> None:
+        job, state = controller.job, controller.state
+        chosen, live = state.chosen(lane), state.held(lane).live
         self._require(len(live) <= chosen.instances, f"{len(live)} instances are held of {chosen.instances} planned")
         markets = {record.market for record in live if not record.instead_of_spot}
         self._require(markets <= {chosen.market}, f"instances of {markets} where {chosen.market} is planned")
-        for trial in state.running():
+        for trial in lane.running():
             least = job.profile.smallest_gpus
             width = len(trial.gang)
             fits = width == chosen.gpus_per_trial or least <= width < chosen.gpus_per_trial

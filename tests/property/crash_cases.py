@@ -10,13 +10,15 @@ from random import Random
 from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.side_costs import side_costs
-from rubberband.executor.core.state import Job
+from rubberband.executor.core.state import Job, brackets_of
 from rubberband.planner.model import predict
 from rubberband.spec.resources import Resources
+from rubberband.spec.search import asha
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Market, Plan, Stage, StagePlan
+from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.ec2 import FakeCall, Fault
+from tests.property.chaos_cases import climb_prediction
 from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, TYPE
 
 Then = Literal["resume", "sweep", "down", "nobody"]
@@ -45,8 +47,11 @@ MARKETS: dict[str, tuple[Market, Market]] = {
     "spot": ("spot", "spot"),
     "mixed": ("spot", "on_demand"),
     "hours": ("spot", "spot"),
+    "brackets": ("spot", "on_demand"),
+    "asha": ("spot", "spot"),
 }
-"""The last one's job takes an hour and a half, so that the price of an instance changes while it runs."""
+"""The job of `hours` takes an hour and a half, so that the price of an instance changes while it runs. The job of
+`brackets` has two brackets beside the one: the three are in two lanes. The trials of `asha` climb rungs."""
 ITERATION_S = {"hours": 1900.0}
 LOOKS_APART = 100
 """Of a longer run, only one look in so many is a point, others with another seed."""
@@ -182,7 +187,7 @@ def undisturbed(markets: str, cap: Cap) -> Point:
 
 @lru_cache
 def job_of(markets: str, cap: Cap) -> Job:
-    """Three trials on three instances, then the better one alone."""
+    """Three trials on three instances, then the better one alone; `brackets` has two brackets more."""
     offer = Offer(
         instance_type=TYPE,
         gpus=1,
@@ -194,12 +199,9 @@ def job_of(markets: str, cap: Cap) -> Job:
         side_costs=side_costs(Resources(), None, gpus=True, provision_delay_s=20.0),
     )
     profile = Profile(seconds_per_iteration={1: ITERATION_S.get(markets, 20.0)}, trial_startup_s=2.0)
-    chosen = [
-        StagePlan(instances=instances, gpus_per_trial=1, market=market)
-        for instances, market in zip((3, 1), MARKETS[markets], strict=True)
-    ]
-    plan = Plan(stages=tuple(chosen))
-    return Job(
+    first, later = MARKETS[markets]
+    plan = Plan(stages=(_on(3, first), _on(1, later)))
+    job = Job(
         name="digits",
         stages=STAGES,
         plan=plan,
@@ -214,4 +216,40 @@ def job_of(markets: str, cap: Cap) -> Job:
         lease_s=LEASE_S,
         boot_lease_s=BOOT_LEASE_S,
         start_attempts=3,
+    )
+    if markets == "asha":
+        return _climbing(job, first)
+    return _divided(job, first) if markets == "brackets" else job
+
+
+def _on(instances: int, market: Market) -> StagePlan:
+    return StagePlan(instances=instances, gpus_per_trial=1, market=market)
+
+
+def _climbing(job: Job, market: Market) -> Job:
+    """The same trials on two instances, without a SYNC."""
+    stage, choice = asha(job.stages, 3), _on(2, market)
+    prediction = climb_prediction(stage, choice, job.profile, job.offer)
+    return replace(job, stages=(stage,), plan=Plan(stages=(choice,)), prediction=prediction)
+
+
+def _divided(job: Job, market: Market) -> Job:
+    """The job with two brackets more: one after its own, on the instance that it ends with, and one beside them."""
+    after, beside = (Stage(trials=1, iterations=1),), (Stage(trials=2, iterations=1), Stage(trials=1, iterations=1))
+    lanes = [
+        ((*job.stages, *after), Plan(stages=(*job.plan.stages, _on(1, "on_demand")))),
+        (beside, Plan(stages=(_on(1, market), _on(1, market)))),
+    ]
+    found = [predict(stages, plan, job.profile, job.offer) for stages, plan in lanes]
+    return replace(
+        job,
+        stages=tuple(stage for stages, _ in lanes for stage in stages),
+        plan=Plan(stages=tuple(choice for _, plan in lanes for choice in plan.stages)),
+        prediction=Prediction(
+            jct_s=max(one.jct_s for one in found),
+            cost_usd=sum(one.cost_usd for one in found),
+            stages=tuple(stage for one in found for stage in one.stages),
+        ),
+        brackets=brackets_of([job.stages, after, beside], [(0, 1), (2,)]),
+        lane_instances=(3, 1),
     )

@@ -18,22 +18,23 @@ from typing import Literal
 import pytest
 
 from rubberband.cloud.aws import resolving, wheel
-from rubberband.cloud.aws.boot import Installation, boot_times
+from rubberband.cloud.aws.boot import Installation
+from rubberband.cloud.aws.errors import in_one_line
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.images import (
     BOOT_S,
     LEASE_S,
     Build,
     OwnImage,
-    Passing,
     delete_image,
     image_key,
     listed_images,
     type_facts,
 )
-from rubberband.cloud.aws.resolving import in_one_line, resolve, what_to_install
+from rubberband.cloud.aws.resolving import resolve, what_to_install
+from rubberband.cloud.steady import Waiting
 from rubberband.errors import RubberbandError
-from tests.builders.aws_account import START_AT, Account
+from tests.builders.aws_account import START_AT, Account, boot_times
 from tests.ec2 import FakeCall, Fault, images
 from tests.property.crash_cases import WEATHERS, parse, words_of
 from tests.property.crash_world import Killed
@@ -153,8 +154,8 @@ class BuildWorld(Account):
             builds=True,
         )
         self.first = len(self.fake.calls) if self.first < 0 else self.first
-        passing = Passing(clock=lambda: self.now, sleep=self.sleep, announce=lambda line: None)
-        return Build(self.session, machines, TYPE, key, checkpoints, passing).run()
+        now = Waiting(clock=lambda: self.now, sleep=self.sleep)
+        return Build(self.session, machines, TYPE, key, checkpoints, now, announce=lambda line: None).run()
 
     def delete(self) -> None:
         """What the user does who needs it no more: delete whatever is listed."""

@@ -24,8 +24,8 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Phase
 from rubberband.executor.driver import drive, replay
-from rubberband.executor.journal.journal import MemoryJournal
 from tests.builders.aws_account import START_AT
+from tests.builders.memory import MemoryJournal
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.spot_prices import HOUR_S
 from tests.property.crash_cases import (

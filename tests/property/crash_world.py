@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from rubberband.cloud.aws.boot import boot_times
 from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.aws.guards import Schedules
-from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.preflight import preflight
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.aws.resolving import resolve
@@ -17,7 +16,7 @@ from rubberband.cloud.provider import Head
 from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.state import Job
-from tests.builders.aws_account import START_AT, Account
+from tests.builders.aws_account import START_AT, Account, boot_times
 from tests.ec2.billing import BillLine
 from tests.ec2.instance import Instance
 
@@ -173,11 +172,6 @@ class World(Account):
             sleep=self.sleep,
         )
         offer = self.job.offer
-        ware = Ware(
-            instance_type=TYPE,
-            on_demand_usd_per_hour=offer.price_usd_per_hour,
-            spot_usd_per_hour=None if offer.spot is None else offer.spot.price_usd_per_hour,
-        )
         return AwsProvider(
             self.job.name,
             self.directory,
@@ -185,7 +179,7 @@ class World(Account):
             machines,
             self.head,
             run="run-1",
-            wares=[ware],
+            offers=[replace(offer, instance_type=TYPE)],
             gpus=offer.gpus,
             lease_s=LEASE_S,
             together=self.together,

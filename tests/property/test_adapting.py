@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.planner.goodput.planning import adapted, at_noise_scale, fixed_seconds_per_iteration
-from rubberband.spec.profile_file import GoodputWords, goodput_document
+from rubberband.spec.profile_file import GoodputWords
 from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.values.profile import Profile
 
@@ -79,4 +79,4 @@ def test_more_noise_makes_no_iteration_longer(model: GoodputProfile, factor: flo
 
 @given(model=models)
 def test_a_model_reads_back_from_its_words(model: GoodputProfile) -> None:
-    assert GoodputWords.model_validate(json.loads(json.dumps(goodput_document(model)))).to_plain() == model
+    assert GoodputWords.model_validate(json.loads(json.dumps(asdict(model)))).to_plain() == model

@@ -10,20 +10,25 @@ import pytest
 from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
 from tests.property.chaos import Outcome, replay_command, run_seed
+from tests.property.chaos_cases import Family
 
-FEW, MANY, BLOCK = 400, 1_000, 100
+FEW, MANY, BLOCK = 240, 1_000, 80
 
 
-def failures(seeds: Iterable[int], *, check_every: int, replan: bool | None = None) -> list[str]:
+def failures(
+    seeds: Iterable[int], *, check_every: int, replan: bool | None = None, family: Family | None = None
+) -> list[str]:
     """One line for each seed that ends as it must not, with the command that replays it."""
-    return list(wrong_ends(seeds, check_every=check_every, replan=replan))
+    return list(wrong_ends(seeds, check_every=check_every, replan=replan, family=family))
 
 
-def wrong_ends(seeds: Iterable[int], *, check_every: int, replan: bool | None = None) -> Iterator[str]:
+def wrong_ends(
+    seeds: Iterable[int], *, check_every: int, replan: bool | None = None, family: Family | None = None
+) -> Iterator[str]:
     for seed in seeds:
-        wrong = run_seed(seed, check_every=check_every, replan=replan).wrong
+        wrong = run_seed(seed, family, check_every=check_every, replan=replan).wrong
         if wrong:
-            yield f"{replay_command(seed, replan=replan)}  # {'; '.join(wrong)}"
+            yield f"{replay_command(seed, family, replan=replan)}  # {'; '.join(wrong)}"
 
 
 @pytest.mark.parametrize("first", range(0, FEW, BLOCK))
@@ -32,14 +37,40 @@ def test_in_any_weather_no_run_costs_more_than_its_cap_or_leaves_anything_behind
     assert not found, "\n".join(found)
 
 
-def test_what_is_planned_again_at_every_sync_obeys_its_plans_and_loses_nothing() -> None:
-    found = failures(range(30), check_every=10, replan=True)
+def test_replanning_at_every_sync_obeys_its_plans_and_loses_nothing() -> None:
+    found = failures(range(20), check_every=10, replan=True)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("seeds", "replan"), [(60, False), (12, True)])
+def test_brackets_in_lanes_keep_all_that_one_does(seeds: int, replan: bool) -> None:
+    found = failures(range(seeds), check_every=5, replan=replan, family="brackets")
+    assert not found, "\n".join(found)
+
+
+def test_trials_that_climb_rungs_keep_all_that_stages_do() -> None:
+    found = failures(range(100), check_every=5, family="asha")
     assert not found, "\n".join(found)
 
 
 @pytest.mark.long
-def test_a_thousand_that_are_planned_again() -> None:
-    found = failures(range(MANY), check_every=10, replan=True)
+@pytest.mark.parametrize("first", range(0, 4 * MANY, MANY))
+def test_four_thousand_that_climb_rungs(first: int) -> None:
+    found = failures(range(first, first + MANY), check_every=10, family="asha")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [None, "brackets"])
+def test_a_thousand_that_are_planned_again(family: Family | None) -> None:
+    found = failures(range(MANY), check_every=10, replan=True, family=family)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, 4 * MANY, MANY))
+def test_four_thousand_of_several_brackets(first: int) -> None:
+    found = failures(range(first, first + MANY), check_every=1, replan=False, family="brackets")
     assert not found, "\n".join(found)
 
 

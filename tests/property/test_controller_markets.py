@@ -72,7 +72,7 @@ def test_at_every_moment_the_bill_stays_within_the_cap_even_if_the_driver_dies_t
     def held_to_the_last(_event: Event, controller: Controller) -> None:
         """All that runs is held as long as its lease may be; what is billed already only grows by that."""
         state, until = controller.state, controller.hold_until()
-        if state.live() and until < math.inf:
+        if state.fleet.live() and until < math.inf:
             assert bill_usd(job, state, until) <= cap_usd + 1e-6
 
     controller, backend, finish = run_virtual(job, observers=[held_to_the_last])

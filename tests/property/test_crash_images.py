@@ -21,7 +21,7 @@ from tests.property.crash_images import (
     run_image_point,
 )
 
-SOME = 250
+SOME = 150
 
 
 @pytest.fixture

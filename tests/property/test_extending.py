@@ -13,8 +13,8 @@ from rubberband.executor.core.extending import Extension, extension
 from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.driver import drive
-from rubberband.executor.journal.journal import MemoryJournal
 from rubberband.executor.virtual.backend import VirtualBackend
+from tests.builders.memory import MemoryJournal
 from tests.builders.planned_jobs import planned_jobs
 from tests.builders.timed_requests import TimedInbox, extend
 from tests.builders.virtual_runs import jct_s
@@ -51,7 +51,7 @@ def run(job: Job, at: float | None, deadline_s: float) -> tuple[State, Watch]:
     st.sampled_from([1.05, 1.3, 2.0, 10.0]),
 )
 @settings(deadline=None, max_examples=25)
-def test_what_is_expected_with_and_without_a_later_deadline_is_what_comes(job: Job, when: float, later: float) -> None:
+def test_expectations_with_and_without_a_later_deadline_come_true(job: Job, when: float, later: float) -> None:
     assert job.deadline_s is not None
     deadline_s = later * job.deadline_s
     extended, watch = run(job, when * job.prediction.jct_s, deadline_s)

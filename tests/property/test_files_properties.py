@@ -46,8 +46,9 @@ def test_a_range_is_refused_with_a_line_that_is_a_domain(one: str, sign: str, ot
     with pytest.raises(InputError) as caught:
         parse(f"{one}{sign}{other}")
     line = str(caught.value).partition("write ")[2].partition(", or {")[0]
-    domain = parse(read_yaml(line)[0])
-    assert {float(one), float(other)} <= {domain.lower, domain.upper, domain.upper - 1}
+    arguments = parse(read_yaml(line)[0]).arguments
+    lower, upper = arguments["lower"], arguments["upper"]
+    assert {float(one), float(other)} <= {lower, upper, upper - 1}
 
 
 @given(st.text("0123456789.,-+eE~ to…–()[]=loguniformchoice", max_size=30) | st.text())

@@ -63,10 +63,10 @@ def test_many_choices_at_once_are_the_single_ones(parameters, noise_scale, limit
     found = choose_many(parameters, noise_scale, limits, np.asarray(instances), np.asarray(gpus), least_per_gpu=least)
     for at, (nodes, count) in enumerate(zip(instances, gpus, strict=True)):
         single = choose(parameters, noise_scale, limits, nodes, count, least_per_gpu=least)
-        assert found.batch_size[at] == single.batch_size
-        assert found.per_gpu[at] == single.per_gpu
-        assert found.accumulation[at] == single.accumulation
-        assert found.goodput[at] == pytest.approx(single.goodput)
+        assert found[at].batch_size == single.batch_size
+        assert found[at].per_gpu == single.per_gpu
+        assert found[at].accumulation == single.accumulation
+        assert found[at].goodput == pytest.approx(single.goodput)
 
 
 @given(throughputs(), batch_limits(), gang_sizes, noise_scales, noise_scales)

@@ -52,7 +52,7 @@ estimates = st.builds(
 
 
 @given(st.lists(estimates, max_size=40))
-def test_phi_is_finite_whatever_comes(history):
+def test_phi_is_finite_for_any_input(history):
     scale = NoiseScale()
     for estimate in history:
         scale.add(estimate)
@@ -64,7 +64,7 @@ def test_phi_is_finite_whatever_comes(history):
 
 
 @given(st.lists(estimates, max_size=30), st.lists(estimates, max_size=30))
-def test_a_state_goes_on_where_it_was(before, after):
+def test_a_state_resumes_where_it_was(before, after):
     scale, other = NoiseScale(), NoiseScale()
     for estimate in before:
         scale.add(estimate)

@@ -46,9 +46,7 @@ def test_intervals_hold_the_truth_nearly_as_often_as_they_say(trials: int, trial
 
 
 @given(st.integers(0, 10_000), st.integers(2, 6), st.integers(1, 4), st.integers(1, 4))
-def test_trials_that_may_differ_are_never_told_to_be_alike(
-    seed: int, trials: int, points: int, iterations: int
-) -> None:
+def test_trials_that_may_differ_are_never_taken_as_alike(seed: int, trials: int, points: int, iterations: int) -> None:
     cells = drawn(seed, trial_cv=0.0, iteration_cv=0.05, trials=trials, points=points, iterations=iterations)
     found = fit(cells)
     assert 0.001 < found.trial.cv < 0.3
@@ -76,7 +74,7 @@ def test_the_unit_of_time_does_not_matter(seed: int, factor: float) -> None:
     assert scaled_s == pytest.approx({gpus: factor * time_s for gpus, time_s in times_s.items()}, rel=1e-3)
 
 
-def test_what_few_trials_take_does_not_depend_on_which_ones_were_measured() -> None:
+def test_the_time_of_few_trials_does_not_depend_on_the_measured_ones() -> None:
     """Trial 0 is the slow one, and the only one with 4 GPUs."""
     slow, speeds = 2.0, (2.0, 1.0, 1.0, 1.0)
     cells = [cell_of(trial, 1, [speed, 1.01 * speed]) for trial, speed in enumerate(speeds)]
@@ -119,7 +117,7 @@ def test_times_that_are_exactly_alike_have_no_noise(trials: int) -> None:
     assert found.seconds_per_iteration(cells) == pytest.approx({1: 4.0, 2: 2.5})
 
 
-def test_trials_that_differ_far_more_than_their_iterations_are_told_apart() -> None:
+def test_trials_that_differ_far_more_than_their_iterations_are_distinguished() -> None:
     found: Fit = fit([cell_of(trial, 1, [speed] * 3) for trial, speed in enumerate((1.0, 1.1, 1.2, 1.3, 1.4, 1.5))])
     assert 0.1 < found.trial.cv < 0.25
     assert found.iteration.cv == pytest.approx(0.0, abs=1e-5)

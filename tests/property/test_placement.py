@@ -54,7 +54,9 @@ def test_equal_gangs_fill_every_slot(cluster: tuple[int, dict[str, int]], data: 
 
 
 @given(mixed(), st.data())
-def test_what_need_not_move_stays(case: tuple[int, dict[str, int], dict[int, int]], data: st.DataObject) -> None:
+def test_placements_that_need_not_move_stay(
+    case: tuple[int, dict[str, int], dict[int, int]], data: st.DataObject
+) -> None:
     _, instances, allocation = case
     first = place(allocation, {}, instances)
     kept = {trial: allocation[trial] for trial in first if data.draw(st.booleans())}

@@ -20,7 +20,7 @@ held = st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0.0, 30.0, 90.0, 4
 
 
 @given(counts, held, st.sampled_from([0.0, 60.0, 300.0, 1000.0]), st.sampled_from([1.0, 20.0, 70.0]))
-def test_a_plan_costs_what_the_model_says_whoever_is_given_back_and_when(
+def test_a_plan_costs_the_models_price_in_any_order_of_releases(
     path: list[int], ages: list[tuple[int, float]], minimum_s: float, iteration_s: float
 ) -> None:
     offer = Offer(

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.model import predict
-from rubberband.planner.policies import box_of
 from rubberband.planner.search import plan
-from rubberband.planner.solver import solve
+from rubberband.planner.solver import Box, solve
 from rubberband.planner.table import build_table
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
@@ -72,7 +71,7 @@ def test_no_plan_is_cheaper_or_faster(job, share, limit) -> None:
     elif limit == "max_cost":
         constraints = replace(constraints, max_cost_usd=near_usd)
     table = build_table(stages, profile, offer, constraints, held)
-    box = box_of(constraints)
+    box = Box.of(constraints)
     inside = [(time_s, usd) for time_s, usd in plans if time_s <= box.time_s + 1e-6 and usd <= box.cost_usd + 1e-9]
     for objective, value in (("min_cost", min(usd for _, usd in inside)), ("min_time", min(t for t, _ in inside))):
         found = solve(table, box, objective)
@@ -85,7 +84,7 @@ def test_no_plan_is_cheaper_or_faster(job, share, limit) -> None:
 
 @given(held_jobs())
 @settings(max_examples=60, deadline=None)
-def test_what_is_held_never_makes_the_rest_dearer_or_later(job) -> None:
+def test_held_instances_never_make_the_rest_dearer_or_later(job) -> None:
     stages, profile, offer, constraints, held = job
     if offer.spot is not None:
         return
@@ -98,7 +97,7 @@ def test_what_is_held_never_makes_the_rest_dearer_or_later(job) -> None:
             assert with_held.jct_s <= anew.jct_s + 1e-6
 
 
-def test_a_deadline_that_only_what_is_held_can_meet() -> None:
+def test_a_deadline_that_only_the_held_instances_can_meet() -> None:
     stages = [Stage(trials=4, iterations=2), Stage(trials=2, iterations=4)]
     profile = Profile(seconds_per_iteration={1: 10.0, 2: 6.0})
     offer = Offer(

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rubberband.planner.greedy import greedy
 from rubberband.planner.model import predict
-from rubberband.planner.paper import greedy, literal_plan, simulate
 from rubberband.planner.sampling import sample
 from rubberband.planner.search import plan
 from rubberband.planner.table import gangs_of
 from rubberband.spec.search import sha
-from rubberband.values.chance import Spread, measured
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Plan, PlanningConstraints, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, Spread, measured
 from tests.builders import strategies
 from tests.builders.budget import examples
+from tests.builders.paper_dag import literal_plan, simulate
 from tests.builders.strategies import carried_out
 from tests.property.enumeration import limited_jobs
 

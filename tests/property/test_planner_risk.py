@@ -12,13 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.policies import box_of
 from rubberband.planner.sampling import Draws, sample
 from rubberband.planner.search import plan
-from rubberband.values.chance import Spread
+from rubberband.planner.solver import Box
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, Spread
 
 MOST_PLANS = 1500
 SPREADS = [Spread(), Spread(cv=0.5), Spread(samples=(0.5, 1.0, 1.5))]
@@ -79,7 +78,7 @@ def every_plan(stages, offer, constraints):
 
 def best_of_all(draws, looks, constraints):
     """The lowest mean cost of the plans that keep the constraints clearly enough, or None."""
-    box = box_of(constraints)
+    box = Box.of(constraints)
     for chosen, look in sorted(looks.items(), key=lambda pair: pair[1].cost_usd.mean()):
         if box.holds(look.jct_s, look.cost_usd).mean() < constraints.confidence - 0.03:
             continue
@@ -111,7 +110,7 @@ def check_against_all(job, where, budget):
         assert best_usd is None
         return
     fresh = sample(stages, planned.plan, profile, offer, seed=99)
-    kept = box_of(constraints).holds(fresh.jct_s, fresh.cost_usd).mean()
+    kept = Box.of(constraints).holds(fresh.jct_s, fresh.cost_usd).mean()
     assert kept >= constraints.confidence - 0.01
     if best_usd is not None:
         assert looks[planned.plan].cost_usd.mean() <= 1.02 * best_usd
@@ -162,7 +161,7 @@ def test_stages_add_up_to_the_means() -> None:
     assert prediction.jct.p10 < prediction.jct.p50 < prediction.jct.p90 < prediction.jct.p95
 
 
-def test_what_cannot_be_kept_is_told_with_the_confidence_and_a_remedy_that_works() -> None:
+def test_limits_that_cannot_be_kept_are_reported_with_a_remedy_that_works() -> None:
     with pytest.raises(InfeasibleError, match=r"with confidence 0\.95") as told:
         plan(STAGES, NOISY, OFFER, replace(LIMITS, deadline_s=100.0))
     enough = replace(LIMITS, deadline_s=math.ceil(told.value.shortest_jct_s) * 1.01)

@@ -82,7 +82,7 @@ def prepaid_jobs(draw):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(prepaid_jobs())
-def test_what_is_prepaid_is_worth_what_it_will_be_used_for(case):
+def test_prepaid_time_is_worth_its_later_use(case):
     check(case)
 
 

@@ -174,7 +174,7 @@ def test_those_that_concede_nothing_come_first_and_then_the_cheapest() -> None:
     assert [change.setting for change in both[0].changes] == [first, "constraints.max_cost=14.48"]
 
 
-def test_what_takes_too_long_to_look_for_is_left_out() -> None:
+def test_a_slow_lookup_is_left_out() -> None:
     experiment = experiment_of(
         {
             "name": "slow",

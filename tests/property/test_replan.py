@@ -47,7 +47,7 @@ def test_a_run_that_goes_as_planned_keeps_its_plan(job: Job) -> None:
 
 @given(planned_jobs(slacks, none), st.sampled_from([0.5, 0.8, 1.3, 2.0]))
 @settings(deadline=None, max_examples=30)
-def test_what_a_decision_expects_is_what_comes(job: Job, slowdown: float) -> None:
+def test_a_decision_expects_the_times_that_occur(job: Job, slowdown: float) -> None:
     assume(job.stages[0].trials * job.stages[0].iterations >= 3)
     controller, _, finish = run_virtual(job, backend=slowed(job, slowdown))
     state = controller.state

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rubberband.cloud.aws.pricing import highest
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.executor.core.budget import instance_cost_usd, purse
-from rubberband.executor.core.state import InstanceRecord, InstanceStatus, Job, State, TrialState
+from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
+from rubberband.executor.core.state import Job, State
 from tests.builders.aws_account import START_AT
 from tests.ec2 import Fault
 from tests.fake_ec2 import World
@@ -62,9 +63,9 @@ class Rented:
 
     def counted_usd(self, status: InstanceDescription) -> float:
         """What the cap counts at this instant."""
-        state = State(trials=[TrialState(trial=0)], plan=JOB.plan, predicted=JOB.prediction.stages, profile=JOB.profile)
+        state = State.of(JOB)
         state.started_at = state.now = self.world.now
-        state.add(_record(status))
+        state.fleet.add(_record(status))
         return purse(JOB, state).spent_usd(self.world.now)
 
 

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.planner.sampling import Draws
-from rubberband.values.chance import Spread
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Cohort, Plan, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, Spread
 from tests.builders.budget import examples
 
 markets = st.sampled_from(["on_demand", "on_demand", "spot"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+from rubberband.cloud.aws import wheel
 from tests.builders.service_runs import House, template
 
 
@@ -22,3 +24,12 @@ def house(tmp_path: Path, done_run: Path) -> Iterator[House]:
     made = House(tmp_path, done_run)
     yield made
     made.store.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_wheel_is_compressed_once() -> Iterator[None]:
+    compressed = lru_cache(lambda *files: _zipped(dict(files)))
+    _zipped = wheel.zipped
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wheel, "zipped", lambda content: compressed(*content.items()))
+        yield

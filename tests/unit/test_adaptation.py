@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, resolve_limits
+from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, make_lr_scaling, resolve_limits
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import NoiseReading
-from rubberband.executor.training.lr_scaling import make_lr_scaling
 from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport
@@ -118,7 +117,7 @@ def test_an_iteration_is_the_same_statistical_progress_at_any_batch_size():
     assert report.samples_per_iteration == SAMPLES
 
 
-def test_what_one_iteration_overshoots_the_next_one_has_less():
+def test_an_overshoot_of_one_iteration_shortens_the_next():
     device = Device()
     batching = make(device)
     done, scheduled = 0.0, 0
@@ -165,7 +164,7 @@ def test_a_sweep_ends_in_time():
 
 @pytest.mark.parametrize("mode", ["adapt", "sweep"])
 @pytest.mark.parametrize("accumulation", [True, False])
-def test_where_memory_runs_out_it_backs_off_remembers_and_goes_on(mode, accumulation):
+def test_where_memory_runs_out_it_backs_off_remembers_and_resumes(mode, accumulation):
     device = Device(memory=100)
     limits = replace(LIMITS, accumulation=accumulation)
     batching = make(device, 1e6, limits=limits, segment=replace(SEGMENT, batch_mode=mode))
@@ -187,7 +186,7 @@ def test_one_sample_that_does_not_fit_is_an_error():
         iterate(make(device), device)
 
 
-def test_a_restored_one_goes_on_with_what_was_learnt():
+def test_a_restored_one_resumes_with_what_was_learnt():
     device = Device()
     batching = make(device)
     iterate(batching, device)
@@ -205,7 +204,7 @@ def test_a_checkpoint_of_a_fixed_batch_does_not_fit():
         make(Device()).restore(None)
 
 
-def test_a_long_iteration_is_told_in_few_stretches():
+def test_a_long_iteration_is_reported_in_few_stretches():
     device = Device()
     report, _, _, sizes = iterate(make(device, 500.0, samples_per_iteration=200 * SAMPLES), device)
     assert len(report.batches) <= MOST_USES
@@ -216,7 +215,7 @@ def test_a_long_iteration_is_told_in_few_stretches():
 def test_stretches_are_few_even_where_the_batch_never_settles():
     device = Device()
     batching = make(device, samples_per_iteration=50 * SAMPLES)
-    noise, samples, decisions = batching._noise, 0, 0
+    noise, samples, decisions = batching.noise, 0, 0
     batching.begin(1)
     while not batching.is_over():
         size = batching.batch_size

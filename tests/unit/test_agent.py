@@ -72,7 +72,7 @@ def test_a_limit_of_memory_is_kept_and_passed_by_accumulation_alone(accumulation
     assert choices[-1].batch_size == (4000 if accumulation else 400), "4,096 is not worth a change"
 
 
-def test_what_does_not_fit_the_memory_is_not_tried_again():
+def test_a_batch_beyond_the_memory_is_not_tried_again():
     agent = make()
     agent.forbid(128, 64)
     assert agent.limits.max_per_gpu == 96
@@ -91,7 +91,7 @@ def test_old_timings_fade():
     assert point == BatchPoint(instances=1, gpus=1, per_gpu=64, accumulation=0, step_s=2.0)
 
 
-def test_what_profiling_measured_helps_until_it_is_measured_again_and_at_its_pace():
+def test_profiled_batches_help_until_new_measurements():
     known = [
         BatchPoint(instances=1, gpus=4, per_gpu=m, accumulation=0, step_s=float(step_s(OVERHEAD_BOUND, 1, 4, m, 0)))
         for m in (16, 64, 256, 1024)
@@ -114,7 +114,7 @@ def test_the_pace_of_a_profile_is_found_at_sizes_that_it_did_not_time():
     )
 
 
-def test_it_goes_on_with_what_it_has_learnt_on_another_gang():
+def test_it_resumes_with_what_it_has_learnt_on_another_gang():
     agent = make(gpus=4)
     learnt = train(agent, OVERHEAD_BOUND, 1e6)[-1]
     other = make(gpus=2)
@@ -167,7 +167,7 @@ def test_where_every_pass_is_full_it_settles_all_the_same(max_per_gpu, gpus):
     assert len(set(choices[-10:])) == 1
 
 
-def test_one_timing_that_was_far_off_does_not_keep_the_batch_small_for_ever():
+def test_one_wild_timing_does_not_keep_the_batch_small():
     agent, choices = make(gpus=1), []
     used, disturbed = agent.split(64), False
     for _ in range(3 * DOUBTED_AFTER):

@@ -56,7 +56,7 @@ def told(answer: Any) -> tuple[int, str, str]:
         "/problems/none",
     ],
 )
-def test_what_is_not_there_is_not_found(service: FakeService, path: str) -> None:
+def test_a_missing_resource_is_not_found(service: FakeService, path: str) -> None:
     assert told(service.client.get(path))[:2] == (404, "not-found")
 
 
@@ -71,7 +71,7 @@ def test_what_is_not_there_is_not_found(service: FakeService, path: str) -> None
         ("BREW", "/v1/events", "GET, HEAD"),
     ],
 )
-def test_a_wrong_method_tells_the_right_ones(service: FakeService, method: str, path: str, allowed: str) -> None:
+def test_a_wrong_method_shows_the_right_ones(service: FakeService, method: str, path: str, allowed: str) -> None:
     answer = service.client.request(method, path)
     status, kind, detail = told(answer)
     assert (status, kind) == (405, "method-not-allowed")
@@ -176,7 +176,7 @@ def test_limits_are_json(service: FakeService) -> None:
     assert told(answer)[:2] == (415, "unsupported-media-type")
 
 
-def test_what_nobody_foresaw_tells_a_reference_and_nothing_else(
+def test_an_unexpected_error_gives_a_reference_and_nothing_else(
     service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.add("broken")
@@ -191,7 +191,7 @@ def test_what_nobody_foresaw_tells_a_reference_and_nothing_else(
     assert "swordfish" in caplog.text
 
 
-def test_what_nobody_foresaw_is_a_page_for_a_browser(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_a_page_for_a_browser(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(**_: Any) -> None:
         raise RuntimeError("the password is swordfish")
 

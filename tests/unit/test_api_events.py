@@ -20,7 +20,7 @@ from rubberband.api.security import tokens as tokens_module
 from rubberband.api.security.authentication import Doorkeeper
 from rubberband.api.security.tokens import Bearer, Cookie, Tokens
 from rubberband.api.service import Service
-from rubberband.api.store.protocol import Entry, Principal
+from rubberband.api.store.schema import Entry, Principal
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.fake_runs import FakeService, fake_service
@@ -59,7 +59,7 @@ async def told(chunks: AsyncIterator[bytes], count: int) -> list[dict[str, Any]]
     return found
 
 
-def test_a_stream_tells_what_was_and_what_comes(service: FakeService) -> None:
+def test_a_stream_shows_what_was_and_what_comes(service: FakeService) -> None:
     service.store.append(entries("a", 1, PAGE + 7))
 
     async def follow() -> list[dict[str, Any]]:
@@ -79,14 +79,14 @@ def test_a_stream_tells_what_was_and_what_comes(service: FakeService) -> None:
     assert ids == sorted(set(ids))
 
 
-def test_a_stream_goes_on_after_the_last_id_and_of_one_experiment(service: FakeService) -> None:
+def test_a_stream_continues_after_the_last_id_and_of_one_experiment(service: FakeService) -> None:
     service.store.append(entries("a", 1, 5) + entries("b", 1, 5))
     middle = service.store.feed(limit=3)[-1].id
     found = service.client.wait(told(stream(parts(service), middle, "a"), 2))
     assert [(one["experiment"], one["seq"]) for one in found] == [("a", 4), ("a", 5)]
 
 
-def test_what_comes_between_looking_and_waiting_is_not_missed(service: FakeService) -> None:
+def test_an_event_between_looking_and_waiting_is_not_missed(service: FakeService) -> None:
     async def follow() -> bool:
         seen = service.feed.wakes
         service.feed.wake()
@@ -235,7 +235,7 @@ def test_large_events_are_sent_few_at_a_time(service: FakeService, monkeypatch: 
         ("?after=0&experiment=old", None, 410),
     ],
 )
-def test_who_asks_for_what_is_kept_no_longer_is_told_so(
+def test_a_reader_of_deleted_events_gets_the_reason(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, query: str, last: str | None, status: int
 ) -> None:
     async def end(_seen: int, _timeout_s: float) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rubberband.executor import rows
 from rubberband.executor.log_pages import PrintedLine
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
@@ -49,7 +50,7 @@ def test_a_submission_in_yaml_with_values_set_is_the_same(service: FakeService) 
     assert answer.json()["policy"] == "static"
 
 
-def test_what_has_no_plan_is_not_kept(service: FakeService) -> None:
+def test_an_infeasible_answer_is_not_kept(service: FakeService) -> None:
     answer = submit(service, words(constraints__deadline="10s"))
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
@@ -62,7 +63,7 @@ def test_what_has_no_plan_is_not_kept(service: FakeService) -> None:
     assert again.status_code == 201
 
 
-def test_what_has_no_profile_is_accepted_unplanned(service: FakeService) -> None:
+def test_a_submission_without_a_profile_is_accepted_unplanned(service: FakeService) -> None:
     document = words(profile=None, entrypoint="examples.digits:DigitsTrial", resources__provider="local")
     document["resources"].pop("instance_type")
     answer = submit(service, document)
@@ -83,7 +84,7 @@ def test_a_taken_name_is_a_conflict(service: FakeService) -> None:
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/name-taken")
 
 
-def test_of_many_submissions_of_one_name_one_is_accepted(service: FakeService) -> None:
+def test_one_of_many_submissions_of_one_name_is_accepted(service: FakeService) -> None:
     answers = service.client.together(*[("POST", "/v1/experiments", {"json": words()})] * 12)
     assert sorted(answer.status_code for answer in answers) == [201] + [409] * 11
     assert len(service.store.submissions().items) == 1
@@ -104,6 +105,8 @@ def test_pages_hold_each_experiment_once_newest_first(service: FakeService) -> N
     assert seen == [f"e{number}" for number in reversed(range(7))]
     both = service.client.get("/v1/experiments?state=done&state=running&limit=500").json()
     assert len(both["items"]) == 8
+    found = service.client.get("/v1/experiments?search=E5+done").json()
+    assert [item["name"] for item in found["items"]] == ["e5"]
 
 
 def test_the_slack_is_to_the_forecast_while_it_runs_and_to_the_end_after_it(service: FakeService) -> None:
@@ -124,18 +127,31 @@ PARTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_what_has_not_begun_is_empty(service: FakeService, part: str) -> None:
+def test_a_run_before_its_start_is_empty(service: FakeService, part: str) -> None:
     service.add("new", state=ExperimentState.QUEUED)
     assert service.client.get(f"/v1/experiments/new/{part}").json() == PARTS[part]
 
 
-def test_what_has_not_begun_costs_nothing_and_has_no_report(service: FakeService) -> None:
+def test_a_run_before_its_start_costs_nothing_and_has_no_report(service: FakeService) -> None:
     service.add("new", state=ExperimentState.QUEUED)
     costs = service.client.get("/v1/experiments/new/costs").json()
     assert (costs["cost_usd"], costs["stages"], costs["paid"]) == (0.0, [], {})
     detail = service.client.get("/v1/experiments/new").json()
     assert (detail["stages"], detail["best"]) == ([], None)
     assert service.client.get("/v1/experiments/new/report").json()["type"] == "/problems/conflict"
+
+
+def test_trials_are_exported_as_csv(service: FakeService) -> None:
+    service.add("test", state=ExperimentState.DONE)
+    result = service.runs.results["test"] = virtual_result()
+    found = service.client.get("/v1/experiments/test/export")
+    assert found.text == rows.to_csv(rows.trial_rows(result))
+    assert found.headers["Content-Type"].startswith("text/csv")
+    assert found.headers["Content-Disposition"] == 'attachment; filename="test.csv"'
+    reports = service.client.get("/v1/experiments/test/export?reports=true")
+    assert reports.text == rows.to_csv(rows.report_rows(result))
+    service.add("new", state=ExperimentState.QUEUED)
+    assert service.client.get("/v1/experiments/new/export").json()["type"] == "/problems/conflict"
 
 
 def test_the_parts_of_a_result_are_those_of_its_report(service: FakeService) -> None:
@@ -178,7 +194,7 @@ def test_trials_come_page_by_page_and_by_status(service: FakeService) -> None:
     assert [trial["status"] for trial in stopped["items"]] == ["stopped"]
 
 
-def test_what_is_no_number_is_null(service: FakeService) -> None:
+def test_nan_becomes_null(service: FakeService) -> None:
     service.add("test")
     result = virtual_result()
     odd = replace(result.trials[0], metrics={"loss": float("nan"), "score": float("inf")})
@@ -187,7 +203,7 @@ def test_what_is_no_number_is_null(service: FakeService) -> None:
     assert trial["metrics"] == {"loss": None, "score": None}
 
 
-def test_logs_go_on_where_a_reader_was(service: FakeService) -> None:
+def test_logs_continue_where_a_reader_was(service: FakeService) -> None:
     service.add("test")
     service.runs.printed = [PrintedLine(trial=3, text=f"line {number} é\ud800") for number in range(5)]
     first = service.client.get("/v1/experiments/test/logs?limit=3").json()
@@ -214,7 +230,7 @@ def test_resume_is_accepted_once_there_is_something_to_resume(service: FakeServi
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
 
 
-def test_extend_only_looks_unless_it_is_told_to_do_it(service: FakeService) -> None:
+def test_extend_only_looks_unless_asked_to_do_it(service: FakeService) -> None:
     service.add("test")
     looked = service.client.post("/v1/experiments/test/extend", json={"deadline": "40m"})
     assert (looked.status_code, looked.json()["applied"], service.runs.extended) == (200, False, [])

@@ -12,9 +12,8 @@ import pytest
 
 from rubberband.api.routes.experiments import REPLAYED
 from rubberband.api.security.tokens import Tokens
-from rubberband.api.store.protocol import TokenRecord
-from rubberband.api.store.schema import KEYS
-from rubberband.api.store.sql import SqlStore
+from rubberband.api.store.schema import KEYS, TokenRecord
+from rubberband.api.store.sql import Store
 from tests.builders.fake_runs import FakeService, fake_service, words
 
 
@@ -40,7 +39,7 @@ def ask(service: FakeService, path: str, document: Any = None, key: str = "k", t
 
 def forget_answers(service: FakeService) -> None:
     """As if the server had been killed before it kept them."""
-    with cast(SqlStore, service.store)._database.writing() as connection:
+    with cast(Store, service.store)._database.writing() as connection:
         connection.execute(KEYS.delete())
 
 
@@ -75,7 +74,7 @@ def test_another_key_is_another_request(service: FakeService) -> None:
     assert ask(service, "", words(), "b").json()["type"] == "/problems/name-taken"
 
 
-def test_what_came_to_nothing_may_be_asked_again(service: FakeService) -> None:
+def test_a_failed_request_may_be_repeated(service: FakeService) -> None:
     service.runs.failure = RuntimeError("no")
     assert ask(service, "", words()).status_code == 500
     infeasible = words(name="hasty", constraints__deadline="10s")
@@ -109,9 +108,7 @@ def test_after_a_crash_before_the_answer_was_kept_it_is_not_done_again(
     assert len(service.store.submissions().items) == (2 if path == "" else 1)
 
 
-def test_what_was_accepted_is_not_refused_since_time_went_on(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_accepted_request_is_not_refused_later(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     soon = datetime.now(UTC) + timedelta(hours=1)
     document = words(constraints__deadline=soon.isoformat())
     assert ask(service, "", document).status_code == 201

@@ -67,7 +67,7 @@ def test_a_running_experiment_is_measured(service: FakeService) -> None:
     assert sum(trials.values()) == len(result.trials)
 
 
-def test_what_is_not_known_is_left_out(service: FakeService) -> None:
+def test_unknown_values_are_left_out(service: FakeService) -> None:
     service.add("new", state=ExperimentState.QUEUED)
     found = scraped(service)
     assert found["rubberband_spend_usd", "new"] == 0.0
@@ -113,9 +113,7 @@ def test_alive_and_ready(service: FakeService) -> None:
     assert service.client.get("/healthz").status_code == 200
 
 
-def test_not_ready_without_the_store_and_nothing_told_of_it(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_ready_without_the_store_and_no_details(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     def away() -> None:
         raise JournalError("postgresql://rubberband@db.internal does not answer")
 

@@ -35,7 +35,7 @@ def test_some_in_a_region(service: FakeService) -> None:
 @pytest.mark.parametrize(
     "query", ["type=p3.9xlarge", "type=../x", "type=", "region=xx-nowhere-9", "region=", "type=" + "a" * 99 + ".b"]
 )
-def test_what_is_not_known_is_invalid(service: FakeService, query: str) -> None:
+def test_an_unknown_token_is_invalid(service: FakeService, query: str) -> None:
     answer = service.client.get(f"/v1/prices?{query}")
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid")
 

@@ -76,7 +76,7 @@ def test_the_driver_reads_the_console_of_what_powered_itself_off() -> None:
 
 
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "InternalError", "UnsupportedOperation"])
-def test_where_the_console_cannot_be_read_the_command_that_shows_it_is_told(code: str) -> None:
+def test_where_the_console_cannot_be_read_the_command_that_shows_it_is_reported(code: str) -> None:
     account = Account()
     machine = machine_of(account)
     account.fake.fault = lambda call: (
@@ -86,7 +86,7 @@ def test_where_the_console_cannot_be_read_the_command_that_shows_it_is_told(code
     assert f"get-console-output --latest --instance-id {machine['InstanceId']}" in why
 
 
-def test_a_type_that_cannot_tell_the_latest_tells_what_it_has() -> None:
+def test_a_type_that_cannot_show_the_latest_shows_what_it_has() -> None:
     account = Account()
     machine = machine_of(account)
     account.fake.world.console = lambda _: SETUP
@@ -108,5 +108,5 @@ def test_a_type_that_cannot_tell_the_latest_tells_what_it_has() -> None:
         ),
     ],
 )
-def test_what_a_boot_script_is_at_that_takes_too_long(shown: str, told: str) -> None:
-    assert states.at_work_on(shown) == told
+def test_a_boot_step_that_takes_too_long_is_named(shown: str, told: str) -> None:
+    assert states.current_step(shown) == told

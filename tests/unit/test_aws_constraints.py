@@ -55,11 +55,11 @@ def test_every_package_is_constrained_to_its_public_version() -> None:
         Package("broken", None),
     ],
 )
-def test_what_no_index_has_or_torch_chooses_is_left_out(package: Package) -> None:
+def test_packages_of_no_index_and_those_of_torch_are_left_out(package: Package) -> None:
     assert of(package, Package("numpy", "2.3.1")) == ["numpy==2.3.1"]
 
 
-def test_of_two_packages_of_one_name_the_one_that_is_imported_counts() -> None:
+def test_the_imported_one_of_two_packages_of_one_name_counts() -> None:
     assert of(Package("numpy", "2.3.1"), Package("NumPy", "1.26.0")) == ["numpy==2.3.1"]
 
 

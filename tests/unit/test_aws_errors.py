@@ -56,7 +56,7 @@ class Raw(io.BytesIO):
         (boto.ParamValidationError(report="r"), "refused"),
     ],
 )
-def test_what_became_of_the_request(error: Exception, meaning: str) -> None:
+def test_the_outcome_of_a_failed_request(error: Exception, meaning: str) -> None:
     assert verdict(error) == meaning
 
 
@@ -93,7 +93,7 @@ _DENIED = (
         (boto.TokenRetrievalError(provider="sso", error_msg="Token has expired"), r"run `aws sso login`"),
     ],
 )
-def test_what_a_person_is_told(error: Exception, told: str) -> None:
+def test_messages_for_users(error: Exception, told: str) -> None:
     import re
 
     line = explain(error)

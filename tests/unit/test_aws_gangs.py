@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.network import ensure_cluster
 from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.errors import InputError
@@ -95,7 +94,7 @@ def test_a_full_cluster_does_not_keep_instances_out_of_its_zone(world: World) ->
 
 def test_a_type_that_has_no_clusters_is_in_one_zone_all_the_same(world: World) -> None:
     world.fake.set_capacity(3, zone="us-east-1a")
-    world.wares = [Ware(instance_type="t3.medium", on_demand_usd_per_hour=0.0416)]
+    world.offers = [offer("t3.medium", usd=0.0416)]
     assert world.driver(together=True).launch_all(NAMES) == {}
     assert places(world) == {("us-east-1b", None)}
     assert not world.fake.world.placement_groups
@@ -112,7 +111,7 @@ def test_without_the_right_to_make_a_cluster_instances_are_in_one_zone_all_the_s
 
 def test_another_type_that_has_all_is_better_than_two_zones(world: World) -> None:
     world.fake.set_capacity(2, instance_type="g5.xlarge")
-    world.wares = [*world.wares, Ware(instance_type="g5.2xlarge", on_demand_usd_per_hour=1.212)]
+    world.offers = [*world.offers, offer("g5.2xlarge", usd=1.212)]
     assert world.driver(together=True).launch_all(NAMES) == {}
     assert {(one.machine_type.name, one.zone) for one in world.fake.living} == {("g5.2xlarge", "us-east-1a")}
 

@@ -6,23 +6,23 @@ import sys
 
 import pytest
 
-from rubberband.cloud.aws.gpu_check import WAIT_S, Said, amiss
+from rubberband.cloud.aws.gpu_check import WAIT_S, amiss
 from rubberband.cloud.catalogue import offer
 from rubberband.errors import InputError
 from rubberband.spec.resources import Resources
 
-TWO = Said(ok=True, text="GPU 0: Tesla T4 (UUID: GPU-1)\nGPU 1: Tesla T4 (UUID: GPU-2)\n")
-NONE = Said(ok=False, text="NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
-FINE = Said(ok=True, text="")
+TWO = (True, "GPU 0: Tesla T4 (UUID: GPU-1)\nGPU 1: Tesla T4 (UUID: GPU-2)\n")
+NONE = (False, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n")
+FINE = (True, "")
 
 
 class Machine:
     """Answers of nvidia-smi, one after the other, and of torch; a clock that only waiting moves."""
 
-    def __init__(self, *listed: Said, torch: Said = FINE) -> None:
+    def __init__(self, *listed: tuple[bool, str], torch: tuple[bool, str] = FINE) -> None:
         self.listed, self.torch, self.now = list(listed), torch, 0.0
 
-    def run(self, command: list[str]) -> Said:
+    def run(self, command: list[str]) -> tuple[bool, str]:
         if command[0] == sys.executable:
             return self.torch
         assert command == ["nvidia-smi", "-L"]
@@ -60,22 +60,22 @@ def test_gpus_that_do_not_come_are_said_in_one_line(machine: Machine, found: str
 
 
 def test_a_build_without_cuda_is_refused_at_once() -> None:
-    machine = Machine(TWO, torch=Said(ok=False, text="torch 2.9.0+cpu is a build without CUDA\n"))
+    machine = Machine(TWO, torch=(False, "torch 2.9.0+cpu is a build without CUDA\n"))
     assert machine.amiss(2).startswith("torch 2.9.0+cpu is a build without CUDA; run again, or give an index")
     assert machine.now == 0.0
 
 
 def test_the_line_fits_into_what_is_reported_of_a_console() -> None:
-    for machine in (Machine(NONE), Machine(TWO, torch=Said(ok=False, text="x" * 500))):
+    for machine in (Machine(NONE), Machine(TWO, torch=(False, "x" * 500))):
         assert len(machine.amiss(2)) <= 200 + 20
         assert "\n" not in machine.amiss(2)
 
 
 def test_this_torch_is_found_out() -> None:
     """The code that asks torch is run for real: on a machine without GPUs it says so."""
-    real = Machine(Said(ok=True, text="GPU 0: x\n"))
+    real = Machine((True, "GPU 0: x\n"))
 
-    def run(command: list[str]) -> Said:
+    def run(command: list[str]) -> tuple[bool, str]:
         from rubberband.cloud.aws import gpu_check
 
         return gpu_check._run(command) if command[0] == sys.executable else real.run(command)

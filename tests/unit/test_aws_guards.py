@@ -52,7 +52,7 @@ def test_a_guest_that_never_boots_is_ended_by_aws_when_its_driver_is_dead(world:
     assert world.fake.world.schedules == {}
 
 
-def test_what_a_guard_may_cost_beyond_max_cost_is_what_the_document_says() -> None:
+def test_the_document_states_the_cost_of_a_guard_beyond_max_cost() -> None:
     document = (Path(__file__).parents[2] / "docs/ec2.md").read_text(encoding="utf-8")
     found = re.search(r"up to (\d+) minutes after its lease: (\d\.\d\d) USD for each g4dn\.xlarge", document)
     assert found is not None
@@ -92,7 +92,7 @@ def test_the_next_driver_takes_guards_over_and_closes_without_leaving_any(world:
     assert (world.fake.world.schedules, world.fake.living) == ({}, ())
 
 
-def test_a_scheduler_that_refuses_is_told_once_and_launches_go_on(
+def test_a_scheduler_that_refuses_is_reported_once_and_launches_continue(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.fake.world.scheduler_roles.clear()
@@ -150,7 +150,7 @@ def test_a_guard_ends_nothing_of_other_owners(world: World) -> None:
     assert world.fake.living == (machine,)
 
 
-def test_an_account_without_the_role_is_told_before_a_run() -> None:
+def test_an_account_without_the_role_is_reported_before_a_run() -> None:
     account = Account()
     account.fake.world.scheduler_roles.clear()
     notes = preflight(account.resources(), [offer()], session=account.session, place=account.place)

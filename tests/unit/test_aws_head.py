@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from rubberband.cli import app
 from rubberband.cloud.aws.calls import tags_of
 from rubberband.cloud.aws.head import HeadInstance, ensure_head, upload_folder
-from rubberband.cloud.aws.metadata import OwnInstance
-from rubberband.cloud.aws.network import ensure_group
+from rubberband.cloud.aws.network import OwnInstance, ensure_group
 from rubberband.cloud.aws.sweeping import Ended, end_everything, living
 from rubberband.cloud.aws.token import publish_token
 from rubberband.errors import InputError, ProviderError
@@ -136,7 +135,7 @@ def test_a_throttled_launch_is_asked_for_again_with_its_token(account: Account) 
     assert len(account.fake.instances) == 1
 
 
-def test_of_two_heads_started_at_once_the_older_one_stays(account: Account) -> None:
+def test_the_older_of_two_heads_stays(account: Account) -> None:
     def somebody_else(call: FakeCall) -> Fault | None:
         if call.operation == "RunInstances":
             account.fake.fault = None
@@ -219,7 +218,7 @@ def test_a_full_zone_is_passed_over_and_none_is_an_error(account: Account) -> No
         ({"key_name": "lost"}, r"there is no key pair 'lost'"),
     ],
 )
-def test_what_does_not_fit_is_refused(account: Account, words: dict[str, Any], told: str) -> None:
+def test_a_mismatch_is_refused(account: Account, words: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         head_of(account, **words)
     assert account.fake.instances == ()
@@ -324,7 +323,7 @@ def say(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output + (str(result.exception) if result.exception else "")
 
 
-def test_up_tells_how_to_get_in_what_to_run_and_what_it_costs(account: Account, file: Path) -> None:
+def test_up_shows_how_to_get_in_what_to_run_and_what_it_costs(account: Account, file: Path) -> None:
     code, told = say("up", "digits.yaml", "-s", "constraints.max_cost=5")
 
     assert code == 0, told

@@ -9,19 +9,21 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rubberband.cloud.aws import intents
 from rubberband.cloud.aws.intents import Intents, runs_in
-from rubberband.cloud.aws.launching import Ware
 from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.errors import ProviderError
+from tests.builders.aws_account import offer
 from tests.builders.power_cut import PowerCut
 from tests.ec2 import FakeCall, Fault
+from tests.ec2.client import FakeClient
 from tests.fake_ec2 import ONE_GPU, World, asked, machines_of, once
 
-FALLBACK = (*ONE_GPU, Ware(instance_type="g5.2xlarge", on_demand_usd_per_hour=1.212, spot_usd_per_hour=0.5))
+FALLBACK = (*ONE_GPU, offer("g5.2xlarge", usd=1.212, spot_usd=0.5))
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_what_is_asked_for(world: World) -> None:
+def test_the_launch_request(world: World) -> None:
     world.driver().launch("a", "spot")
     request = asked(world)[0].params
     assert "CreditSpecification" not in request
@@ -54,7 +56,7 @@ def test_what_is_asked_for(world: World) -> None:
 
 def test_nothing_is_bought_that_is_paid_for_apart_or_outlives_the_instance(world: World) -> None:
     world.machines = replace(world.machines, lasting_disks=(world.machines.root_device, "/dev/sdf"), volume_gb=200)
-    world.wares = [Ware(instance_type="t3.medium", on_demand_usd_per_hour=0.0416)]
+    world.offers = [offer("t3.medium", usd=0.0416)]
 
     with suppress(ProviderError):  # the account does not have the type
         world.driver().launch("a")
@@ -88,7 +90,7 @@ def test_an_instance_may_boot_longer_than_its_lease_as_far_as_the_budget_reaches
 
 
 def test_slow_firmware_is_within_what_the_budget_covers(world: World) -> None:
-    world.wares = [Ware(instance_type="p4d.24xlarge", on_demand_usd_per_hour=21.957642)]
+    world.offers = [offer("p4d.24xlarge", usd=21.957642)]
     for code in world.fake.world.quotas_vcpus:
         world.fake.world.quotas_vcpus[code] = 96.0
     driver = world.driver()
@@ -101,7 +103,7 @@ def test_slow_firmware_is_within_what_the_budget_covers(world: World) -> None:
     assert "BOOT_S=900\n" in script
 
 
-def test_what_could_not_live_long_enough_is_not_rented(world: World) -> None:
+def test_an_instance_that_would_end_too_soon_is_not_rented(world: World) -> None:
     driver = world.driver()
     driver.renew_lease(world.now + 30.0)
     with pytest.raises(ProviderError, match=r"reaches 30 s from now.*raise max_cost, or resources.lease"):
@@ -121,13 +123,39 @@ def test_the_next_zone_is_tried_with_another_token(world: World) -> None:
 
 def test_then_another_type_at_its_own_price(world: World) -> None:
     world.fake.set_capacity(0, instance_type="g5.xlarge")
-    driver = world.driver(wares=FALLBACK)
+    driver = world.driver(offers=FALLBACK)
     driver.launch("a")
     status = world.look(driver)["a"]
     assert (status.instance_type, status.price_usd_per_hour) == ("g5.2xlarge", 1.212)
 
 
-def test_a_refusal_tells_every_zone_and_is_final(world: World) -> None:
+@pytest.mark.parametrize(
+    ("differs", "reported"),
+    [
+        ({"InstanceType": "g5.48xlarge"}, "it is a g5.48xlarge and g5.xlarge was asked for"),
+        ({"InstanceLifecycle": "spot"}, "it was bought on the spot market and on demand was asked for"),
+        ({"MetadataOptions": {"HttpTokens": "optional"}}, "its metadata service answers without a token"),
+    ],
+)
+def test_an_instance_that_differs_from_the_request_is_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch, differs: dict[str, Any], reported: str
+) -> None:
+    honest = FakeClient._call
+
+    def call(client: FakeClient, operation: str, params: dict[str, Any]) -> dict[str, Any]:
+        answer = honest(client, operation, params)
+        if operation == "RunInstances":
+            answer["Instances"] = [{**one, **differs} for one in answer["Instances"]]
+        return answer
+
+    monkeypatch.setattr(FakeClient, "_call", call)
+    with pytest.raises(ProviderError, match=f"instance a was ended at once: {reported}"):
+        world.driver().launch("a")
+    assert len(asked(world)) == 1
+    assert not world.fake.living
+
+
+def test_a_refusal_shows_every_zone_and_is_final(world: World) -> None:
     world.fake.set_capacity(0)
     driver = world.driver()
     no_room = r"^g5\.xlarge in us-east-1a, us-east-1b: EC2 has no room \(InsufficientInstanceCapacity\); add"
@@ -147,11 +175,11 @@ def test_a_used_up_quota_is_not_asked_in_other_zones(world: World) -> None:
     for code in world.fake.world.quotas_vcpus:
         world.fake.world.quotas_vcpus[code] = 0.0
     with pytest.raises(ProviderError, match=r"quota is used up.*ask for more.*max_instances"):
-        world.driver(wares=FALLBACK).launch("a")
+        world.driver(offers=FALLBACK).launch("a")
     assert [call.params["InstanceType"] for call in asked(world)] == ["g5.xlarge", "g5.2xlarge"]
 
 
-def test_a_role_without_rights_is_told_which(world: World) -> None:
+def test_a_role_without_rights_is_reported_which(world: World) -> None:
     world.fake.policies["driver"] = []
     with pytest.raises(ProviderError, match=r"may not ec2:RunInstances; attach the policy .*driver\.json"):
         world.driver().launch("a")
@@ -168,7 +196,7 @@ def test_a_role_without_rights_is_told_which(world: World) -> None:
         Fault.throttled(),
     ],
 )
-def test_what_is_not_answered_is_asked_again_with_the_same_token(world: World, fault: Fault) -> None:
+def test_an_unanswered_request_is_repeated_with_the_same_token(world: World, fault: Fault) -> None:
     world.fake.fault = once("RunInstances", fault)
     driver = world.driver()
     driver.launch("a")
@@ -218,9 +246,7 @@ LOST = Fault.timeout(took_effect=True)
 
 
 @pytest.mark.parametrize("answers", [[LOST, Fault.no_capacity()], [LOST, Fault.throttled(), Fault.no_capacity()]])
-def test_what_came_of_a_lost_answer_is_kept_whatever_the_same_token_is_told_later(
-    world: World, answers: list[Fault]
-) -> None:
+def test_the_outcome_of_a_lost_answer_is_kept_despite_later_answers(world: World, answers: list[Fault]) -> None:
     left = list(answers)
     world.fake.fault = lambda call: left.pop(0) if call.operation == "RunInstances" and left else None
     driver = world.driver()
@@ -271,9 +297,7 @@ def test_an_ignored_spot_flag_is_an_error_and_ends_it(world: World) -> None:
     assert world.living == []
 
 
-def test_what_was_asked_for_is_known_after_a_power_cut(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_is_known_after_a_power_cut(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world.directory = tmp_path / "driver"
     world.directory.mkdir()
     cut = PowerCut(world.directory, monkeypatch)

@@ -54,7 +54,7 @@ def test_many_are_one_request_and_each_lives_its_own_life(world: World) -> None:
     assert world.living == []
 
 
-def test_what_a_zone_lacks_is_bought_in_the_next_one(world: World) -> None:
+def test_instances_that_a_zone_lacks_are_bought_in_the_next_one(world: World) -> None:
     world.fake.set_capacity(3, zone="us-east-1a")
     driver = world.driver()
     assert driver.launch_all(NAMES) == {}
@@ -63,7 +63,7 @@ def test_what_a_zone_lacks_is_bought_in_the_next_one(world: World) -> None:
     assert len({call.params["ClientToken"] for call in asked(world)}) == 2
 
 
-def test_what_is_nowhere_to_be_had_is_refused_with_the_reason_of_every_zone(world: World) -> None:
+def test_a_type_without_capacity_is_refused_with_the_reason_of_every_zone(world: World) -> None:
     world.fake.set_capacity(2, zone="us-east-1a")
     world.fake.set_capacity(0, zone="us-east-1b")
     failed = world.driver().launch_all(NAMES)
@@ -84,7 +84,7 @@ def test_an_answer_that_is_lost_is_asked_for_again_with_the_same_token(world: Wo
     assert world.living == [*NAMES]
 
 
-def test_what_came_of_a_lost_answer_is_kept_whatever_the_same_token_is_told_later(world: World) -> None:
+def test_the_outcome_of_a_lost_answer_is_kept_despite_later_answers(world: World) -> None:
     world.fake.set_capacity(3, zone="us-east-1a")
     left = [LOST, Fault.no_capacity()]
     world.fake.fault = lambda call: left.pop(0) if call.operation == "RunInstances" and left else None
@@ -92,7 +92,7 @@ def test_what_came_of_a_lost_answer_is_kept_whatever_the_same_token_is_told_late
     assert world.living == [*NAMES]
 
 
-def test_of_a_quota_as_many_are_bought_as_it_allows(world: World) -> None:
+def test_as_many_instances_are_bought_as_the_quota_allows(world: World) -> None:
     for code in world.fake.world.quotas_vcpus:
         world.fake.world.quotas_vcpus[code] = 4.0 * 10  # ten g5.xlarge
     names = [f"i-{number:03}" for number in range(32)]
@@ -154,14 +154,14 @@ def released_meanwhile(world: World, fault: Fault) -> dict[str, ProviderError]:
     return failed
 
 
-def test_what_is_released_before_it_was_launched_is_not_bought(world: World) -> None:
+def test_an_instance_released_before_its_launch_is_not_bought(world: World) -> None:
     failed = released_meanwhile(world, Fault.throttled())
     assert "released while it was requested" in str(failed["c"])
     assert world.living == ["a", "b", "d", "e"]
     assert len(world.fake.instances) == 4
 
 
-def test_what_is_released_while_its_launch_is_in_doubt_is_ended_once_it_is_known(world: World) -> None:
+def test_an_instance_released_during_an_uncertain_launch_is_ended_once_known(world: World) -> None:
     assert {*released_meanwhile(world, LOST)} <= {"c"}
     assert world.living == ["a", "b", "d", "e"]
     assert len(world.fake.instances) == 5
@@ -173,7 +173,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("hidden_s", [0.0, 200.0])
 @pytest.mark.parametrize("took_effect", [True, False])
-def test_what_a_killed_driver_asked_for_is_settled_by_the_next_one(
+def test_requests_of_a_killed_driver_are_settled_by_the_next_one(
     world: World, took_effect: bool, hidden_s: float
 ) -> None:
     world.fake.set_capacity(3, zone="us-east-1a")

@@ -11,8 +11,8 @@ import pytest
 
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.provider import AwsProvider, open_provider, stand_ins
+from rubberband.cloud.local.guarding import RayHead
 from rubberband.cloud.provider import Head
-from rubberband.cloud.ray_head import RayHead
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.ec2 import FakeAws
@@ -108,14 +108,14 @@ def test_one_driver_at_a_time(opened: Any) -> None:
         opened(resources())
 
 
-def test_types_with_the_same_gpus_stand_in_for_each_other() -> None:
+def test_types_with_the_same_gpus_replace_each_other() -> None:
     words = resources(instance_type=None, instance_types=G5)
     others = stand_ins(words, catalogue.offer(words, instance_type="g5.xlarge"))
     assert [offer.instance_type for offer in others] == ["g5.2xlarge"]
 
 
 @pytest.mark.parametrize(("dearest_usd_per_hour", "bought"), [(None, []), (2.0, ["g5.2xlarge"])])
-def test_a_dearer_one_only_where_the_budget_reckons_with_it(
+def test_a_dearer_type_is_used_only_where_the_budget_covers_it(
     fake: FakeAws, opened: Any, dearest_usd_per_hour: float | None, bought: list[str]
 ) -> None:
     fake.set_capacity(0, instance_type="g5.xlarge")

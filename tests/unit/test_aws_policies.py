@@ -168,7 +168,7 @@ def test_a_role_without_a_right_is_refused_before_anything_is_rented(action: str
 
 
 @pytest.mark.parametrize("action", GUARD)
-def test_a_role_that_may_not_guard_instances_is_told_so(action: str) -> None:
+def test_a_role_that_may_not_guard_instances_is_reported_so(action: str) -> None:
     kept = policy("driver")
     kept["Statement"] = [one for one in kept["Statement"] if "Guard" not in one["Sid"]]
     guard = {**policy("driver"), "Statement": [one for one in policy("driver")["Statement"] if "Guard" in one["Sid"]]}

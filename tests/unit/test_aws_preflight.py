@@ -32,7 +32,7 @@ def looked_at(account: Account, *offers: Offer, aws: dict[str, Any] | None = Non
     return preflight(resources, offers or [offer()], session=account.session, place=account.place)
 
 
-def test_what_can_be_rented_for_passes_and_rents_nothing(account: Account) -> None:
+def test_preflight_passes_and_rents_nothing(account: Account) -> None:
     notes = looked_at(account, market="spot")
 
     assert account.fake.instances == ()
@@ -87,7 +87,7 @@ def test_a_region_that_there_is_not_is_refused_with_near_ones() -> None:
         open_aws("us-east-11")
 
 
-def test_more_gpus_than_the_type_has_are_refused_and_fewer_told(account: Account) -> None:
+def test_more_gpus_than_the_type_has_are_refused_and_fewer_reported(account: Account) -> None:
     with pytest.raises(InputError, match="2 are more than the 1 GPUs"):
         looked_at(account, offer(gpus=2))
 
@@ -106,7 +106,7 @@ def test_without_quota_for_one_instance_it_is_refused_with_the_command_that_asks
         looked_at(account, market=market)
 
 
-def test_of_several_types_one_may_be_without_quota(account: Account) -> None:
+def test_one_of_several_types_may_be_without_quota(account: Account) -> None:
     account.fake.world.quotas_vcpus["L-DB2E81BA"] = 3
 
     notes = looked_at(account, offer(), offer("m7i.large"))
@@ -114,7 +114,7 @@ def test_of_several_types_one_may_be_without_quota(account: Account) -> None:
     assert any("0 more g5.xlarge on demand" in note for note in notes)
 
 
-def test_quota_for_fewer_instances_is_told(account: Account) -> None:
+def test_quota_for_fewer_instances_is_reported(account: Account) -> None:
     account.fake.world.quotas_vcpus["L-DB2E81BA"] = 8
 
     assert any("2 more g5.xlarge on demand" in note for note in looked_at(account))
@@ -133,7 +133,7 @@ def test_a_driver_that_instances_cannot_reach_is_sent_to_the_head(account: Accou
     assert any("must reach this machine at 127.0.0.1" in note for note in notes)
 
 
-def test_a_machine_outside_of_the_instances_group_is_told(account: Account) -> None:
+def test_a_machine_outside_of_the_instances_group_is_reported(account: Account) -> None:
     place = replace(account.place, security_groups=("sg-other",))
 
     notes = preflight(account.resources(), [offer()], session=account.session, place=place)
@@ -141,7 +141,7 @@ def test_a_machine_outside_of_the_instances_group_is_told(account: Account) -> N
     assert any("is not in the instances' security group sg-" in note for note in notes)
 
 
-def test_subnets_without_a_way_out_of_their_own_are_told(account: Account) -> None:
+def test_subnets_without_a_way_out_of_their_own_are_reported(account: Account) -> None:
     subnets = account.fake.world.subnets
     own = account.place.subnet
     subnets[own] = replace(subnets[own], default=False, public=False)
@@ -183,7 +183,7 @@ def test_an_aws_that_breaks_is_one_line(account: Account) -> None:
 
 
 @pytest.mark.parametrize(("now", "told"), [(90.0, "90 s ahead of AWS's"), (-400.0, "400 s behind AWS's")])
-def test_a_clock_that_is_off_is_told(now: float, told: str) -> None:
+def test_a_clock_that_is_off_is_reported(now: float, told: str) -> None:
     answer = {"ResponseMetadata": {"HTTPHeaders": {"date": "Thu, 01 Jan 1970 00:00:00 GMT"}}}
     check_clock(answer, 5.0)
     check_clock({}, now)

@@ -23,7 +23,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_what_is_not_yet_shown_is_pending_and_can_be_released(world: World) -> None:
+def test_an_instance_not_yet_shown_is_pending_and_can_be_released(world: World) -> None:
     world.fake.world.visible_after_s = 290.0
     driver = world.driver()
     driver.launch("a")
@@ -46,7 +46,7 @@ def test_absent_is_believed_after_two_looks_and_the_window(world: World) -> None
     assert gone.reason == "EC2 no longer lists it"
 
 
-def test_what_a_boot_script_is_at_is_told_of_an_instance_that_is_not_ready(world: World) -> None:
+def test_the_boot_step_of_an_instance_that_is_not_ready_is_shown(world: World) -> None:
     driver = world.driver()
     assert driver.last_words("a") == ""
     driver.launch("a")
@@ -70,7 +70,7 @@ def test_a_reclaimed_instance_that_has_lost_its_tags_is_still_known_as_such(worl
     assert (gone.state, gone.preempted, gone.reason) == ("terminated", True, "EC2 took the spot instance back")
 
 
-def test_what_has_ended_and_lost_the_tags_that_allow_to_end_it_is_released(world: World) -> None:
+def test_an_ended_instance_without_its_tags_is_released(world: World) -> None:
     world.driver().launch("a")
     world.sleep(300.0)
     (instance,) = world.fake.living
@@ -132,7 +132,7 @@ def paid_usd(world: World, driver: AwsProvider) -> float:
 
 
 @pytest.mark.parametrize("asks_again", [False, True])
-def test_what_ran_and_was_forgotten_before_a_driver_came_back_is_billed(world: World, asks_again: bool) -> None:
+def test_an_instance_forgotten_before_a_driver_came_back_is_billed(world: World, asks_again: bool) -> None:
     """EC2 launched both, the driver died before the answer, and nothing shows them when the next one comes."""
     world.fake.fault = once("RunInstances", Fault(error=Killed(), took_effect=True))
     with pytest.raises(Killed):
@@ -147,7 +147,7 @@ def test_what_ran_and_was_forgotten_before_a_driver_came_back_is_billed(world: W
     assert (world.living, len(world.fake.instances)) == ([], 2)
 
 
-def test_what_ran_while_its_driver_s_machine_slept_is_billed(world: World) -> None:
+def test_time_while_the_drivers_machine_slept_is_billed(world: World) -> None:
     def asleep(seconds: float) -> None:
         world.sleep(7200.0 if world.fake.instances and world.now < START_AT + 7200.0 else seconds)
 
@@ -208,7 +208,7 @@ def test_a_driver_that_comes_back_late_does_not_bill_the_days_between(world: Wor
     assert status.ended_at - status.running_at < 800.0
 
 
-def test_what_must_have_ended_and_is_not_shown_is_over_at_the_first_look(world: World) -> None:
+def test_an_instance_past_its_end_and_not_shown_is_over_at_once(world: World) -> None:
     driver = world.driver()
     driver.launch("a")
     world.sleep(60.0)
@@ -220,7 +220,7 @@ def test_what_must_have_ended_and_is_not_shown_is_over_at_the_first_look(world: 
     assert status.ended_at < world.now - 85_000.0
 
 
-def test_ends_are_told_in_words(world: World) -> None:
+def test_ends_are_reported_in_words(world: World) -> None:
     driver = world.driver()
     for name in ("off", "stolen", "broken"):
         driver.launch(name)
@@ -256,7 +256,7 @@ def test_a_closed_provider_rents_nothing(world: World) -> None:
     assert world.fake.calls == []
 
 
-def test_close_ends_what_it_can_and_tells_the_rest(world: World) -> None:
+def test_close_ends_what_it_can_and_shows_the_rest(world: World) -> None:
     driver = world.driver()
     driver.launch("a")
     world.fake.policies["driver"] = []
@@ -281,7 +281,7 @@ def test_runs_of_one_name_do_not_meet(world: World) -> None:
     assert world.look(first)["a"].ended_at is None
 
 
-def test_what_one_instance_waited_for_in_vain_the_others_do_not_wait_for(world: World) -> None:
+def test_one_instances_vain_wait_is_not_repeated_by_the_others(world: World) -> None:
     driver = world.driver()
     for name in "abcdef":
         driver.launch(name)

@@ -18,8 +18,7 @@ from pydantic import ValidationError
 import rubberband
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.calls import Machines, NodeStart
-from rubberband.cloud.aws.metadata import own_place
-from rubberband.cloud.aws.network import delete_groups, ensure_group
+from rubberband.cloud.aws.network import delete_groups, ensure_group, own_place
 from rubberband.cloud.aws.resolving import resolve, what_to_install
 from rubberband.cloud.aws.token import main as fetch_token
 from rubberband.cloud.aws.token import publish_token, read_token, token_parameter
@@ -88,7 +87,7 @@ def test_an_image_is_given_by_its_id_or_by_a_parameter(account: Account, tmp_pat
         ({"volume_gb": 8}, "8 GB are less than the 75 GB"),
     ],
 )
-def test_what_does_not_exist_or_fit_is_refused(
+def test_a_missing_or_unfit_resource_is_refused(
     account: Account, tmp_path: Path, words: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InputError, match=told):
@@ -125,7 +124,7 @@ def test_volumes_of_an_image_that_would_outlive_instances_are_known(account: Acc
     assert resolved(account, tmp_path).lasting_disks == ("/dev/sdf",)
 
 
-def test_subnets_are_those_of_the_drivers_vpc_its_own_first_where_the_type_is_had(
+def test_subnets_are_those_of_the_drivers_vpc_its_own_first_where_the_type_is_available(
     account: Account, tmp_path: Path
 ) -> None:
     machines = resolved(account, tmp_path)
@@ -318,7 +317,9 @@ def test_another_file_in_the_place_of_the_wheel_is_replaced(account: Account) ->
         ("none", False),
     ],
 )
-def test_what_a_trial_needs_is_installed_beside_the_drivers_package(account: Account, install: str, adds: bool) -> None:
+def test_requirements_of_a_trial_are_installed_beside_the_drivers_package(
+    account: Account, install: str, adds: bool
+) -> None:
     asked = what_to_install(account.session, Aws(install=install), f"s3://{account.bucket}/c")
 
     assert any("/c/wheels/rubberband_tune-" in one for one in asked.wheels) == adds
@@ -403,7 +404,7 @@ def test_a_wheel_that_needs_something_else_has_another_name(tmp_path: Path) -> N
     assert names[0] != names[1]
 
 
-def test_the_drivers_place_is_what_its_metadata_service_tells() -> None:
+def test_the_drivers_place_is_what_its_metadata_service_shows() -> None:
     told = {
         "placement/availability-zone": "eu-west-1b",
         "placement/region": "eu-west-1",

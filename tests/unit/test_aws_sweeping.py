@@ -40,7 +40,7 @@ def test_where_there_is_no_run_aws_is_not_asked(world: World) -> None:
     assert world.fake.calls == []
 
 
-def test_what_a_dead_driver_left_is_ended(world: World) -> None:
+def test_instances_of_a_dead_driver_are_ended(world: World) -> None:
     driver = world.driver()
     driver.launch("a")
     driver.launch("b")
@@ -52,7 +52,7 @@ def test_what_a_dead_driver_left_is_ended(world: World) -> None:
     assert swept(world).ended == ()
 
 
-def test_what_has_ended_by_itself_is_not_called_ended(world: World) -> None:
+def test_an_instance_that_ended_itself_is_not_reported_as_ended_by_sweep(world: World) -> None:
     world.driver().launch("a")
     world.sleep(2000.0)
     assert swept(world) == Swept()
@@ -78,7 +78,7 @@ def test_a_driver_killed_while_it_asked_leaves_nothing(world: World, took_effect
 
 @pytest.mark.parametrize("broken", ["run.json", "instances/a.json"])
 @pytest.mark.parametrize("content", ["{", "[]", '{"what": "is this"}'])
-def test_a_broken_record_is_told_and_keeps_no_other_run_from_being_swept(
+def test_a_broken_record_is_reported_and_keeps_no_other_run_from_being_swept(
     world: World, tmp_path: Path, broken: str, content: str
 ) -> None:
     world.driver().launch("a")
@@ -92,7 +92,7 @@ def test_a_broken_record_is_told_and_keeps_no_other_run_from_being_swept(
     assert f"{broken} cannot be read" in "; ".join(found.troubles)
 
 
-def test_what_a_living_driver_holds_is_left_alone(world: World) -> None:
+def test_instances_of_a_living_driver_are_left_alone(world: World) -> None:
     world.driver().launch("a")
     with lock(world.directory / "driver"):
         assert swept(world).ended == ()
@@ -105,7 +105,7 @@ def test_only_the_named_experiment_is_swept(world: World) -> None:
     assert world.living == ["a"]
 
 
-def test_of_several_experiments_of_one_owner_only_the_named_one_is_swept(world: World, tmp_path: Path) -> None:
+def test_sweep_ends_only_the_named_experiment_of_an_owner(world: World, tmp_path: Path) -> None:
     other = World(tmp_path / "experiments" / "other" / "local", experiment="other", run="run-2")
     other.fake, other.machines = world.fake, world.machines
     other.driver().launch("x")
@@ -114,7 +114,7 @@ def test_of_several_experiments_of_one_owner_only_the_named_one_is_swept(world: 
     assert world.living == ["a"]
 
 
-def test_what_no_folder_knows_is_told_and_left(world: World, tmp_path: Path) -> None:
+def test_files_outside_known_folders_are_reported_and_left(world: World, tmp_path: Path) -> None:
     elsewhere = World(tmp_path / "another machine", run="run-2")
     elsewhere.fake, elsewhere.machines = world.fake, world.machines
     elsewhere.driver().launch("x")
@@ -124,7 +124,7 @@ def test_what_no_folder_knows_is_told_and_left(world: World, tmp_path: Path) -> 
     assert world.living == ["x"]
 
 
-def test_trouble_is_told_if_something_may_run_and_noted_if_not(world: World) -> None:
+def test_trouble_is_reported_if_something_may_run_and_noted_if_not(world: World) -> None:
     driver = world.driver()
     driver.launch("a")
     world.fake.fault = lambda call: Fault.timeout(took_effect=False)

@@ -24,7 +24,6 @@ from rubberband.cloud.aws.boot import (
     MAX_BYTES,
     Boot,
     Installation,
-    boot_times,
     head_script,
     installation,
     script,
@@ -33,6 +32,7 @@ from rubberband.cloud.aws.boot import (
 from rubberband.cloud.aws.calls import NodeStart
 from rubberband.cloud.aws.states import last_words
 from rubberband.errors import InputError
+from tests.builders.aws_account import boot_times
 
 START = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=4, lease_s=600.9, lifetime_s=7200.0)
 BOOT = Boot(
@@ -238,7 +238,7 @@ def test_a_machine_without_a_name_ends(machine: Machine, answer: str) -> None:
 
 
 @pytest.mark.parametrize("failing", ["setup", "token", "uv"])
-def test_whatever_fails_ends_the_machine(machine: Machine, failing: str) -> None:
+def test_any_failure_ends_the_machine(machine: Machine, failing: str) -> None:
     boot = replace(BOOT, setup=("exit 3",) if failing == "setup" else ())
     if failing == "token":
         machine.program("python3", "exit 1")
@@ -409,7 +409,7 @@ def test_install_reads_requirements_wheels_and_none(install: str, requirements: 
         (f"https://example.org/{OTHER}-0.1.0-py3-none-any.whl", "another project"),
     ],
 )
-def test_what_cannot_be_installed_is_refused(install: str, told: str) -> None:
+def test_an_uninstallable_requirement_is_refused(install: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         installation(install, python="3.11", ray="2")
 

@@ -7,9 +7,8 @@ import pytest
 from rubberband.cloud.catalogue import catalogue, offer, offers, price_source
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.resources import Resources
-from rubberband.values.chance import FIXED, Spread
 from rubberband.values.offer import Spot
-from rubberband.values.profile import Profile
+from rubberband.values.profile import FIXED, Profile, Spread
 
 PROFILE = Profile(seconds_per_iteration={1: 1.0}, trial_startup_s=2.0, provision_delay_s=5.0, init_delay_s=6.0)
 
@@ -104,7 +103,7 @@ def test_an_instance_of_ec2_is_not_taken_to_be_there_at_once() -> None:
         ({"instance_types": ["g5.xlarge", "g6.xlarge"]}, "one type is needed here and 2 are given; choose one of g5"),
     ],
 )
-def test_what_the_catalogue_cannot_offer(words: dict[str, Any], why: str) -> None:
+def test_offers_that_the_catalogue_lacks(words: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
         offer(resources(**words))
     assert "\n" not in str(caught.value)
@@ -123,7 +122,7 @@ def test_the_spot_market() -> None:
     assert offer(resources(**{**asked, "market": "on_demand"}, spot=spot)).spot is None
 
 
-def test_one_offer_for_every_type_in_order() -> None:
+def test_one_offer_forevery_type_in_order() -> None:
     asked = resources(instance_types=["p3.16xlarge", "p3.2xlarge"], max_instances=3)
     both = offers(asked, PROFILE)
     assert [(found.instance_type, found.gpus, found.max_instances) for found in both] == [

@@ -31,6 +31,7 @@ def moto() -> Iterator[str]:
     """The address of moto's server."""
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
+    _open.cache_clear()
     yield "http://{}:{}".format(*server.get_host_and_port())
     server.stop()
 
@@ -46,7 +47,6 @@ def s3(moto, monkeypatch) -> str:
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(key, value)
-    _open.cache_clear()
     _client().create_bucket(Bucket="bucket")
     return "bucket"
 
@@ -58,7 +58,7 @@ def store(request, tmp_path) -> CheckpointStore:
     return STORES[request.param](tmp_path)
 
 
-def test_what_is_saved_is_loaded(store):
+def test_a_saved_checkpoint_is_loaded(store):
     payload = bytes(range(256)) * 100
     ref = store.save(3, 12, payload)
     assert store.load(ref) == payload
@@ -158,7 +158,7 @@ def test_a_store_of_an_earlier_version_that_lost_all_checkpoints_is_away(store):
         reopen_store(store.url, "", [ref])
 
 
-def test_what_is_gone_from_a_store_that_is_well_is_lost_and_from_one_that_is_away_is_not(made):
+def test_a_missing_file_is_lost_only_if_its_store_is_available(made):
     ref = made.save(3, 12, b"bytes")
     forget(made, name_of(ref))
     with pytest.raises(CheckpointLostError, match="is missing"):
@@ -202,7 +202,7 @@ def test_a_store_that_takes_nothing_is_away(tmp_path, monkeypatch):
         reopen_store(store.url, store.mark, [])
 
 
-def test_what_is_saved_and_the_mark_outlive_a_power_cut(tmp_path, monkeypatch):
+def test_a_saved_checkpoint_and_the_mark_outlive_a_power_cut(tmp_path, monkeypatch):
     """A file system that keeps what was synced, and nothing else: files, and the names in directories."""
     power = PowerCut(tmp_path, monkeypatch)
     store = make_store(str(tmp_path))
@@ -284,7 +284,7 @@ def test_a_damaged_object_is_refused(s3):
         store.load(ref)
 
 
-def test_what_is_large_is_sent_in_parts(s3, monkeypatch):
+def test_large_files_are_sent_in_parts(s3, monkeypatch):
     monkeypatch.setattr(
         "rubberband.cloud.aws.s3._TRANSFER", TransferConfig(multipart_threshold=2**20, multipart_chunksize=5 * 2**20)
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rubberband import cli
-from rubberband.commands.common import aligned
 from rubberband.units import parse_duration
+from rubberband.views.tables import aligned
 from rubberband.views.words import rounded
 from tests.builders.experiment_words import EXAMPLE
 from tests.builders.journalled_runs import recorded
@@ -99,7 +99,7 @@ def test_a_plan_of_the_user(
 
 
 @pytest.mark.parametrize("content", ["", "[", "{}", '{"stages": [{"instances": 0, "gpus_per_trial": 1}]}'])
-def test_what_is_no_plan(
+def test_invalid_plans(
     content: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.json"
@@ -211,7 +211,9 @@ def test_the_help_of_a_command_imports_no_other() -> None:
 
 
 @pytest.mark.parametrize("command", ["ps", "status", "report"])
-def test_who_looks_at_a_run_waits_for_no_planner(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_looking_at_a_run_does_not_wait_for_a_planner(
+    command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
     folder = recorded().put(tmp_path)
     modules = modules_after(command, *([] if command == "ps" else [folder.name]))

@@ -75,7 +75,7 @@ def test_all_types_with_gpus_the_cheapest_gpu_first(
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_table_tells_source_zone_and_age(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_shows_source_zone_and_age(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "prices", "g5.xlarge", "m7i.large") == 0
     header, gpu, cpu = capsys.readouterr().out.splitlines()
     assert header.split()[:2] == ["type", "GPUs"]
@@ -111,7 +111,7 @@ def test_offline_the_catalogue_is_shown_and_a_note(
         (["--region", "us-easy-1"], 2, "--region us-easy-1: no prices are known, and AWS could not be asked ("),
     ],
 )
-def test_what_cannot_be_answered_offline(
+def test_questions_without_an_offline_answer(
     arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "prices", *arguments) == code
@@ -259,7 +259,7 @@ def test_plan_refuses_a_region_that_is_none(
     assert capsys.readouterr().err.startswith("error: resources.region: 'us-easy-1' is not a region of EC2")
 
 
-def test_plan_of_another_provider_asks_nobody(
+def test_plan_of_another_provider_asks_no_cloud(
     fake: FakeAws, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "plan", file, "-s", "constraints.deadline=30m") == 0

@@ -14,9 +14,8 @@ import httpx
 import pytest
 
 import rubberband
-from rubberband.client.aio import AsyncClient
 from rubberband.client.calls import self_contained
-from rubberband.client.client import Client
+from rubberband.client.client import AsyncClient, Client
 from rubberband.commands.common import open_client
 from rubberband.errors import InfeasibleError, InputError, NameTakenError, ProfileMissingError, ServiceError
 from tests.builders.experiment_words import words
@@ -49,7 +48,7 @@ def test_a_preview_sends_the_words_and_the_token() -> None:
         assert client.plan(words(), policy="static", frontier=True)["id"] == "p1"
     (request,) = seen
     assert (request.method, request.url.path) == ("POST", "/v1/plans")
-    assert dict(request.url.params) == {"policy": "static", "frontier": "true", "seed": "0"}
+    assert dict(request.url.params) == {"policy": "static", "frontier": "true", "size": "false", "seed": "0"}
     assert request.headers["Authorization"] == "Bearer rb_a_b"
     assert json.loads(request.content)["name"] == words()["name"]
 
@@ -71,7 +70,7 @@ def test_a_submission_has_a_key_that_stays_the_same_when_it_is_sent_again() -> N
     assert keys[-1] != keys[0]
 
 
-def test_what_may_be_repeated_is_tried_again_when_the_service_says_so() -> None:
+def test_repeatable_requests_are_retried_when_the_service_says_so() -> None:
     busy = httpx.Response(429, headers={"Retry-After": "3"})
     served = problem(409, "idempotency-key-busy")
     answers = iter([busy, httpx.Response(503), served, httpx.Response(200, json={})])
@@ -98,7 +97,7 @@ def test_a_preview_of_an_extension_is_not_repeated_blindly_and_a_grant_has_a_key
     assert "Idempotency-Key" in seen[1].headers
 
 
-def test_what_json_has_no_word_for_is_told_before_it_is_sent() -> None:
+def test_values_that_json_lacks_are_found_before_sending() -> None:
     with answering(lambda request: httpx.Response(500)) as client, pytest.raises(InputError, match="NaN and infinity"):
         client.extend("digits", max_cost=float("inf"))
 
@@ -123,7 +122,7 @@ def test_problems_are_the_errors_that_the_same_mistake_raises_here(
         client.experiment("x")
 
 
-def test_an_infeasible_plan_tells_the_nearest_limits() -> None:
+def test_an_infeasible_plan_shows_the_nearest_limits() -> None:
     remedy = {"changes": [{"key": "resources.max_instances", "value": 24, "was": 16}], "jct_s": 58.0, "cost_usd": 4.1}
     remedies = [remedy | {"set": ["resources.max_instances=24"], "later_s": 0.0, "dearer_usd": 0.0}]
     answer = problem(422, "infeasible", "no plan", nearest={"jct_s": 90.0, "cost_usd": 2.5}, remedies=remedies)
@@ -133,7 +132,7 @@ def test_an_infeasible_plan_tells_the_nearest_limits() -> None:
     assert [change.setting for change in caught.value.remedies[0].changes] == ["resources.max_instances=24"]
 
 
-def test_of_a_certificate_that_nobody_vouches_for_it_is_told_who_may() -> None:
+def test_an_unknown_certificate_is_reported_with_the_fix() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed certificate", request=request)
 
@@ -141,7 +140,7 @@ def test_of_a_certificate_that_nobody_vouches_for_it_is_told_who_may() -> None:
         client.experiment("digits")
 
 
-def test_a_service_that_is_not_there_is_told_in_one_line() -> None:
+def test_a_service_that_is_not_there_is_reported_in_one_line() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("Connection refused", request=request)
 
@@ -152,7 +151,7 @@ def test_a_service_that_is_not_there_is_told_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "nothing", "http://", "http://[::1"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(InputError, match="not the address of a service"):
         Client(url)
 
@@ -190,10 +189,11 @@ def test_pages_follow_one_another() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         names, following = pages[request.url.params.get("cursor")]
         assert request.url.params.get_list("state") == ["running", "queued"]
+        assert request.url.params.get("search") == "res net"
         return httpx.Response(200, json={"items": [{"name": name} for name in names], "next": following})
 
     with answering(handler) as client:
-        assert [view["name"] for view in client.experiments("running", "queued")] == ["a", "b", "c"]
+        assert [view["name"] for view in client.experiments("running", "queued", search="res net")] == ["a", "b", "c"]
 
 
 def event(id: int) -> bytes:
@@ -216,7 +216,7 @@ class Cut(httpx.SyncByteStream):
         raise httpx.ReadError("connection lost")
 
 
-def test_a_stream_that_is_cut_goes_on_where_it_was_and_repeats_nothing() -> None:
+def test_a_stream_that_is_cut_resumes_where_it_was_and_repeats_nothing() -> None:
     asked: list[str | None] = []
     streams = [
         Cut(b"retry: 1000\n\n", event(1), event(2)[:9]),
@@ -345,17 +345,17 @@ def test_a_profile_in_a_file_is_written_out_with_the_delays_that_it_measured(tmp
         ({"entrypoint": "__main__:Mine"}, "has no name that the service could import"),
     ],
 )
-def test_what_only_this_machine_has_cannot_be_submitted(change: dict[str, Any], match: str) -> None:
+def test_an_experiment_bound_to_this_machine_cannot_be_submitted(change: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         self_contained({**words(), **change})
 
 
-def test_a_missing_profile_is_told(tmp_path: Path) -> None:
+def test_a_missing_profile_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ProfileMissingError, match="there is no profile at"):
         self_contained({**words(), "profile": str(tmp_path / "none.json")})
 
 
-def test_the_service_on_this_machine_is_asked_by_name_whatever_the_environment_says(
+def test_the_local_service_is_asked_by_name_despite_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RUBBERBAND_SERVER", "http://there:1234")

@@ -44,7 +44,7 @@ def _files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_trials_import_is_there_and_nothing_else(project: Path) -> None:
+def test_the_imports_of_trials_are_there_and_nothing_else(project: Path) -> None:
     (place,) = _installed([str(project)])
     assert _files(place) == {"trial.py", "lib/deep/helper.py"}
     assert not place.is_relative_to(project)
@@ -67,7 +67,7 @@ def test_private_keys_stay_here(project: Path) -> None:
     assert _files(place) == {"trial.py", "lib/deep/helper.py"}
 
 
-def test_a_file_whose_name_is_no_text_is_told(project: Path) -> None:
+def test_a_file_whose_name_is_no_text_is_reported(project: Path) -> None:
     Path(os.fsdecode(os.fsencode(project) + b"/b\xff.py")).touch()
     with pytest.raises(InputError, match="rubberbandignore"):
         pack([str(project)])
@@ -79,7 +79,7 @@ def test_a_folder_within_another_is_sent_once_and_keeps_its_place_on_the_path(pr
     assert _files(inner) == {"deep/helper.py"}
 
 
-def test_a_folder_that_its_parent_does_not_send_is_sent_by_itself(project: Path) -> None:
+def test_a_folder_that_its_parent_does_not_send_is_sent_alone(project: Path) -> None:
     outer, hidden = _installed([str(project), str(project / ".git")])
     assert _files(outer) == {"trial.py", "lib/deep/helper.py"}
     assert _files(hidden) == {"config"}
@@ -110,7 +110,7 @@ def test_installed_packages_and_this_one_are_not_sent(tmp_path: Path) -> None:
     assert (place / "examples" / "digits.py").exists()
 
 
-def test_what_is_too_large_is_named_with_its_remedy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oversized_value_is_named_with_its_remedy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "MAX_BYTES", 1_000_000)
     (project / "data").mkdir()
     (project / "data" / "big.bin").write_bytes(bytes(2_000_000))
@@ -123,7 +123,7 @@ def test_what_is_too_large_is_named_with_its_remedy(project: Path, monkeypatch: 
         pack([str(project)])
 
 
-def test_what_cannot_be_read_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_entry_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(_path: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 

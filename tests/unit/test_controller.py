@@ -45,7 +45,7 @@ def test_it_launches_what_the_plan_asks_and_starts_trials_only_when_all_is_ready
     assert len({slot for c in started if isinstance(c, StartTrial) for slot in c.gang}) == 4
 
 
-def test_at_sync_the_best_go_on_and_the_longest_billed_instance_is_released() -> None:
+def test_at_sync_the_best_continue_and_the_longest_billed_instance_is_released() -> None:
     story = begun()
     for trial, score in enumerate([0.1, 0.9, 0.3]):
         assert story.report(trial, score) == []
@@ -176,7 +176,7 @@ def test_a_new_driver_adopts_what_lives_and_asks_again_for_what_is_not_seen() ->
     assert "StartTrial" in kinds(story.ready("i-001", "i-002"))
 
 
-def test_what_was_given_up_before_it_ran_is_not_asked_for_again() -> None:
+def test_an_instance_given_up_before_it_ran_is_not_asked_for_again() -> None:
     story = Story()
     story.tell(Started)
     assert kinds(story.tell(CancelRequested)) == ["ReleaseInstance"] * 2
@@ -216,7 +216,7 @@ def test_a_gang_waits_for_the_instance_that_replaces_a_lost_one() -> None:
     assert widths(story.ready("i-005")) == [4]
 
 
-def test_a_gang_is_narrower_where_nothing_replaces_what_was_lost_but_never_than_was_profiled() -> None:
+def test_a_gang_gets_narrower_without_a_replacement_but_never_below_the_profile() -> None:
     story = wide()
     assert widths(story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="died")) == []
     starts = [widths(story.tell(InstanceRefused, instance="i-005", reason="no capacity"))]
@@ -248,7 +248,7 @@ def test_the_cap_does_not_wait_for_a_quiet_moment() -> None:
     assert story.state.outcome == "budget"
 
 
-def test_what_is_too_little_for_a_single_gang_ends_the_run_instead_of_waiting_for_ever() -> None:
+def test_too_little_for_a_single_gang_ends_the_run_instead_of_waiting() -> None:
     profile = Profile(seconds_per_iteration={2: 6.0})
     plan = Plan(stages=(StagePlan(instances=2, gpus_per_trial=2), StagePlan(instances=2, gpus_per_trial=2)))
     offer = dataclasses.replace(JOB.offer, gpus=1, max_instances=4)
@@ -264,7 +264,7 @@ def test_what_is_too_little_for_a_single_gang_ends_the_run_instead_of_waiting_fo
     assert story.state.reason.startswith("no instance to train on: no capacity; run `rubberband resume")
 
 
-def test_what_ran_after_it_was_given_up_is_on_the_bill() -> None:
+def test_an_instance_that_ran_after_it_was_given_up_is_on_the_bill() -> None:
     story = Story()
     story.tell(Started)
     story.tell(CancelRequested)
@@ -273,7 +273,7 @@ def test_what_ran_after_it_was_given_up_is_on_the_bill() -> None:
     assert budget.bill_usd(JOB, story.state, story.at) == JOB.offer.instance_cost_usd(1.0)
 
 
-def test_an_experiment_that_found_no_instance_goes_on_once_it_is_resumed() -> None:
+def test_an_experiment_that_found_no_instance_resumes_once_it_is_resumed() -> None:
     story = Story()
     story.tell(Started)
     story.tell(InstanceRefused, instance="i-001", reason="no")

@@ -17,14 +17,14 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.driver import replay
-from rubberband.executor.journal.journal import MemoryJournal
 from rubberband.executor.result import summarise
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.values.plan import Stage
 from rubberband.views.narration import Narrator
 from rubberband.views.report_html import render_html
-from rubberband.views.report_text import render
 from tests.builders.jobs import JOB
+from tests.builders.memory import MemoryJournal
+from tests.builders.results import render
 from tests.builders.stories import Story, begun, checkpoint, kinds
 from tests.builders.virtual_runs import run_virtual
 
@@ -55,7 +55,7 @@ def test_the_last_two_checkpoints_are_kept() -> None:
     assert DiscardCheckpoint(checkpoint=checkpoint(3, 1)) in story.report(3, 0.9)
 
 
-def test_of_what_is_stopped_one_is_kept() -> None:
+def test_one_of_the_stopped_instances_is_kept() -> None:
     story = begun(replace(JOB, stages=(Stage(trials=4, iterations=2), Stage(trials=2, iterations=2))))
     commands = [command for _ in range(2) for trial in range(4) for command in story.report(trial, trial / 10)]
     discarded = [command.checkpoint for command in commands if isinstance(command, DiscardCheckpoint)]
@@ -92,7 +92,7 @@ def test_after_it_went_back_the_checkpoint_that_it_went_back_to_is_kept() -> Non
     assert story.state.trials[3].before == checkpoint(3, 1)
 
 
-def test_what_is_told_of_an_attempt_that_is_over_does_not_count() -> None:
+def test_a_report_of_an_ended_attempt_does_not_count() -> None:
     story = in_stage_1()
     assert story.tell(CheckpointLost, trial=3, attempt=1, message="late") == []
     assert story.state.trials[3].iterations == 1
@@ -122,7 +122,7 @@ def all_fail(*failures: str) -> Story:
     return story
 
 
-def test_what_failed_by_stores_and_machines_is_tried_again_by_a_resume() -> None:
+def test_failures_of_stores_and_machines_are_retried_by_a_resume() -> None:
     story = all_fail("checkpoint", "died", "raised", "hung")
     assert not story.controller.is_over
     assert "`rubberband resume test` tries again" in story.state.reason
@@ -135,13 +135,13 @@ def test_what_failed_by_stores_and_machines_is_tried_again_by_a_resume() -> None
     assert story.state.stages[0].ranking == (0, 1, 3)
 
 
-def test_what_failed_by_its_own_code_stays_failed() -> None:
+def test_a_failure_of_the_users_code_stays_failed() -> None:
     story = all_fail("raised", "raised", "raised", "not_a_number")
     assert story.controller.is_over
     assert kinds(story.tell(DriverResumed, live=(), ended=())) == ["Finish"]
 
 
-def test_a_driver_that_stopped_says_why_until_another_one_goes_on() -> None:
+def test_a_driver_that_stopped_says_why_until_another_one_resumes() -> None:
     story = in_stage_1()
     assert story.tell(DriverStopped, reason="the store is away") == []
     found = summarise(JOB, story.state, SETUP, story.at)
@@ -150,7 +150,7 @@ def test_a_driver_that_stopped_says_why_until_another_one_goes_on() -> None:
     assert summarise(JOB, story.state, SETUP, story.at).reason == ""
 
 
-def test_the_report_and_the_narration_tell_of_a_trial_that_went_back() -> None:
+def test_the_report_and_the_narration_mention_a_trial_that_went_back() -> None:
     story, narrator = in_stage_1(), Narrator(JOB)
     story.controller.handle(DriverResumed(occurred_at=story.at, live=(), ended=()))
     story.ready("i-003")

@@ -26,8 +26,8 @@ from rubberband.executor.core.events import (
     Tick,
 )
 from rubberband.executor.core.extending import held
+from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.measured import measured
-from rubberband.executor.core.state import InstanceStatus
 from rubberband.executor.journal.journal import decode_event, decode_job
 from rubberband.executor.result import Result, summarise
 from rubberband.values.plan import Plan
@@ -46,7 +46,7 @@ def test_a_stage_is_bought_on_its_market_and_one_of_another_market_replaces_ever
     story = Story(SPOT)
     assert story.tell(Started) == [LaunchInstance(instance=i, market="spot") for i in ("i-001", "i-002")]
     story.ready("i-001", "i-002")
-    assert [cohort.market for cohort in held(story.state, story.at)] == ["spot", "spot"]
+    assert [cohort.market for cohort in held(story.state, story.state.lanes[0], story.at)] == ["spot", "spot"]
     for trial in range(3):
         story.report(trial, trial / 10)
     assert story.report(3, 0.9) == [
@@ -57,7 +57,7 @@ def test_a_stage_is_bought_on_its_market_and_one_of_another_market_replaces_ever
     assert kinds(story.ready("i-003")) == ["StartTrial", "StartTrial"]
 
 
-def test_what_is_asked_for_again_by_a_new_driver_is_of_the_same_market() -> None:
+def test_a_repeated_request_of_a_new_driver_is_of_the_same_market() -> None:
     story = Story(SPOT)
     story.tell(Started)
     assert story.tell(DriverResumed, live=(), ended=()) == [
@@ -80,7 +80,7 @@ def test_the_bill_is_at_the_prices_of_purchase() -> None:
     assert (first.market, first.zone, first.price_usd_per_hour) == ("spot", "us-east-1a", 7.2)
 
 
-def test_what_is_given_back_before_it_was_seen_to_run_is_known_as_it_was_bought() -> None:
+def test_an_instance_released_before_it_ran_is_known_as_it_was_bought() -> None:
     story = Story(SPOT)
     story.tell(Started)
     bought = {"price_usd_per_hour": 7.2, "zone": "us-east-1a", "instance_type": "g5.xlarge"}
@@ -106,7 +106,7 @@ def test_prices_come_through_a_resume() -> None:
 # Interruptions
 
 
-def test_a_notice_asks_for_a_replacement_at_once_and_trials_go_on_until_there_is_room_elsewhere() -> None:
+def test_a_notice_asks_for_a_replacement_at_once_and_trials_continue_until_there_is_room_elsewhere() -> None:
     story = begun(SPOT)
     assert story.tell(InstanceInterrupted, instance="i-001") == [LaunchInstance(instance="i-003", market="spot")]
     assert [trial.status for trial in story.state.trials] == ["running"] * 4
@@ -140,10 +140,10 @@ def test_nothing_starts_on_an_instance_that_is_taken_away_soon() -> None:
     assert [trial.status for trial in story.state.trials] == ["running", "running", "queued", "queued"]
     story.report(0, 0.1)
     assert story.report(0, 0.1) == []
-    assert len(story.state.queued()) == 2
+    assert len(story.state.lanes[0].queued()) == 2
 
 
-def test_what_is_taken_away_amid_an_iteration_costs_that_iteration_and_no_failure() -> None:
+def test_an_interruption_costs_the_current_iteration_and_no_failure() -> None:
     story = longer()
     for trial in story.state.trials:
         story.state.allocation(trial).training_at = story.at
@@ -180,7 +180,7 @@ def test_interruptions_do_not_use_up_the_attempts_at_refused_launches() -> None:
         story.ready(name)
 
 
-def test_what_leaves_at_the_end_is_given_back_with_the_rest() -> None:
+def test_instances_that_leave_at_the_end_are_released_with_the_rest() -> None:
     story = begun(SPOT)
     story.tell(InstanceInterrupted, instance="i-001")
     for trial in range(3):
@@ -188,7 +188,7 @@ def test_what_leaves_at_the_end_is_given_back_with_the_rest() -> None:
     assert story.state.instances["i-001"].status is InstanceStatus.RELEASING
 
 
-def test_what_is_told_of_an_instance_that_is_gone_changes_nothing() -> None:
+def test_a_report_on_a_gone_instance_changes_nothing() -> None:
     story = begun(SPOT)
     story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="died")
     ended_at = story.state.instances["i-001"].ended_at
@@ -214,12 +214,12 @@ def test_spot_is_reserved_at_the_price_on_demand() -> None:
     assert len(too_little.tell(Started)) == 1
 
 
-def test_a_dearer_type_that_may_stand_in_is_reserved_for() -> None:
+def test_a_dearer_fallback_type_is_reserved_for() -> None:
     story = Story(dataclasses.replace(SPOT, max_cost_usd=0.1201, dearest_usd_per_hour=7.2))
     assert len(story.tell(Started)) == 1
 
 
-def test_what_is_being_given_back_is_still_reserved_for() -> None:
+def test_an_instance_being_released_is_still_reserved_for() -> None:
     story = begun(dataclasses.replace(SPOT, max_cost_usd=0.13))
     for trial in range(4):
         commands = story.report(trial, 0.1)
@@ -312,7 +312,7 @@ OLD_EVENTS = (
 )
 
 
-def test_a_journal_of_a_version_without_markets_goes_on() -> None:
+def test_a_journal_of_a_version_without_markets_resumes() -> None:
     controller = Controller(decode_job(OLD_JOB))
     for kind, body in OLD_EVENTS:
         controller.handle(decode_event(kind, body))
@@ -323,7 +323,7 @@ def test_a_journal_of_a_version_without_markets_goes_on() -> None:
     assert isinstance(controller.handle(decode_event("Tick", '{"occurred_at":10.0}')), list)
 
 
-def test_what_an_older_version_had_asked_for_is_known_though_this_one_would_not_have() -> None:
+def test_requests_of_an_older_version_are_known_though_this_one_would_not_make_them() -> None:
     story = Story(dataclasses.replace(JOB, max_cost_usd=0.07))
     assert len(story.tell(Started)) == 1
     story.tell(InstanceRunning, instance="i-002", running_at=story.at)

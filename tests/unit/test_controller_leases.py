@@ -18,7 +18,7 @@ from rubberband.executor.core.events import (
     ReleaseInstance,
     Started,
 )
-from rubberband.executor.core.state import InstanceStatus
+from rubberband.executor.core.fleet import InstanceStatus
 from tests.builders.stories import LEASE_S, LEASED, Story, at_its_sync, begun, kinds
 
 
@@ -36,7 +36,7 @@ def test_where_max_cost_covers_both_it_does_not_wait() -> None:
     assert kinds(orders) == ["ReleaseInstance", "ReleaseInstance", "LaunchInstance"]
 
 
-def test_what_is_released_is_paid_for_up_to_its_lease_at_the_latest() -> None:
+def test_a_released_instance_is_paid_up_to_its_lease_at_most() -> None:
     story, _ = at_its_sync(1.22)
     records = story.state.instances.values()
     assert [record.leased_until for record in records] == [story.at + LEASE_S] * 2
@@ -53,7 +53,7 @@ def test_a_new_driver_that_has_no_worker_there_yet_counts_the_leases_of_the_old_
     assert story.state.instances["i-002"].leased_until == former
 
 
-def test_what_is_asked_for_again_has_the_first_lease_that_it_was_ordered_with() -> None:
+def test_a_repeated_request_has_the_first_lease_of_its_order() -> None:
     story = Story(dataclasses.replace(LEASED, max_cost_usd=0.9))
     ordered = story.tell(Started)
     first = [order.first_lease_s for order in ordered if isinstance(order, LaunchInstance)]
@@ -88,7 +88,7 @@ def test_an_instance_that_max_cost_paid_for_no_longer_than_it_took_to_be_ready_i
     assert "max_cost paid for 150 s of i-002, which was not ready by then" in story.state.reason
 
 
-def test_what_was_being_given_back_when_the_driver_died_is_given_back_by_the_next_one() -> None:
+def test_a_release_of_a_dead_driver_is_finished_by_the_next_one() -> None:
     story, _ = at_its_sync(4.0)
     assert story.state.instances["i-001"].status is InstanceStatus.RELEASING
     live = tuple(LiveInstance(instance=i, running_at=101.0) for i in ("i-001", "i-002"))
@@ -96,7 +96,7 @@ def test_what_was_being_given_back_when_the_driver_died_is_given_back_by_the_nex
     assert {"i-001", "i-002"} <= {order.instance for order in orders if isinstance(order, ReleaseInstance)}
 
 
-def test_what_the_provider_knows_nothing_of_is_lost_and_replaced() -> None:
+def test_an_instance_unknown_to_the_provider_is_lost_and_replaced() -> None:
     story = begun(dataclasses.replace(LEASED, max_cost_usd=None))
     orders = story.tell(DriverResumed, live=(), ended=())
     assert kinds(orders) == ["LaunchInstance", "LaunchInstance"]

@@ -67,7 +67,7 @@ def test_a_limit_is_raised_or_lifted_and_never_lowered_or_made(
     assert len(story.state.granted) == (gets != has)
 
 
-def test_with_more_money_the_stop_comes_later_and_so_does_what_is_held_end() -> None:
+def test_more_money_delays_the_stop_and_the_end_of_held_instances() -> None:
     story = begun(CAPPED)
     stop_at, hold_until = story.controller.wake_at(), story.controller.hold_until()
     assert stop_at is not None
@@ -106,7 +106,7 @@ def test_a_request_to_end_that_was_seen_does_not_end_it_again_after_its_resume()
     assert kinds(story.tell(CancelRequested, request="c-2"))[-1] == "ReleaseInstance"
 
 
-def test_what_its_cap_ended_goes_on_with_a_larger_one_and_trains_nothing_again() -> None:
+def test_a_run_that_its_cap_ended_resumes_with_a_larger_one_and_repeats_nothing() -> None:
     story = ended_by_budget()
     assert story.controller.is_over
     extend(story, max_cost_usd=0.5)
@@ -117,7 +117,7 @@ def test_what_its_cap_ended_goes_on_with_a_larger_one_and_trains_nothing_again()
     assert [(start.trial, start.from_iterations) for start in started] == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_what_its_cap_ended_stays_so_with_a_later_deadline_alone() -> None:
+def test_a_run_that_its_cap_ended_stays_ended_with_a_later_deadline_alone() -> None:
     story = ended_by_budget()
     extend(story, deadline_s=500.0)
     assert story.controller.is_over

@@ -144,7 +144,7 @@ def test_the_money_that_was_spent_counts_against_the_budget(left_usd: float, res
     assert decide(job, story.state, story.at).cost_usd == pytest.approx(spent_usd + rest_usd)
 
 
-def test_where_instances_come_sooner_than_was_told_the_forecast_of_a_stage_that_grows_says_so() -> None:
+def test_a_forecast_notes_that_instances_start_sooner_than_declared() -> None:
     slow = dataclasses.replace(JOB.offer, init_delay_s=200.0)
     job = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=1, offer=slow, deadline_s=1000.0)
     story = synced(job)
@@ -152,7 +152,8 @@ def test_where_instances_come_sooner_than_was_told_the_forecast_of_a_stage_that_
     grown = Plan(stages=(job.plan.stages[0], StagePlan(instances=3, gpus_per_trial=1)))
     seen_offer = measured(job, story.state).offer
     assert seen_offer.provision_delay_s + seen_offer.init_delay_s < 20.0
-    rest = predict(job.stages[1:], Plan(stages=grown.stages[1:]), job.profile, seen_offer, held(story.state, story.at))
+    now_held = held(story.state, story.state.lanes[0], story.at)
+    rest = predict(job.stages[1:], Plan(stages=grown.stages[1:]), job.profile, seen_offer, now_held)
     told = told_of(decision) | {"plan": grown, "predicted": rest.stages, "profile": job.profile}
     assert kinds(story.tell(RestPlanned, **told)) == ["LaunchInstance"]
     assert forecast(job, story.state, story.at).jct_s == pytest.approx(story.at - 101.0 + rest.jct_s)

@@ -24,8 +24,7 @@ from rubberband.errors import DamagedJournalError
 from rubberband.executor import session
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal, _events
-from rubberband.executor.journal.reading import read
-from rubberband.executor.salvage import salvage
+from rubberband.executor.journal.reading import read, salvage
 from rubberband.states import ExperimentState
 from tests.builders.service_client import served
 from tests.builders.service_runs import DONE, count_of, experiment, until
@@ -65,7 +64,7 @@ def told(result: Result) -> str:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 1.0])
-def test_one_that_is_cut_off_anywhere_is_told_with_what_is_left_and_left_as_it_is(
+def test_a_truncated_journal_is_reported_and_left_as_it_is(
     whole: bytes, folder: ExperimentFolder, share: float
 ) -> None:
     left = whole[: min(len(whole) - 1, round(share * len(whole)))]
@@ -115,7 +114,7 @@ def test_a_broken_page_that_no_event_is_in_keeps_a_resume_from_writing(whole: by
     assert folder.journal.read_bytes() == bytes(broken)
 
 
-def test_events_that_are_missing_are_told_in_any_store(store_url: str, tmp_path: Path) -> None:
+def test_events_that_are_missing_are_reported_in_any_store(store_url: str, tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="one", store=store_url)
     run_experiment(experiment("one"), folder)
     with closing(Journal(folder.journal_url, "one")) as journal, journal._database.writing() as connection:
@@ -156,7 +155,7 @@ def test_a_service_shows_what_is_left_and_is_well(whole: bytes, folder: Experime
         until(lambda: (row := store.submission("one")) and row.state is DONE)
 
 
-def test_who_looks_keeps_the_log_that_others_in_its_process_follow(folder: ExperimentFolder, whole: bytes) -> None:
+def test_a_reader_keeps_the_log_that_others_in_its_process_follow(folder: ExperimentFolder, whole: bytes) -> None:
     folder.journal.write_bytes(whole)
     with closing(Journal(folder.journal_url, "one")) as followed:
         count = len(list(followed.events()))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.dashboard.frame import ago, instant
-from rubberband.api.dashboard.listing import CHOICES, Row, counted_choices, row
+from rubberband.api.dashboard.pages import CHOICES, Row, counted_choices, row
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 
@@ -43,7 +43,7 @@ def line(state: str = "running", *, words: dict[str, Any] | None = None, reason:
     return row(submission, NOW)
 
 
-def test_a_running_experiment_tells_where_it_is_and_what_it_spent() -> None:
+def test_a_running_experiment_shows_where_it_is_and_what_it_spent() -> None:
     told = line()
     assert (told.share, told.progress) == (0.25, "stage 1 (2 of 4), 30 of 120 iterations")
     assert (told.cost, told.cap, told.spent) == ("0.2500", "1.00", 0.25)
@@ -62,22 +62,22 @@ def test_the_slack_is_between_the_expected_end_and_the_deadline(forecast_s: floa
     assert (told.slack, told.mood) == (slack, mood)
 
 
-def test_what_runs_past_its_deadline_is_late_whatever_was_expected() -> None:
+def test_a_run_past_its_deadline_is_late_despite_its_forecast() -> None:
     assert line(started_at=NOW - 500.0).slack == "1m40s late"
 
 
-def test_what_is_done_is_measured_by_its_own_end() -> None:
+def test_an_ended_run_is_measured_by_its_own_end() -> None:
     told = line("done", jct_s=390.0, forecast_jct_s=None, started_at=NOW - 5000.0)
     assert (told.slack, told.mood, told.share) == ("10s to spare", "good", 1.0)
     assert told.progress == "4 stages, 16 trials"
 
 
-def test_what_ended_otherwise_tells_why_and_no_slack() -> None:
+def test_a_run_that_ended_otherwise_says_why_and_shows_no_slack() -> None:
     told = line("budget", reason="max_cost 1.00 USD is spent;\nextend it")
     assert (told.slack, told.reason) == ("", "max_cost 1.00 USD is spent; extend it")
 
 
-def test_what_has_not_begun_has_its_cap_from_the_file() -> None:
+def test_a_run_before_its_start_has_its_cap_from_the_file() -> None:
     told = line("queued", words={"constraints": {"max_cost": 4}})
     assert (told.progress, told.cap, told.spent, told.share) == ("waits for a free slot", "4.00", 0.0, 0.0)
     assert (told.at, told.began) == (NOW - 130.0, False)
@@ -105,7 +105,7 @@ def test_an_instant_is_in_utc() -> None:
     assert instant(0.9) == "1970-01-01T00:00:00Z"
 
 
-def test_what_was_done_too_late_is_not_told_as_done() -> None:
+def test_a_late_action_is_not_reported_as_done() -> None:
     assert line("done", jct_s=390.0).badge == ("done", "done")
     assert line("done", jct_s=410.0).badge == ("late", "done, late")
 

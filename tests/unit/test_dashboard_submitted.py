@@ -23,7 +23,7 @@ def told(said: dict[str, Any]) -> dict[str, str]:
     return dict(facts(row, AT))
 
 
-def test_code_place_search_and_limits_are_told() -> None:
+def test_code_place_search_and_limits_are_reported() -> None:
     assert told(words(entrypoint="examples.digits:DigitsTrial")) == {
         "runs": "examples.digits:DigitsTrial",
         "on": "up to 8 x p3.8xlarge (virtual)",
@@ -43,12 +43,12 @@ def test_code_place_search_and_limits_are_told() -> None:
         ("whenever", "whenever"),
     ],
 )
-def test_a_deadline_is_told_by_the_time_that_is_left(deadline: str | None, words_of_it: str) -> None:
+def test_a_deadline_is_shown_by_the_time_that_is_left(deadline: str | None, words_of_it: str) -> None:
     assert told({"constraints": {"deadline": deadline}})["deadline"] == words_of_it
 
 
 @pytest.mark.parametrize("said", [{}, {"search": None, "resources": 3, "constraints": "x"}])
-def test_what_is_not_known_is_left_out(said: dict[str, Any]) -> None:
+def test_unknown_values_are_left_out(said: dict[str, Any]) -> None:
     assert set(told(said)) <= {"deadline", "max_cost", "profile"}
 
 

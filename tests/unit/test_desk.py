@@ -14,13 +14,13 @@ from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Observer, drive
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import DriverRequest, Inbox, MemoryInbox, Requests
-from rubberband.executor.journal.journal import MemoryJournal
+from rubberband.executor.journal.inbox import DriverRequest, Inbox, Requests
 from rubberband.executor.journal.reading import read
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.model import predict
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
+from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.builders.sessions import Killed, dying_after, setup
 from tests.builders.timed_requests import TimedInbox, cancel, extend
 
@@ -78,7 +78,7 @@ def test_money_that_comes_at_the_very_instant_of_the_stop_is_in_time() -> None:
     assert Run(CAPPED, extend(ended_at, max_cost_usd=ENOUGH_USD)).drive().outcome == "done"
 
 
-def test_what_the_cap_ended_is_extended_and_resumed_and_trains_nothing_twice() -> None:
+def test_a_run_that_its_cap_ended_is_extended_resumed_and_repeats_nothing() -> None:
     run = Run(CAPPED)
     run.drive()
     run.backend.close()
@@ -89,7 +89,7 @@ def test_what_the_cap_ended_is_extended_and_resumed_and_trains_nothing_twice() -
     assert kinds.index(LimitsChanged) + 1 == kinds.index(DriverResumed)
 
 
-def test_a_request_to_end_ends_it_and_a_resume_goes_on() -> None:
+def test_a_request_to_end_ends_it_and_a_resume_resumes() -> None:
     run = Run(FREE, cancel(120.0))
     assert run.drive().outcome == "cancelled"
     assert run.inbox.pending() == []
@@ -132,7 +132,7 @@ class DyingInbox(MemoryInbox):
 
 
 @pytest.mark.parametrize("asked", [extend(0.0, max_cost_usd=ENOUGH_USD), cancel(0.0)], ids=["extend", "cancel"])
-def test_what_a_driver_journalled_and_did_not_let_go_of_is_taken_in_once(asked: DriverRequest) -> None:
+def test_requests_that_a_driver_journalled_and_kept_are_taken_once(asked: DriverRequest) -> None:
     run = Run(CAPPED if asked.kind == "extend" else FREE)
     with pytest.raises(Killed):
         run.drive(DyingInbox([asked]))
@@ -142,7 +142,7 @@ def test_what_a_driver_journalled_and_did_not_let_go_of_is_taken_in_once(asked: 
     assert sum(isinstance(event, LimitsChanged | CancelRequested) for event in run.events) == 1
 
 
-def test_an_interrupted_run_that_was_extended_goes_on_with_its_new_limits() -> None:
+def test_an_interrupted_run_that_was_extended_resumes_with_its_new_limits() -> None:
     run = Run(CAPPED)
     left = iter(range(8))
 
@@ -158,7 +158,7 @@ def test_an_interrupted_run_that_was_extended_goes_on_with_its_new_limits() -> N
     assert run.trained() == whole()
 
 
-def test_a_folder_s_inbox_reaches_its_driver_and_the_report_tells_of_it(tmp_path: Path) -> None:
+def test_a_folder_s_inbox_reaches_its_driver_and_the_report_mentions_it(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     session.create(folder, CAPPED, setup(checkpoints=str(folder.checkpoints)))
     assert session.run(folder).outcome == "budget"

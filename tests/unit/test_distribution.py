@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.distribution import DISTRIBUTION, install_hint
+from rubberband.installation import DISTRIBUTION, install_hint
 
 ROOT = Path(__file__).parents[2]
 OTHER = "rubberband"

@@ -72,7 +72,11 @@ def read_yaml(reader: Reader, block: Block) -> None:
     words = yaml.safe_load(block.text)
     if {"search", "batch", "profile", "resources"} & words.keys():
         example = yaml.safe_load((ROOT / "examples/digits.yaml").read_text(encoding="utf-8"))
-        whole = block.text if "search" in words else yaml.safe_dump(_merged(example, words))
+        if "search" in words and "name" not in words:
+            rest = yaml.safe_dump({key: value for key, value in example.items() if key not in words})
+            whole = f"{block.text}{rest}"
+        else:
+            whole = block.text if "search" in words else yaml.safe_dump(_merged(example, words))
         parse_experiment(whole)
     else:
         assert block.title is not None, f"{block}: neither an experiment nor another program's file"
@@ -133,12 +137,25 @@ def shape(line: str) -> str:
     return " ".join(line.split())
 
 
+def compile_both(reader: Reader, block: Block) -> None:
+    """A program before and after it is moved; the page runs both, and says how many lines go and come."""
+    assert block.title is not None, f"{block}: a change without names"
+    for name in block.title.split(" -> "):
+        compile((reader.folder / name).read_text(encoding="utf-8"), name, "exec")
+    gone, new = (sum(line.startswith(sign) for line in block.text.splitlines()) for sign in "-+")
+    told = block.page.read_text(encoding="utf-8")
+    assert re.search(rf"\b{gone}\b(?: lines)?(?: of them)?[^.]*\b{new}\b", told), (
+        f"{block}: {gone} lines go and {new} come"
+    )
+
+
 LANGUAGES: Mapping[str, Callable[[Reader, Block], None]] = {
     "console": run,
     "sh": run,
     "python": run,
     "yaml": read_yaml,
     "json": read_json,
+    "diff": compile_both,
     "ini": read_unit,
     "nginx": lambda reader, block: None,
     "text": look_at_text,
@@ -174,7 +191,7 @@ def test_the_messages_of_troubleshooting_are_ours() -> None:
         assert longest in source, f"no message has {longest!r}: {heading}"
 
 
-def test_the_states_of_an_experiment_are_all_told() -> None:
+def test_the_states_of_an_experiment_are_all_reported() -> None:
     api = json.loads((ROOT / "tests/unit/openapi.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| `(\w+)` \|", page.partition("## States")[2], re.MULTILINE)

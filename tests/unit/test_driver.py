@@ -19,8 +19,8 @@ from rubberband.executor.core.events import (
     Tick,
 )
 from rubberband.executor.driver import drive
-from rubberband.executor.journal.journal import MemoryJournal
 from tests.builders.jobs import JOB
+from tests.builders.memory import MemoryJournal
 
 FINISH = Finish(outcome="done", reason="")
 
@@ -81,7 +81,7 @@ LAUNCH, RELEASE = LaunchInstance(instance="i-001"), ReleaseInstance(instance="i-
         ([(None, 20.0), (None, 30.0), (None, 90.0)], 90.0),
     ],
 )
-def test_of_several_orders_the_least_reach_counts_for_leases(
+def test_the_least_reach_of_several_orders_counts_for_leases(
     answers: list[tuple[Command | None, float]], until: float
 ) -> None:
     """Each order was reserved for by what the budget reached when it was given; leases are put off before it is."""

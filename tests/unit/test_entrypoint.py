@@ -64,7 +64,7 @@ def test_a_trial_loads_by_name(parse, attribute):
 
 
 @pytest.mark.parametrize("text", ["examples.digits", "a:", ":b", "a-b:c", "a:b:c", "examples/digits.py:Trial", ""])
-def test_what_is_not_module_and_attribute_is_refused(text):
+def test_an_entry_point_without_module_and_attribute_is_refused(text):
     with pytest.raises(EntrypointError, match="is not module:attribute"):
         Entrypoint.parse(text)
 
@@ -80,7 +80,7 @@ def test_what_is_not_module_and_attribute_is_refused(text):
         ("no_config", "is not a function of one argument"),
     ],
 )
-def test_what_is_no_trial_is_refused_in_one_line(parse, attribute, message):
+def test_an_invalid_trial_is_refused_in_one_line(parse, attribute, message):
     with pytest.raises(EntrypointError, match=message) as caught:
         parse(attribute).check(1)
     assert "\n" not in str(caught.value)

@@ -9,10 +9,9 @@ import pytest
 from rubberband.planner.assumptions import assumptions
 from rubberband.planner.estimate import Case, estimate, estimate_plan
 from rubberband.planner.model import predict
-from rubberband.values.chance import Spread
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, Spread
 
 STAGES = [Stage(trials=8, iterations=20), Stage(trials=2, iterations=80)]
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 4: 9.0}, trial_startup_s=2.0)
@@ -62,7 +61,7 @@ def test_effects_have_the_sign_and_the_order_of_what_they_do():
     assert by_name["noise of trials"].value == "none"
 
 
-def test_the_source_of_every_input_is_told():
+def test_the_source_of_every_input_is_reported():
     found = effects(estimated(), {"time per iteration": "measured", "start-up of a trial": "default"})
     assert found["time per iteration"].basis == "measured"
     assert found["start-up of a trial"].basis == "default"
@@ -72,12 +71,12 @@ def test_the_source_of_every_input_is_told():
     assert effects(estimated(plan=narrower))["speed between measured GPU counts"].basis == "interpolated"
 
 
-def test_what_is_nothing_is_tried_as_some_seconds():
+def test_a_zero_time_is_tried_as_some_seconds():
     found = effects(estimated(offer=replace(OFFER, provision_delay_s=0.0)))["provisioning of an instance"]
     assert (found.change, found.effect_s) == ("10s instead", 20.0)
 
 
-def test_a_limit_that_a_change_breaks_is_told():
+def test_a_limit_that_a_change_breaks_is_reported():
     tight = estimated(deadline_s=estimated().prediction.jct_s + 1.0)
     found = effects(tight)
     assert found["time per iteration"].p_kept == 0.0

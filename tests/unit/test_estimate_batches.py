@@ -87,7 +87,7 @@ def test_a_fixed_batch_is_planned_with_its_own_times_and_knows_no_model() -> Non
     assert batch_notes(experiment({"policy": "fixed"}), None) == []
 
 
-def test_without_a_model_the_fixed_times_hold_and_it_is_told_with_the_remedy() -> None:
+def test_without_a_model_the_fixed_times_hold_and_a_remedy_is_named() -> None:
     asked = experiment(goodput=None)
     case = case_of(asked)
     assert (case.batch, dict(case.profile.seconds_per_iteration)) == ("fixed", TABLE)
@@ -123,7 +123,7 @@ def test_the_experiments_own_limits_go_before_those_of_the_profile(
     assert limits_within(model, asked) == expected
 
 
-def test_a_larger_batch_than_was_profiled_is_told() -> None:
+def test_a_larger_batch_than_was_profiled_is_reported() -> None:
     asked = experiment({"max": 8192}, GOODPUT | {"points": POINTS, "fit_error": 0.2})
     larger, poor = batch_notes(asked, case_of(asked).profile.goodput)
     assert "batch: max=8192 is more than the 4096 samples" in larger
@@ -160,7 +160,7 @@ def test_a_fixed_batch_is_set_beside_the_plan() -> None:
     assert set(data["baselines"]) == {"static", "naive_elastic", "greedy"}
 
 
-def test_what_adapting_saves_is_told_first_and_has_a_row() -> None:
+def test_the_saving_of_adapting_comes_first_and_has_a_row() -> None:
     answer = planned(experiment(constraints__deadline="40m"))
     assert re.fullmatch(r"adapting the batch saves \d+ %: with a fixed batch it takes .* USD", headlines(answer)[-1])
     assert [row[0] for row in option_table(answer).rows][-1].strip() == "elastic, the cheapest plan, fixed batch"
@@ -170,7 +170,7 @@ def test_what_adapting_saves_is_told_first_and_has_a_row() -> None:
     assert not any("batch" in text for text in (*headlines(fixed), *(row[0] for row in option_table(fixed).rows)))
 
 
-def test_where_only_adapting_keeps_the_limits_that_is_told() -> None:
+def test_where_only_adapting_keeps_the_limits_the_plan_says_so() -> None:
     answer = planned(experiment(constraints__deadline="14m"))
     assert answer.feasible
     assert answer.fixed_batch is None

@@ -71,7 +71,7 @@ def test_no_type_in_time_is_one_error_with_the_nearest_time() -> None:
     assert caught.value.shortest_jct_s > 10
 
 
-def test_what_cannot_run_is_refused_before_anything_is_made(tmp_path: Any) -> None:
+def test_an_experiment_that_cannot_run_is_refused_before_anything_is_made(tmp_path: Any) -> None:
     folder = ExperimentFolder(home=tmp_path, name="small")
     with pytest.raises(InputError, match="name a bucket"):
         run_experiment(experiment(provider="aws"), folder)

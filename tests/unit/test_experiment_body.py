@@ -80,13 +80,13 @@ def test_single_values_are_set_as_on_the_command_line() -> None:
         (body_of(words(constraints__deadline="soon")), INVALID, "constraints.deadline: 'soon'"),
     ],
 )
-def test_what_is_no_experiment_in_json_is_told(body: bytes, kind: Kind, told: str) -> None:
+def test_invalid_experiments_in_json_are_reported(body: bytes, kind: Kind, told: str) -> None:
     found = problem(body)
     assert found.kind is kind
     assert told in found.detail
 
 
-def test_what_is_no_experiment_in_yaml_is_told_with_its_line() -> None:
+def test_invalid_experiments_in_yaml_are_reported_with_their_line() -> None:
     found = problem(EXAMPLE.replace("deadline: 20m", "deadline: soon").encode(), "text/yaml")
     assert found.kind is INVALID
     assert "experiment:15: constraints.deadline: 'soon'" in found.detail
@@ -116,7 +116,7 @@ def test_other_types_are_not_read(media_type: str) -> None:
         ("constraints.max_cost=.inf", "set constraints.max_cost: "),
     ],
 )
-def test_a_value_that_cannot_be_set_is_told(override: str, told: str) -> None:
+def test_a_value_that_cannot_be_set_is_reported(override: str, told: str) -> None:
     found = problem(body_of(words()), "application/json", override)
     assert found.kind is INVALID
     assert told in found.detail
@@ -210,7 +210,7 @@ def test_no_request_names_a_file_of_the_server(changes: dict[str, Any], key: str
         ({"resources__checkpoints": "s3://b/p/x::file:///etc"}, "resources.checkpoints"),
     ],
 )
-def test_what_the_operator_does_not_allow_is_previewed_and_not_run(changes: dict[str, Any], key: str) -> None:
+def test_a_forbidden_entry_point_is_previewed_and_not_run(changes: dict[str, Any], key: str) -> None:
     found = refusal(**changes)
     assert found is not None
     assert found.to_json()["key"] == key
@@ -229,7 +229,7 @@ def test_what_the_operator_does_not_allow_is_previewed_and_not_run(changes: dict
         {"resources__checkpoints": "s3://b/p/q"},
     ],
 )
-def test_what_the_operator_allows_is_run(changes: dict[str, Any]) -> None:
+def test_an_allowed_entry_point_is_run(changes: dict[str, Any]) -> None:
     assert refusal(**changes) is None
 
 

@@ -13,15 +13,16 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, RestPlanned
 from rubberband.executor.core.extending import Limits, extension, limits_of
-from rubberband.executor.core.state import Job, Phase, State
+from rubberband.executor.core.state import Job, State
 from rubberband.executor.driver import drive
-from rubberband.executor.journal.journal import Header, MemoryJournal
+from rubberband.executor.journal.journal import Header
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.search import plan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB, STAGES
+from tests.builders.memory import MemoryJournal
 from tests.builders.stories import Story, begun
 from tests.builders.timed_requests import TimedInbox, extend
 
@@ -128,7 +129,7 @@ def test_before_it_starts_it_is_as_planned() -> None:
     assert seen.after.cost_usd < seen.before.cost_usd
 
 
-def test_a_cap_that_ends_it_is_told_and_with_a_larger_one_it_is_done_as_told() -> None:
+def test_a_run_that_its_cap_ends_says_so_and_finishes_with_a_larger_cap() -> None:
     job = dataclasses.replace(CHEAPEST, max_cost_usd=0.7 * CHEAPEST.prediction.cost_usd)
     enough_usd = 2.0 * CHEAPEST.prediction.cost_usd
     controller, journal = Controller(job), MemoryJournal()
@@ -152,7 +153,7 @@ def test_a_cap_that_ends_it_is_told_and_with_a_larger_one_it_is_done_as_told() -
     assert bill_usd(again.job, again.state, again.state.now) == pytest.approx(seen.after.cost_usd, abs=0.005)
 
 
-def test_of_an_interrupted_run_nothing_is_taken_to_be_held() -> None:
+def test_an_interrupted_run_holds_no_instances() -> None:
     stopped = run(TIGHT, until=in_the_first_stage)
     now = stopped.state.now
     held = extension(stopped.job, stopped.state, now, deadline_s=600.0)
@@ -172,7 +173,7 @@ def test_of_an_interrupted_run_nothing_is_taken_to_be_held() -> None:
         ({"max_cost_usd": 8.5}, "max_cost: 8.50 USD is less than the present 9.00 USD; give more"),
     ],
 )
-def test_what_is_no_extension_is_refused(limits: dict[str, float], told: str) -> None:
+def test_an_invalid_extension_is_refused(limits: dict[str, float], told: str) -> None:
     job = dataclasses.replace(TIGHT, max_cost_usd=9.0)
     stopped = run(job, until=in_the_first_stage)
     with pytest.raises(InputError, match=told):
@@ -195,7 +196,7 @@ def test_a_deadline_that_has_passed_is_refused() -> None:
         extension(TIGHT, stopped.state, stopped.state.started_at + 500.0, deadline_s=400.0)
 
 
-def test_what_is_over_is_not_extended() -> None:
+def test_an_ended_run_is_not_extended() -> None:
     done = run(TIGHT)
     with pytest.raises(InputError, match=r"it has ended \(done\)"):
         extension(TIGHT, done.state, done.state.now, deadline_s=600.0)
@@ -218,7 +219,7 @@ def header(**setup: object) -> Header:
 
 def started() -> State:
     story = Story(LIMITED)
-    story.state.started_at, story.state.phase = START, Phase.TRAINING
+    story.state.started_at, story.state.course = START, "running"
     return story.state
 
 

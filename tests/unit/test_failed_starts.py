@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rubberband.api.dashboard.experiment_words import sentence
-from rubberband.api.dashboard.listing import row
+from rubberband.api.dashboard.pages import row
 from rubberband.cli import app
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.core import budget
@@ -32,10 +32,10 @@ from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.report_html import render_html
-from rubberband.views.report_text import render
 from rubberband.views.status import headline
 from tests.builders.jobs import JOB, launching_job
 from tests.builders.journalled_runs import recorded, words
+from tests.builders.results import render
 from tests.builders.stories import Story, begun, kinds
 from tests.builders.virtual_runs import run_virtual
 
@@ -99,10 +99,10 @@ def test_one_that_gets_ready_makes_up_for_those_before_it() -> None:
     lose(story, "i-001")
     assert "LaunchInstance" in kinds(story.ready("i-002")), "it is replaced at once: they do start"
     lose(story, "i-003")
-    assert story.state.failed_starts == 1
+    assert story.state.fleet.failed_starts == 1
 
 
-def test_what_is_ready_goes_on_and_one_more_is_tried_now_and_then() -> None:
+def test_ready_instances_start_and_one_more_is_tried_now_and_then() -> None:
     story = begun(dataclasses.replace(CAREFUL, iteration_timeout_s=1e6))
     story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="died")
     lose(story, "i-003")
@@ -145,14 +145,14 @@ def test_want_of_capacity_and_what_the_provider_takes_away_do_not_count() -> Non
     story.tell(InstanceRefused, instance="i-001", reason="no capacity")
     story.tell(InstanceRunning, instance="i-002", running_at=story.at)
     story.tell(InstanceLost, instance="i-002", ended_at=story.at, reason="taken", preempted=True)
-    assert story.state.failed_starts == 0
+    assert story.state.fleet.failed_starts == 0
     story.at += 100.0
     (first, *_) = [c for c in story.tell(Tick) if isinstance(c, LaunchInstance)]
     story.tell(InstanceRefused, instance=first.instance, reason="no disk", failed_start=True)
-    assert story.state.failed_starts == 1
+    assert story.state.fleet.failed_starts == 1
 
 
-def test_want_of_capacity_after_a_failed_start_is_told_as_what_it_is() -> None:
+def test_want_of_capacity_after_a_failed_start_is_reported_as_what_it_is() -> None:
     story = Story(dataclasses.replace(CAREFUL, launch_attempts=2))
     story.tell(Started)
     lose(story, "i-001")
@@ -178,7 +178,7 @@ def test_a_cap_that_is_reached_by_such_instances_says_so_first() -> None:
     assert story.state.reason.startswith("3 of 5 instances failed to start: raylet: no disk; max_cost=0.50 USD is")
 
 
-def test_a_journal_from_before_the_rule_goes_on_as_it_did() -> None:
+def test_a_journal_from_before_the_rule_resumes_as_it_did() -> None:
     story = Story(dataclasses.replace(JOB, launch_attempts=20))
     story.tell(Started)
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
@@ -187,13 +187,13 @@ def test_a_journal_from_before_the_rule_goes_on_as_it_did() -> None:
         lose(story, f"i-{number:03d}")
         story.at += 20.0
         story.tell(Tick)
-    assert (story.state.outcome, story.state.failed_starts, story.state.relaunch_at) == (None, 0, 0.0)
+    assert (story.state.outcome, story.state.fleet.failed_starts, story.state.lanes[0].relaunch_at) == (None, 0, 0.0)
     assert len(story.state.instances) > 12
 
 
 @pytest.mark.parametrize("fate", NEVER_READY)
 @given(instances=st.integers(1, 4), max_cost_usd=st.none() | st.floats(0.3, 30.0), lucky=st.integers(0, 2))
-def test_whatever_happens_few_are_bought_that_never_get_ready(
+def test_few_instances_are_bought_that_never_get_ready(
     fate: Fate, instances: int, max_cost_usd: float | None, lucky: int
 ) -> None:
     """At most three in a row, and those on their way; all are given back, and what was spent is told."""
@@ -221,7 +221,7 @@ def test_whatever_happens_few_are_bought_that_never_get_ready(
 
 def ended(story: Story) -> tuple[Result, Submission]:
     """The result, and the experiment as a service has it."""
-    for record in story.state.current():
+    for record in story.state.fleet.current():
         story.tell(InstanceReleased, instance=record.instance, ended_at=story.at)
     result = summarise(story.controller.job, story.state, {"configurations": [{}] * 4}, story.at)
     outcome, reason = outcome_of(story.controller)
@@ -237,7 +237,7 @@ def ended(story: Story) -> tuple[Result, Submission]:
     return result, submission
 
 
-def test_the_cause_is_the_first_thing_that_every_view_tells() -> None:
+def test_the_cause_is_the_first_thing_that_every_view_shows() -> None:
     story = Story(CAREFUL)
     story.tell(Started)
     lose(story, "i-001", "i-002")
@@ -266,7 +266,7 @@ def test_status_and_ps_begin_with_the_cause(tmp_path: Path, monkeypatch: pytest.
     assert CliRunner().invoke(app, ["status", "never"]).output.startswith(f"never: failed: {cause}")
 
 
-def test_what_keeps_a_run_from_going_on_is_told_while_it_runs() -> None:
+def test_obstacles_to_a_run_are_shown_while_it_runs() -> None:
     story = Story(CAREFUL)
     story.tell(Started)
     lose(story, "i-001")

@@ -38,14 +38,14 @@ def test_a_bill_never_falls_and_ends_with_the_lease(steps_s: list[float], lease_
     assert bills_usd[-1] <= max(60.0, lease_s) / 3600.0 * 3.06 * (1 + 1e-9)
 
 
-def test_what_never_ran_costs_nothing() -> None:
+def test_an_instance_that_never_ran_costs_nothing() -> None:
     rental = Rental()
     rental.ec2.terminate_instances(InstanceIds=[rental.launch()])
     rental.clock.sleep(1000)
     assert rental.fake.bill().lines == ()
 
 
-def test_what_was_asked_for_again_is_billed_once() -> None:
+def test_a_repeated_request_is_billed_once() -> None:
     rental = Rental()
     for _ in range(3):
         rental.launch(ClientToken="t")
@@ -53,7 +53,7 @@ def test_what_was_asked_for_again_is_billed_once() -> None:
     assert rental.fake.bill().rent_usd == pytest.approx(3.06)
 
 
-def test_a_spot_instance_costs_each_hour_what_the_price_is_when_the_hour_begins() -> None:
+def test_a_spot_instance_costs_the_price_at_the_beginning_of_each_hour() -> None:
     rental = Rental()
     rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": "us-east-1c"})
     rental.clock.sleep(20 + 7200)
@@ -112,7 +112,7 @@ def test_every_hour_on_spot_costs_the_price_at_its_start(
     assert line.cost_usd == pytest.approx(expected_usd)
 
 
-def test_the_history_tells_the_prices_that_are_billed() -> None:
+def test_the_history_shows_the_prices_that_are_billed() -> None:
     rental = Rental()
     rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": ZONE})
     rental.clock.sleep(20 + 7200)
@@ -136,7 +136,7 @@ def test_an_instance_that_is_reclaimed_in_its_first_hour_is_free(ran_s: float, b
     assert rental.fake.bill().rent_usd == pytest.approx(billed_s / 3600.0 * 0.72)
 
 
-def test_whoever_ends_an_instance_after_its_notice_pays_for_it() -> None:
+def test_ending_an_instance_after_its_notice_is_charged() -> None:
     rental = Rental()
     rental.fake.world.spot.set("p3.2xlarge", ZONE, [(START, 0.72)])
     instance = rental.launch(InstanceMarketOptions=spot(), Placement={"AvailabilityZone": ZONE})

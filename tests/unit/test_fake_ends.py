@@ -95,7 +95,7 @@ def test_a_lease_that_is_over_is_not_extended() -> None:
     assert rental.fake.living == ()
 
 
-def test_machines_are_told_of_boots_and_ends_once(rental: Rental) -> None:
+def test_machines_are_reported_of_boots_and_ends_once(rental: Rental) -> None:
     told: list[tuple[str, str]] = []
     rental.fake.on_boot = lambda one: told.append(("boot", one.instance_id))
     rental.fake.on_end = lambda one: told.append(("end", one.instance_id))
@@ -108,7 +108,7 @@ def test_machines_are_told_of_boots_and_ends_once(rental: Rental) -> None:
     assert told == [("end", never_ran), ("boot", ran), ("end", ran)]
 
 
-def test_a_machine_that_is_told_may_call_back(rental: Rental) -> None:
+def test_a_machine_may_call_back_while_it_is_notified(rental: Rental) -> None:
     rental.fake.on_boot = lambda one: rental.fake.power_off(one.instance_id)
     instance = rental.launch()
     rental.clock.sleep(20)

@@ -111,7 +111,7 @@ def test_the_log_keeps_every_call_and_its_outcome() -> None:
     assert first.params["InstanceType"] == "p3.2xlarge"
 
 
-def test_nobody_has_no_credentials() -> None:
+def test_anonymous_requests_have_no_credentials() -> None:
     with pytest.raises(NoCredentialsError):
         Rental("nobody").look()
 

@@ -128,7 +128,7 @@ def test_there_is_one_instance_for_each_token_and_one_for_each_call_without(toke
         ({"InstanceMarketOptions": spot("0.01")}, "SpotMaxPriceTooLow", "0.01"),
     ],
 )
-def test_what_cannot_be_launched_is_refused_in_aws_s_words(
+def test_a_launch_that_ec2_forbids_is_refused_in_its_words(
     rental: Rental, changed: dict[str, Any], code: str, words: str
 ) -> None:
     error = refusal(rental, **changed)
@@ -195,7 +195,7 @@ def test_as_many_are_launched_as_there_are_between_the_two_counts(rental: Rental
     assert code_of(refusal(rental, MinCount=2, MaxCount=2)) == "InsufficientInstanceCapacity"
 
 
-def test_what_is_not_visible_yet_cannot_be_seen_or_ended() -> None:
+def test_an_invisible_instance_cannot_be_seen_or_ended() -> None:
     rental = Rental(visible_after_s=100.0)
     instance = rental.launch(ClientToken="t")
     assert rental.look(Filters=[{"Name": "client-token", "Values": ["t"]}]) == []
@@ -245,7 +245,7 @@ def test_terminating_several_ends_none_if_one_is_not_there(rental: Rental) -> No
     assert rental.state(instance) == "pending"
 
 
-def test_who_ended_an_instance_can_be_told(rental: Rental) -> None:
+def test_the_party_that_ended_an_instance_is_known(rental: Rental) -> None:
     ours, itself, broken = (rental.launch() for _ in range(3))
     rental.clock.sleep(60)
     rental.ec2.terminate_instances(InstanceIds=[ours])
@@ -325,15 +325,7 @@ def test_tags_are_made_at_launch_only_unless_one_may_do_everything() -> None:
     assert {"Key": "rubberband:run", "Value": "r2"} in rental.shown(instance)["Tags"]
 
 
-def test_a_spot_request_can_be_looked_at() -> None:
-    rental = Rental("admin")
-    shown = rental.shown(rental.launch(InstanceMarketOptions=spot("1.5")))
-    asked = {"SpotInstanceRequestIds": [shown["SpotInstanceRequestId"]]}
-    request = rental.ec2.describe_spot_instance_requests(**asked)["SpotInstanceRequests"][0]
-    assert (request["State"], request["SpotPrice"], request["InstanceId"]) == ("active", "1.5", shown["InstanceId"])
-
-
-def test_what_the_fake_does_not_know_it_says() -> None:
+def test_the_fake_names_its_gaps() -> None:
     fake = FakeAws(lambda: START)
     with pytest.raises(ClientError) as unknown:
         fake.session("admin").client("ec2").describe_addresses()

@@ -55,7 +55,7 @@ def test_a_launch_takes_a_second_and_what_is_throttled_no_time() -> None:
     assert rental.clock.now == began_at + 1.0
 
 
-def test_a_launch_pays_for_every_instance() -> None:
+def test_a_launch_pays_forevery_instance() -> None:
     limits = Limits()
     many = {"MinCount": 1, "MaxCount": 600}
     assert limits.refusal("ec2", "RunInstances", many, NOW) is None

@@ -134,7 +134,7 @@ def test_a_launch_with_every_right_succeeds() -> None:
     assert launch_without() is None
 
 
-def test_what_no_policy_allows_is_told_so() -> None:
+def test_an_operation_that_no_policy_allows_says_so() -> None:
     rental = Rental(policies={"driver": ()})
     with pytest.raises(ClientError) as refused:
         rental.look()
@@ -146,7 +146,7 @@ def test_what_no_policy_allows_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("operation", ["run_instances", "terminate_instances", "describe_instances"])
-def test_a_dry_run_tells_of_a_right_that_is_missing(operation: str) -> None:
+def test_a_dry_run_mentions_a_right_that_is_missing(operation: str) -> None:
     rental = Rental()
     params = {
         "run_instances": rental.order(),

@@ -77,8 +77,8 @@ def test_a_stage_that_is_planned_on_demand_keeps_what_was_bought_instead_of_spot
     def observe(event: Event, controller: Controller) -> None:
         validate(controller)
         state = controller.state
-        if state.stages and state.chosen().market == "on_demand" and state.phase is Phase.TRAINING:
-            kept.append(sum(cohort.instances for cohort in held(state, state.now)))
+        if state.stages and state.chosen(state.lanes[0]).market == "on_demand" and state.phase is Phase.TRAINING:
+            kept.append(sum(cohort.instances for cohort in held(state, state.lanes[0], state.now)))
 
     job = dataclasses.replace(JOB, plan=Plan(stages=(first, wider)))
     controller, _, _ = run_virtual(job, Dry(), observers=[observe])

@@ -41,7 +41,7 @@ def test_the_example_of_the_design(tmp_path: Path) -> None:
     experiment = load_experiment(write(tmp_path, EXAMPLE))
     assert experiment.name == "digits-sha"
     assert experiment.search.space["lr"] == rubberband.loguniform(1e-4, 1e-1)
-    assert [stage.trials for stage in experiment.stages()] == [32, 10, 3, 1]
+    assert [stage.trials for stage in experiment.brackets()[0]] == [32, 10, 3, 1]
     profile = experiment.loaded_profile()
     assert profile is not None
     assert profile.seconds_per_iteration == {1: 110, 2: 57, 4: 30, 8: 18, 16: 13, 32: 11}
@@ -161,7 +161,7 @@ def test_numbers_and_booleans_are_those_of_yaml_1_2() -> None:
         (b"#" * (300 << 10), "digits.yaml is larger than 256 KiB"),
     ],
 )
-def test_what_is_no_experiment_file(content: str | bytes, message: str) -> None:
+def test_invalid_experiment_files(content: str | bytes, message: str) -> None:
     assert message in refusal(content)
 
 
@@ -232,7 +232,7 @@ def test_paths_in_a_file_are_taken_from_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("profile", ["3", "[a.json]", "{by_instance_type: 3}", "{by_instance_type: {a: 3}}"])
-def test_what_is_no_profile_is_told_with_its_line(tmp_path: Path, profile: str) -> None:
+def test_an_invalid_profile_is_reported_with_its_line(tmp_path: Path, profile: str) -> None:
     document = words()
     del document["profile"]
     path = write(tmp_path, f"profile: {profile}\n" + dump_experiment(Experiment(**document)))

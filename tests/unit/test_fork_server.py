@@ -118,7 +118,7 @@ def test_a_worker_starts_on_its_own_where_no_server_is(tmp_path: Path, serve: Se
     assert not worker(tmp_path)["imported"]
 
 
-def test_who_asks_and_does_not_wait_is_no_harm(tmp_path: Path, serve: Serve) -> None:
+def test_asking_without_waiting_does_no_harm(tmp_path: Path, serve: Serve) -> None:
     serve(_TRAIN)
     for sent in (b"", b"1", b"\x00\x00\x00\x02{}"):
         with socket.socket(socket.AF_UNIX) as client:

@@ -39,7 +39,7 @@ def test_more_gpus_and_more_noise_take_a_larger_batch():
     assert sizes[0][0] < sizes[1][0]
 
 
-def test_what_does_not_fit_is_accumulated():
+def test_a_batch_beyond_the_memory_is_accumulated():
     found = choose_at(MODEL, 1000.0, LIMITS, 1, 2, 1000)
     assert (found.per_gpu, found.accumulation) == (250, 1)
 
@@ -51,7 +51,7 @@ def test_the_initial_batch_is_accumulated_even_where_larger_ones_may_not_be():
     assert candidates(limits, 4).batch_size.tolist() == [128]
 
 
-def test_without_accumulation_the_largest_batch_is_what_fits():
+def test_without_accumulation_the_largest_batch_is_the_one_that_fits():
     assert choose(MODEL, 1e9, replace(LIMITS, accumulation=False), 1, 4).batch_size == 1024
 
 
@@ -68,7 +68,7 @@ def test_every_gpu_gets_what_it_needs():
         (BatchLimits(initial=7, max=7, max_per_gpu=2), 3, "no batch of 7 to 7 samples can be split on 3 GPUs"),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(limits, gpus, message):
+def test_a_batch_that_cannot_be_divided_is_refused(limits, gpus, message):
     with pytest.raises(ValueError, match=message):
         choose(MODEL, 100.0, limits, 1, gpus, least_per_gpu=2)
     with pytest.raises(ValueError, match=message):
@@ -82,7 +82,7 @@ def test_an_unknown_noise_scale_keeps_the_initial_batch():
 def test_many_allocations_may_each_have_their_noise_scale():
     gpus = np.asarray([4, 4])
     found = choose_many(MODEL, np.asarray([10.0, 10_000.0]), LIMITS, np.ones_like(gpus), gpus)
-    assert found.batch_size[0] < found.batch_size[1]
+    assert found[0].batch_size < found[1].batch_size
 
 
 @pytest.mark.parametrize(("current", "worth"), [(128, False), (122, False), (121, True), (134, False), (135, True)])

@@ -49,7 +49,7 @@ def test_weights_and_repetitions_are_the_same():
     assert astuple(one) == pytest.approx(astuple(other), rel=1e-6)
 
 
-def test_what_synchronising_costs_is_nothing_until_it_was_seen():
+def test_synchronising_costs_nothing_until_it_was_seen():
     alone = fit([point(1, 1, 8), point(1, 1, 64)])
     assert (alone.alpha_local_s, alone.beta_local_s, alone.alpha_node_s, alone.beta_node_s) == (0.0, 0.0, 0.0, 0.0)
     pair = fit([point(1, 1, 8), point(1, 1, 64), point(1, 2, 8), point(1, 2, 64)])
@@ -85,7 +85,7 @@ def test_an_earlier_fit_without_synchronisation_is_no_trap():
         ([point(1, 1, 8)], [-1.0], "weight=-1"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(points, weights, message):
+def test_unfit_data_is_refused(points, weights, message):
     with pytest.raises(ValueError, match=message):
         fit(points, weights=weights)
 

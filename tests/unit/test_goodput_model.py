@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rubberband.planner.goodput.model import combined_s, efficiency, gain, grad_s, samples_per_s, step_s, sync_s
+from rubberband.planner.goodput.model import combined_s, efficiency, gain, grad_s, step_s, sync_s
 from rubberband.values.adaptive import Throughput
 
 MODEL = Throughput(
@@ -35,7 +35,6 @@ def test_synchronising_depends_on_where_the_gpus_are(instances, gpus, seconds):
 def test_a_step_synchronises_in_its_last_pass_only():
     assert step_s(MODEL, 1, 2, 1, 0) == pytest.approx(math.hypot(1.5, 2.0))
     assert step_s(MODEL, 1, 2, 1, 3) == pytest.approx(3 * 1.5 + math.hypot(1.5, 2.0))
-    assert samples_per_s(MODEL, 1, 2, 1, 3) == pytest.approx(8 / (4.5 + 2.5))
 
 
 def test_functions_broadcast():

@@ -8,7 +8,6 @@ import pytest
 
 from rubberband.planner.goodput.choice import choose
 from rubberband.planner.goodput.planning import (
-    chosen,
     extrapolated,
     fixed_seconds_per_iteration,
     scaled_size,
@@ -67,11 +66,6 @@ def test_gangs_that_were_not_measured_are_extrapolated(sizes, outside):
 
 def test_a_model_written_by_hand_extrapolates_nothing():
     assert extrapolated(MODEL, 4, [1, 8]) == []
-
-
-def test_larger_gangs_choose_larger_batches():
-    sizes = chosen(MODEL, 4, [1, 4, 8])
-    assert sizes[1] < sizes[4] < sizes[8]
 
 
 def test_a_gang_grows_while_it_scales():

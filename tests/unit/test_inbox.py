@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.executor.journal.inbox import DriverRequest, Inbox, MemoryInbox
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from tests.builders.memory import MemoryInbox
 
 LATER = DriverRequest(id="b-2", kind="extend", asked_at=20.0, deadline_s=60.0, max_cost_usd=1.5)
 CANCEL = DriverRequest(id="a-1", kind="cancel", asked_at=10.0)
@@ -28,13 +29,13 @@ def test_requests_come_back_whole_in_the_order_in_which_they_were_asked(inbox: I
     assert inbox.pending({"a-1"}) == [LATER]
 
 
-def test_who_asks_twice_by_an_id_asks_once(inbox: Inbox | MemoryInbox) -> None:
+def test_a_request_repeated_by_id_counts_once(inbox: Inbox | MemoryInbox) -> None:
     inbox.put(LATER)
     inbox.put(DriverRequest(id=LATER.id, kind="cancel", asked_at=30.0))
     assert inbox.pending() == [LATER]
 
 
-def test_what_is_discarded_is_gone_and_may_be_discarded_again(inbox: Inbox | MemoryInbox) -> None:
+def test_a_discarded_checkpoint_is_gone_and_may_be_discarded_again(inbox: Inbox | MemoryInbox) -> None:
     inbox.put(LATER)
     inbox.discard(LATER.id)
     inbox.discard(LATER.id)
@@ -77,7 +78,7 @@ def test_only_whole_requests_ever_lie_in_the_folder(tmp_path: Path) -> None:
         b'{"id": "x", "kind": "cancel", "asked_at": 1.0}' + b" " * 20_000,
     ],
 )
-def test_what_is_no_request_is_left_out_and_left_alone(tmp_path: Path, written: bytes) -> None:
+def test_files_that_are_no_requests_are_left_alone(tmp_path: Path, written: bytes) -> None:
     (tmp_path / "x.json").write_bytes(written)
     Inbox(tmp_path).put(LATER)
     assert Inbox(tmp_path).pending() == [LATER]
@@ -97,7 +98,7 @@ def test_links_pipes_folders_and_other_names_are_left_out(tmp_path: Path) -> Non
     inbox.discard("folder")
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "inbox").write_text("in the way")
     with pytest.raises(InputError, match="cannot be written"):
         Inbox(tmp_path / "inbox").put(CANCEL)

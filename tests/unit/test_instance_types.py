@@ -58,7 +58,7 @@ def test_a_table(tmp_path: Path) -> None:
         ('instance_type,gpus\n"a,1\n', "mine.csv:2: not CSV (unexpected end of data); separate cells by commas"),
     ],
 )
-def test_a_bad_table_is_told_with_its_line(content: str, message: str) -> None:
+def test_a_bad_table_is_reported_with_its_line(content: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_table(content.splitlines(), "mine.csv")
     assert str(caught.value).startswith(message)

@@ -23,7 +23,7 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_was_swallowed_while_a_command_started_ends_the_experiment(number):
+def test_a_request_lost_while_a_command_started_ends_the_experiment(number):
     AtOnce(Cancelled("asked to")).handle([signal.SIGINT, signal.SIGTERM])
     with suppress(Cancelled):
         signal.raise_signal(number)
@@ -43,7 +43,7 @@ def test_without_a_signal_nothing_is_cancelled():
         assert not cancelled()
 
 
-def test_what_is_ignored_stays_so():
+def test_an_ignored_entry_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     AtOnce(KeyboardInterrupt()).handle([signal.SIGINT])
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -76,7 +76,7 @@ def test_sqlite_survives_a_crash_of_the_machine(journal: Journal) -> None:
         assert connection.execute(sql.text("PRAGMA synchronous")).scalar() == 2
 
 
-def test_what_utf_8_cannot_hold_is_made_printable_before_it_gets_here() -> None:
+def test_invalid_utf_8_is_made_printable_before_it_gets_here() -> None:
     failure = describe(ValueError("cannot decode picture-\udcff.png"), in_gang=False)
     event = TrialFailed(
         occurred_at=1.0, trial=0, attempt=1, kind="raised", message=failure.message, details=failure.details

@@ -20,7 +20,7 @@ from rubberband.executor.journal.database import Database
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.journal import Journal, journalled
 from rubberband.executor.journal.reading import JournalReader, read
-from rubberband.home import default_store
+from rubberband.installation import default_store
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.sessions import Killed, dying_after, setup
 from tests.builders.virtual_runs import run_virtual
@@ -54,7 +54,7 @@ def test_experiments_in_one_store_do_not_see_each_other(
 
 
 @pytest.mark.parametrize("num_events", [1, 6])
-def test_a_run_that_was_cut_off_goes_on(make: Callable[[str], ExperimentFolder], num_events: int) -> None:
+def test_a_run_that_was_cut_off_resumes(make: Callable[[str], ExperimentFolder], num_events: int) -> None:
     folder = make("test")
     with contextlib.suppress(Killed):
         session.run(folder, view=dying_after(num_events))
@@ -106,7 +106,7 @@ def test_a_folder_with_a_journal_of_its_own_is_not_free_for_one_in_a_store(store
         session.create(dataclasses.replace(alone, store=store_url), JOB, setup())
 
 
-def test_what_is_not_there_is_told_with_what_is(make: Callable[[str], ExperimentFolder]) -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones(make: Callable[[str], ExperimentFolder]) -> None:
     folder = make("test")
     with pytest.raises(
         InputError, match=r"experiment 'nosuch' not found in (sqlite|postgresql).*; known: test$"
@@ -124,7 +124,7 @@ def test_looking_into_an_empty_store_makes_nothing(store_url: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_what_is_durable_is_on_the_disk_before_it_counts(store_url: str, durable: bool) -> None:
+def test_durable_events_are_on_the_disk_before_they_count(store_url: str, durable: bool) -> None:
     """As the database is told to; what power failures leave cannot be tried here."""
     database = Database(store_url, what="a test", remedy="none")
     with database.writing(durable=durable) as connection:
@@ -159,7 +159,7 @@ def test_a_driver_whose_place_was_taken_does_nothing_more(store_url: str) -> Non
 
 
 @pytest.mark.parametrize("in_store", [True, False])
-def test_a_reader_follows_a_run_and_tells_each_event_once(store_url: str, tmp_path: Path, in_store: bool) -> None:
+def test_a_reader_follows_a_run_and_shows_each_event_once(store_url: str, tmp_path: Path, in_store: bool) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test", store=store_url if in_store else None)
     with pytest.raises(InputError, match="not found"):
         JournalReader(folder)
@@ -204,7 +204,7 @@ def test_a_run_is_gone_on_with_where_it_was_begun(make: Callable[[str], Experime
     assert read(elsewhere).outcome == "unfinished"
 
 
-def test_the_store_tells_which_experiments_it_has(make: Callable[[str], ExperimentFolder], store_url: str) -> None:
+def test_the_store_shows_which_experiments_it_has(make: Callable[[str], ExperimentFolder], store_url: str) -> None:
     make("b")
     make("a")
     assert journalled(store_url) == ["a", "b"]

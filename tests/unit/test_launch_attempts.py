@@ -46,7 +46,7 @@ def test_no_instance_is_asked_for_that_could_not_be_paid_until_it_is_ready() -> 
     assert len(enough.state.instances) == 4
 
 
-def test_what_was_taken_away_leaves_no_more_attempts_than_there_are() -> None:
+def test_an_interruption_leaves_no_extra_attempts() -> None:
     """However often: launches that are refused after that are not repeated for ever."""
     taken = Fate(ends_after_s=50.0, preempted=True, notice_s=20.0)
     all_fates = {f"i-{number:03d}": taken if number <= 16 else Fate(refused="sold out") for number in range(1, 400)}

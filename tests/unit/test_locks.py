@@ -12,7 +12,7 @@ from rubberband.executor.journal import folder
 from rubberband.executor.journal.folder import EXCLUSIVE, SHARED, locked
 
 
-def test_who_only_looks_is_waited_for_and_who_has_it_to_himself_is_not(tmp_path: Path) -> None:
+def test_readers_wait_for_readers_and_not_for_an_exclusive_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with open(path, "a") as ours, open(path) as other:
         assert locked(other, SHARED)
@@ -24,7 +24,7 @@ def test_who_only_looks_is_waited_for_and_who_has_it_to_himself_is_not(tmp_path:
         assert not locked(other, EXCLUSIVE)
 
 
-def test_who_looks_for_ever_is_not_waited_for_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_reader_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "_GLANCE_S", 0.02)
     with open(tmp_path / "lock", "a") as ours, open(tmp_path / "lock") as other:
         assert locked(other, SHARED)

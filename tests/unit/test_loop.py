@@ -268,7 +268,7 @@ def test_a_model_that_changed_does_not_take_the_checkpoint(store):
 @pytest.mark.parametrize(
     ("damage", "message"), [(lambda p: p[:-9], "bytes instead of"), (lambda p: b"x" * len(p), "SHA")]
 )
-def test_a_damaged_checkpoint_is_told(store, tmp_path, damage, message):
+def test_a_damaged_checkpoint_is_reported(store, tmp_path, damage, message):
     last = reports(train(Noisy, store))[-1]
     for file in tmp_path.iterdir():
         file.write_bytes(damage(file.read_bytes()))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rubberband.executor.training.lr_scaling import make_lr_scaling, scaled_lr
+from rubberband.executor.training.adaptation import make_lr_scaling, scaled_lr
 from rubberband.executor.training.runner import TrialFailure
 
 WEIGHTS = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))]
@@ -93,7 +93,7 @@ def test_a_users_own_rule(folder):
         ("my_rules:words", "failed: ValueError: could not convert string to float"),
     ],
 )
-def test_what_no_learning_rate_can_be_multiplied_by_is_refused(folder, name, message):
+def test_an_unscalable_learning_rate_is_refused(folder, name, message):
     with pytest.raises(TrialFailure) as caught:
         make_lr_scaling(name, SGD, 1.0, folder).factor(64, 128, 256.0, 0.0)
     assert message in str(caught.value)

@@ -10,17 +10,10 @@ from hypothesis import strategies as st
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
+from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.rules import promoted
-from rubberband.executor.core.state import (
-    Allocation,
-    InstanceRecord,
-    InstanceStatus,
-    Job,
-    StageRecord,
-    State,
-    TrialReport,
-)
+from rubberband.executor.core.state import Allocation, Job, StageRecord, State, TrialReport
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.goodput import planning
 from rubberband.planner.search import plan
@@ -65,7 +58,7 @@ def table(*args: object, **kwargs: object) -> dict[int, float]:
     return dict(measured(*seen(*args, **kwargs)).profile.seconds_per_iteration)  # type: ignore[arg-type]
 
 
-def test_what_was_seen_is_adopted_where_all_trials_agree() -> None:
+def test_the_found_environment_is_adopted_where_all_trials_agree() -> None:
     found = measured(*seen({1: [[13.0, 13.0]] * 4}))
     assert dict(found.profile.seconds_per_iteration) == pytest.approx({1: 13.0, 2: 7.8, 4: 5.2})
     assert found.findings == "30 % slower than profiled"
@@ -100,7 +93,7 @@ def test_a_few_broken_trials_and_a_nap_of_the_machine_do_not_count() -> None:
     assert measured(job, state).profile is job.profile
 
 
-def test_what_chance_explains_is_shrunk_away() -> None:
+def test_differences_by_chance_are_shrunk_away() -> None:
     noisy = dataclasses.replace(PROFILE, trial_cv=0.3)
     assert table({1: [[12.0, 12.0]] * 2}, profile=noisy) == dict(PROFILE.seconds_per_iteration)
     many = table({1: [[12.0, 12.0]] * 60}, profile=noisy)
@@ -136,7 +129,7 @@ def adaptive(profile: Profile = PROFILE, noise_scale: float = 200.0) -> Profile:
 
 def at(noise_scale: float, profile: Profile) -> dict[int, float]:
     assert profile.goodput is not None
-    later = planning.with_noise_scale(profile.goodput, noise_scale)
+    later = dataclasses.replace(profile.goodput, noise_scale=noise_scale)
     return planning.seconds_per_iteration(later, OFFER.gpus, [1, 2, 4])
 
 
@@ -166,7 +159,7 @@ def seen_at(noise_scales: list[float], pace: float, profile: Profile, gpus: int 
     return job, state
 
 
-def test_what_the_noise_scale_explains_is_not_taken_for_speed() -> None:
+def test_the_effect_of_the_noise_scale_is_not_taken_for_speed() -> None:
     profile = adaptive()
     found = measured(*seen_at([900.0] * 4, 1.0, profile))
     assert found.findings == "the noise scale rose from 200 to 900: larger gangs pay off more"
@@ -199,11 +192,11 @@ def test_speed_is_what_the_noise_scale_does_not_explain() -> None:
     assert dict(found.profile.seconds_per_iteration) == pytest.approx(expected, rel=0.02)
 
 
-def test_the_noise_scale_of_the_trials_that_go_on_counts() -> None:
+def test_the_noise_scale_of_the_trials_that_continue_counts() -> None:
     job, state = seen_at([200.0, 200.0, 2000.0, 2000.0], 1.0, adaptive())
     ranking = (3, 2, 1, 0)
-    state.stages.append(StageRecord(stage=0, trials=(0, 1, 2, 3), started_at=0.0, ranking=ranking))
-    assert len(promoted(job, state.stages[-1])) == 2
+    state.lanes[0].stages.append(StageRecord(stage=0, trials=(0, 1, 2, 3), started_at=0.0, ranking=ranking))
+    assert len(promoted(job, state.lanes[0].stage)) == 2
     assert "rose from 200 to 2,000" in measured(job, state).findings
 
 
@@ -219,7 +212,7 @@ def test_a_noise_scale_that_is_not_known_or_as_profiled_changes_nothing(phi: flo
     assert found.findings == ""
 
 
-def test_without_a_model_batches_that_are_told_change_nothing() -> None:
+def test_without_a_model_batches_that_are_reported_change_nothing() -> None:
     job, state = seen({1: [[10.0, 10.0]] * 4})
     for trial in state.trials:
         for report in trial.reports:
@@ -234,7 +227,7 @@ def test_without_a_model_batches_that_are_told_change_nothing() -> None:
     gpus=st.sampled_from([1, 2, 4]),
     profiled=st.floats(1.0, 1e5),
 )
-def test_noise_scale_and_speed_are_told_apart(phi: float, pace: float, gpus: int, profiled: float) -> None:
+def test_noise_scale_and_speed_are_distinguished(phi: float, pace: float, gpus: int, profiled: float) -> None:
     profile = adaptive(noise_scale=profiled)
     found = measured(*seen_at([phi] * 4, pace, profile, gpus))
     near = abs(phi / profiled - 1.0) < 0.21

@@ -23,7 +23,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         yield said
 
 
-def test_it_is_told_what_the_metadata_service_says(said: dict[str, str]) -> None:
+def test_it_is_reported_what_the_metadata_service_says(said: dict[str, str]) -> None:
     said["local-ipv4"] = "10.0.0.5"
     assert node.metadata("local-ipv4") == "10.0.0.5"
     assert node.metadata("mac") is None
@@ -69,9 +69,7 @@ def test_a_lease_is_the_time_of_its_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert lease.stat().st_mtime == until
 
 
-def test_what_an_experiment_keeps_on_a_machine_is_for_this_user_only(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_files_of_an_experiment_are_private_to_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(node.LEASE_VARIABLE, str(tmp_path / "lease"))
     folder = node.machine_folder()
     assert folder == node.machine_folder()

@@ -204,7 +204,7 @@ def test_frozen_unused_sparse_and_complex_parameters():
     assert reading.squared_norm == pytest.approx(2 * float(GRADIENT.square().sum()), rel=0.1)
 
 
-def test_estimates_are_kept_within_bounds_when_nobody_reads():
+def test_estimates_stay_bounded_without_a_reader():
     model = Known()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     sizes = []

@@ -143,7 +143,7 @@ def test_another_estimator_starts_anew_and_phi_is_kept_until_then(change):
 
 
 @pytest.mark.parametrize(("trace", "squared_norm"), [(np.inf, 1.0), (1.0, np.nan)])
-def test_what_is_not_finite_is_dropped(trace, squared_norm):
+def test_infinite_values_are_dropped(trace, squared_norm):
     scale = NoiseScale()
     before = feed(scale, around(100.0, 1.0, 0.1, 100))
     assert feed(scale, [(trace, squared_norm)]) == before

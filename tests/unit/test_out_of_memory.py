@@ -19,7 +19,7 @@ def test_the_kernel_s_count_is_read(tmp_path: Path) -> None:
     assert memory_kills(counters) == memory_kills(tmp_path / "none") == 0
 
 
-def test_a_death_by_want_of_memory_is_told_from_other_deaths() -> None:
+def test_a_death_by_lack_of_memory_is_distinguished_from_other_deaths() -> None:
     echo = SegmentFailure(kind="raised", message="gloo lost a peer", details="", secondary=True)
     died = _Gathered(failures=[echo], deaths=["rank 0: The actor is dead"])
     assert "its process exited" in died.cause()[1]
@@ -29,7 +29,7 @@ def test_a_death_by_want_of_memory_is_told_from_other_deaths() -> None:
     assert _Gathered(failures=[raised], deaths=["rank 0"], ran_out=True).cause()[1] == "boom"
 
 
-def test_the_kernel_chooses_who_is_ended_for_want_of_memory(tmp_path: Path) -> None:
+def test_the_kernel_chooses_the_process_that_lack_of_memory_ends(tmp_path: Path) -> None:
     """Ray would end the worker that came last, on every instance of this machine at once."""
     assert SETTINGS["RAY_memory_monitor_refresh_ms"] == "0"
     assert environment(os.environ, tmp_path, {}, ())["RAY_memory_monitor_refresh_ms"] == "0"

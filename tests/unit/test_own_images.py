@@ -10,13 +10,14 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from rubberband.cli import app
-from rubberband.cloud.aws import calls, images, resolving
+from rubberband.cloud.aws import calls, images, resolving, sweeping
 from rubberband.cloud.aws.calls import NodeStart
 from rubberband.cloud.aws.images import builder_type, built_image, delete_image, image_key, type_facts
 from rubberband.cloud.aws.resolving import resolve, what_to_install
 from rubberband.cloud.aws.side_costs import side_facts
 from rubberband.cloud.catalogue import table_of
 from rubberband.cloud.side_costs import side_costs
+from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError
 from rubberband.spec.resources import Aws, Resources
 from tests.ec2 import FakeCall, Fault
@@ -53,7 +54,7 @@ def test_a_run_boots_the_image_once_it_is_built_and_installs_its_own_package_alo
     assert len([one for one in world.fake.instances if one.tags["rubberband:role"] == "builder"]) == 1
 
 
-def test_what_the_environment_follows_from_is_in_the_key_and_code_is_not(world: BuildWorld) -> None:
+def test_the_key_covers_the_environment_and_not_the_code(world: BuildWorld) -> None:
     facts = type_facts(world.session, TYPE)
     installed = what_to_install(world.session, world.words.aws, world.words.checkpoints)
     key = image_key(world.words.aws, installed, facts)
@@ -134,6 +135,7 @@ def test_with_a_built_image_nothing_is_installed_through_a_nat_gateway(world: Bu
 def test_down_names_the_images_that_stay(world: BuildWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     built = world.build()
     monkeypatch.setattr(calls, "open_aws", lambda region: world.session)
+    monkeypatch.setattr(sweeping, "_LOOK_S", 0.0)
     command = ["down", "--region", "us-east-1"]
     said = CliRunner().invoke(app, command)
     assert said.exit_code == 0, said.output
@@ -188,4 +190,4 @@ def test_an_image_needs_a_bucket_and_something_to_install(world: BuildWorld) -> 
     assert images.base_of(None, type_facts(world.session, TYPE)).startswith("/aws/service/deeplearning")
     machines = resolving.resolve(world.session, Aws(install="none"), TYPE, place=world.place, builds=True)
     with pytest.raises(Exception, match=r"resources\.checkpoints: a builder reports through the bucket"):
-        images.Build(world.session, machines, TYPE, "k", None, images.Passing())
+        images.Build(world.session, machines, TYPE, "k", None, Waiting())

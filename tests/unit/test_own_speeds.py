@@ -30,7 +30,7 @@ def test_trials_that_are_alike_have_no_speed_of_their_own() -> None:
     assert own_speeds({}, 0.2, 0.1).of == {}
 
 
-def test_what_is_steady_is_the_trials_own_and_known_exactly() -> None:
+def test_a_steady_difference_is_the_trials_own_and_known_exactly() -> None:
     ratios = drawn(16, 4, 0.2, 0.0)
     found = own_speeds(ratios, 0.2, 0.0)
     assert found.trial_cv == 0.2
@@ -39,7 +39,7 @@ def test_what_is_steady_is_the_trials_own_and_known_exactly() -> None:
         assert found.of[trial].error == 0.0
 
 
-def test_what_chance_explains_is_shrunk_towards_the_others() -> None:
+def test_differences_by_chance_are_shrunk_towards_the_others() -> None:
     ratios = drawn(32, 4, 0.2, 0.3)
     found = own_speeds(ratios, 0.2, 0.3)
     for trial, taken in ratios.items():
@@ -60,13 +60,13 @@ def test_the_run_may_show_that_trials_differ_of_which_nothing_was_profiled() -> 
     assert found.iteration_cv == pytest.approx(0.05, rel=0.3)
 
 
-def test_two_sources_that_cannot_be_told_apart_share_what_is_seen() -> None:
+def test_two_sources_that_cannot_be_reported_apart_share_what_is_seen() -> None:
     found = own_speeds(drawn(64, 1, 0.2, 0.0), 0.0, 0.0)
     assert found.trial_cv == pytest.approx(found.iteration_cv)
     assert found.of[0].error > 0.05
 
 
-def test_few_trials_do_not_tell_how_much_trials_differ() -> None:
+def test_few_trials_do_not_show_how_much_trials_differ() -> None:
     assert own_speeds({0: [1.0, 1.0], 1: [2.0, 2.0]}, 0.1, 0.0).trial_cv == 0.1
 
 
@@ -80,7 +80,7 @@ def test_the_estimate_is_closer_than_what_was_seen(seed: int) -> None:
     assert missed < fmean((fmean(ratios[trial]) - own[trial]) ** 2 for trial in own)
 
 
-def test_more_iterations_tell_more() -> None:
+def test_more_iterations_show_more() -> None:
     before = OwnSpeed(factor=1.0, error=0.2)
     after = updated(before, 1.5, 4, 0.2)
     assert before.factor < after.factor < 1.5

@@ -14,20 +14,20 @@ from rubberband.cloud.provider import ClusterProvider
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import Command, Event, InstanceLost, LaunchInstance, Tick
 from rubberband.executor.ray.backend import RayBackend
-from rubberband.executor.ray.workers import Crew, CrewError, _Patience
+from rubberband.executor.ray.workers import Workers, WorkersError, _Patience
 from rubberband.executor.result import summarise
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.views.narration import Narrator
 from rubberband.views.report_html import render_html
-from rubberband.views.report_text import render
 from tests.builders.jobs import JOB
+from tests.builders.results import render
 from tests.builders.stories import Story, begun
 
 PAUSE_S = 120.0
 SETUP = {"configurations": [{}] * 4}
 
 
-def test_what_was_reported_before_a_pause_is_over_makes_nobody_hang() -> None:
+def test_reports_before_a_pause_cause_no_hang_after_it() -> None:
     story = begun()
     story.at += PAUSE_S
     story.tell(Tick, paused_s=PAUSE_S)
@@ -56,14 +56,14 @@ def test_instances_that_ended_in_a_pause_are_not_billed_to_its_end_and_bought_ag
     assert [order.instance for order in orders if isinstance(order, LaunchInstance)] == ["i-003", "i-004"]
 
 
-def test_what_is_held_after_a_pause_still_ends_by_the_budget() -> None:
+def test_instances_held_after_a_pause_still_end_by_the_budget() -> None:
     story, _ = after_a_long_pause()
     assert story.state.outcome is None
     story.controller.handle(Tick(occurred_at=story.at))
     assert story.state.outcome == "budget"
 
 
-def test_the_report_the_narration_and_the_page_tell_of_it() -> None:
+def test_the_report_the_narration_and_the_page_mention_it() -> None:
     story, narrator = begun(), Narrator(JOB)
     story.at += PAUSE_S
     story.tell(Tick, paused_s=PAUSE_S)
@@ -86,7 +86,7 @@ class Nothing:
         """Nothing is held."""
 
 
-def test_the_backend_tells_of_it_before_what_it_finds_afterwards(
+def test_the_backend_mentions_it_before_what_it_finds_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = [1000.0]
@@ -130,7 +130,7 @@ def test_a_pause_takes_no_patience_from_workers_that_get_warm(tmp_path: Path, mo
     monkeypatch.setattr("rubberband.executor.ray.workers.time", SimpleNamespace(monotonic=lambda: at[0]))
     monkeypatch.setattr("rubberband.executor.ray.workers.ray.wait", look)
     monkeypatch.setattr("rubberband.executor.ray.workers.ray.get", lambda _: None)
-    crew = Crew(
+    workers = Workers(
         "i-001",
         1,
         Entrypoint.parse("a:b"),
@@ -140,7 +140,7 @@ def test_a_pause_takes_no_patience_from_workers_that_get_warm(tmp_path: Path, mo
         on_sick=lambda *_: None,
     )
     worker = SimpleNamespace(warm_up=SimpleNamespace(remote=lambda _: object()))
-    crew._warm_up([worker], _Patience(60.0))
+    workers._warm_up([worker], _Patience(60.0))
     looks = iter([10.0] * 7)
-    with pytest.raises(CrewError, match="did not get warm within 60 s"):
-        crew._warm_up([worker], _Patience(60.0))
+    with pytest.raises(WorkersError, match="did not get warm within 60 s"):
+        workers._warm_up([worker], _Patience(60.0))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 
 import pytest
 
-from rubberband.commands.estimate_compare import plan_from_json, plan_to_json, prediction_from_json, prediction_to_json
+from rubberband.commands.estimate_compare import plan_from_json
 from rubberband.errors import InputError
 from rubberband.planner.estimate import Case, estimate, estimate_plan
 from rubberband.planner.model import predict
@@ -89,7 +89,7 @@ def test_no_plan_is_an_answer_with_the_nearest_one():
     assert data["nearest"]["cost_usd"] > 0.0
 
 
-def test_a_greedy_plan_that_is_too_seldom_in_time_is_told_as_such():
+def test_a_greedy_plan_that_is_too_seldom_in_time_is_reported_as_such():
     stages = [Stage(trials=64 >> at, iterations=4 << at) for at in range(7)]
     offer = Offer(instance_type="test", gpus=4, price_usd_per_hour=12.0, max_instances=32)
     profile = Profile(seconds_per_iteration={1: 110.0, 2: 57.0, 4: 30.0}, trial_startup_s=2.0, trial_cv=0.3)
@@ -113,10 +113,8 @@ def test_the_plan_of_a_user_is_predicted_as_it_is():
     assert estimate_plan(STAGES, PLAN, case(limits())).feasible
 
 
-def test_plans_and_predictions_come_back_from_json_as_they_were():
-    prediction = predict(STAGES, PLAN, PROFILE, OFFER)
-    assert plan_from_json(json.loads(json.dumps(plan_to_json(PLAN)))) == PLAN
-    assert prediction_from_json(json.loads(json.dumps(prediction_to_json(prediction)))) == prediction
+def test_a_plan_is_read_as_it_was_written():
+    assert plan_from_json({"stages": [asdict(choice) for choice in PLAN.stages]}) == PLAN
 
 
 @pytest.mark.parametrize(
@@ -136,8 +134,3 @@ def test_plans_and_predictions_come_back_from_json_as_they_were():
 def test_a_malformed_plan_is_refused_with_the_place(data, words):
     with pytest.raises(InputError, match=words):
         plan_from_json(data)
-
-
-def test_a_malformed_prediction_is_refused():
-    with pytest.raises(InputError, match="lacks"):
-        prediction_from_json({"jct_s": 1.0})

@@ -135,12 +135,12 @@ def test_fewer_gpus_than_measured_are_refused():
 
 
 @pytest.mark.parametrize(("num_slots", "gpus", "instances"), [(1, 1, 1), (5, 1, 2), (5, 3, 5), (3, 4, 3), (3, 8, 6)])
-def test_the_fewest_instances_for_so_many_slots(num_slots, gpus, instances):
+def test_the_fewest_instances_for_a_number_of_slots(num_slots, gpus, instances):
     assert least_instances(num_slots, 4, gpus) == instances
 
 
 @pytest.mark.parametrize("ages_s", [(10.0, 100.0), (100.0, 10.0)])
-def test_of_what_is_held_those_billed_longest_are_given_back_and_paid_time_is_used_up(ages_s):
+def test_the_longest_billed_instances_are_released_and_paid_time_is_used_up(ages_s):
     held = [Cohort(instances=1, held_s=age_s, market="on_demand") for age_s in ages_s]
     profile = Profile(seconds_per_iteration={1: 30.0})
     for iterations, cost_usd in ((1, 0.0), (2, 10 * RATE)):

@@ -10,10 +10,9 @@ from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Samples, sample
 from rubberband.planner.search import plan
 from rubberband.planner.solver import Box
-from rubberband.values.chance import Law, Spread
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Law, Profile, Spread
 
 
 def scheduled(trials_s, num_slots):

@@ -148,7 +148,7 @@ def test_gangs_wider_than_the_profile_are_not_used_for_nothing():
     assert planned.prediction.extrapolated == ()
 
 
-def test_meets_tells_the_deadline_from_the_budget():
+def test_meets_shows_the_deadline_from_the_budget():
     prediction = plan(STAGES, PROFILE, offer(), limits()).prediction
     assert meets(prediction, limits()) == (True, True)
     assert meets(prediction, limits(prediction.jct_s - 1, prediction.cost_usd)) == (False, True)

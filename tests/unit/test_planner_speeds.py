@@ -27,7 +27,7 @@ def test_a_trial_has_the_same_speed_in_every_stage():
         assert set(third[:, row]) < set(second[:, row]) < set(first[:, row])
 
 
-def test_what_varies_between_iterations_is_drawn_anew_and_averages_out():
+def test_the_noise_of_iterations_is_drawn_anew_and_averages_out():
     chunk = draws(iteration_cv=0.4).chunk(0)
     spreads = [chunk.factor(index).std() for index in range(3)]
     assert spreads == pytest.approx([0.4 / np.sqrt(stage.iterations) for stage in STAGES], rel=0.1)

@@ -10,9 +10,9 @@ import pytest
 
 from rubberband.app.planning import plan_job
 from rubberband.errors import InfeasibleError
-from rubberband.executor.core.budget import SLACK_S, Reserve
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.planner.reserve import SLACK_S, Reserve
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import StagePlan
@@ -33,7 +33,7 @@ def test_a_plan_leaves_what_giving_its_instances_back_may_cost() -> None:
     reserve_usd = max(choice.instances for choice in free.plan.stages) * 0.01 * (free.release_margin_s + SLACK_S)
     enough = planned({"max_cost": cost_usd + reserve_usd + 0.001})
     assert run_virtual(enough)[2].outcome == "done"
-    with pytest.raises(InfeasibleError, match="giving its instances back included; raise max_cost to"):
+    with pytest.raises(InfeasibleError, match="with the release of its instances; raise max_cost to"):
         planned({"max_cost": cost_usd + 0.001})
 
 
@@ -57,7 +57,7 @@ def test_the_fastest_plan_is_one_that_can_be_paid_to_its_end() -> None:
     assert run_virtual(tight)[2].outcome == "done"
 
 
-def test_what_is_planned_anew_can_be_paid_to_its_end_as_well() -> None:
+def test_a_new_plan_can_be_paid_to_its_end_as_well() -> None:
     asked = words(experiment({"objective": "min_time", "max_cost": 1.164587}))
     asked["search"]["scheduler"] = {"type": "sha", "num_samples": 16, "max_t": 13, "reduction_factor": 2}
     asked["resources"] = {"provider": "aws", "instance_type": "g4dn.12xlarge", "price_per_hour": 3.912}
@@ -78,7 +78,7 @@ def test_no_advice_passes_what_may_be_spent() -> None:
     assert refused.value.remedies == ()
 
 
-def test_times_out_of_reach_are_told_as_before() -> None:
+def test_times_out_of_reach_are_reported_as_before() -> None:
     with pytest.raises(InfeasibleError, match="raise the deadline to"):
         planned({"max_cost": 50, "deadline": "5s"})
 
@@ -92,7 +92,7 @@ def test_a_greedy_plan_that_misses_the_confidence_is_refused() -> None:
         plan_job(Experiment(**asked), noisy, "greedy")
 
 
-def test_on_ec2_the_dearest_type_that_may_stand_in_is_reserved_for() -> None:
+def test_on_ec2_the_dearest_fallback_type_is_reserved_for() -> None:
     asked = words(experiment({"max_cost": 500}))
     asked["resources"] = {"provider": "aws", "instance_types": ["p3.8xlarge", "p3.16xlarge"]}
     job = plan_job(Experiment(**asked), PROFILE)
@@ -117,7 +117,7 @@ def test_the_reserve_pays_for_the_widest_stage_and_the_head_while_all_is_given_b
     assert Reserve(0.0, None).of_plan(RENTED, STAGES) == 0.0
 
 
-def test_what_is_bought_anew_is_reserved_for_at_the_dearest_price_until_it_is_ready() -> None:
+def test_a_replacement_is_reserved_for_at_the_dearest_price_until_it_is_ready() -> None:
     spot = dataclasses.replace(
         RENTED, head_price_usd_per_hour=0.0, spot=Spot(price_usd_per_hour=12.0, interruptions_per_hour=0.05)
     )

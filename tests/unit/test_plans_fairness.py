@@ -38,12 +38,10 @@ async def leave(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_who_asks_hard_questions_without_pause_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hard_questions_of_one_caller_do_not_delay_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one planner, and more hard questions than are planned at once; even if all come from one address."""
-    monkeypatch.setattr(pool, "EASY_S", 1.5)  # an easy one takes less on any machine
-    monkeypatch.setattr(pool, "OWN_S", 1.6)
+    monkeypatch.setattr(pool, "EASY_S", 1.0)  # an easy one takes less on any machine
+    monkeypatch.setattr(pool, "OWN_S", 1.1)
 
     async def ask(plans: Plans) -> None:
         asked = [asking(plans, hard(f"hard-{number}"), "one") for number in range(2)]
@@ -72,11 +70,11 @@ def test_callers_take_turns() -> None:
     assert taken(waiting("a1", "a2", "a3", "b1", "c1", "b2")) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_who_has_a_question_planned_comes_after_who_has_none() -> None:
+def test_a_caller_with_a_running_question_comes_after_the_others() -> None:
     assert taken(waiting("a1", "a2", "b1", "b2"), busy=("a",)) == ["b1", "b2", "a1", "a2"]
 
 
-def test_who_leaves_is_waited_for_no_longer() -> None:
+def test_a_caller_that_leaves_is_removed_from_the_queue() -> None:
     turns = waiting("a1", "a2", "b1")
     for item in ("a1", "a1", "b1", "c1"):
         turns.drop(item[0], item)
@@ -87,7 +85,7 @@ def test_who_leaves_is_waited_for_no_longer() -> None:
         turns.take()
 
 
-def test_where_there_is_no_room_who_asks_most_waits_for_less() -> None:
+def test_without_room_the_caller_with_most_questions_waits_for_less() -> None:
     turns = waiting("a1", "a2", "a3", "b1")
     assert turns.displace("c") == "a3"
     assert turns.displace("a") is None

@@ -17,13 +17,13 @@ def test_a_request_is_recalled_by_what_it_asks() -> None:
     assert memory.recall("third", 0.0) is None
 
 
-def test_what_was_wrong_is_recalled_too() -> None:
+def test_errors_are_recalled_too() -> None:
     memory, problem = Memory(100, 10), Problem(INVALID, "name: is required; add it")
     memory.keep_request("first", Known(meaning=problem))
     assert memory.recall("first", 0.0) is problem
 
 
-def test_what_held_for_a_time_is_asked_again() -> None:
+def test_an_expired_answer_is_asked_for_again() -> None:
     memory = Memory(100, 10)
     memory.keep_answer(answer("a"))
     memory.keep_request("first", Known(meaning="a", until=11.0))

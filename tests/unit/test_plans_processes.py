@@ -38,7 +38,7 @@ def test_a_question_is_planned_once(tmp_path: Path) -> None:
     served(tmp_path, ask, planners=2)
 
 
-def test_what_was_answered_is_known_after_a_restart_and_no_process_stays(tmp_path: Path) -> None:
+def test_answers_survive_a_restart_and_no_process_stays(tmp_path: Path) -> None:
     bodies: list[bytes] = []
     pids: list[int] = []
 
@@ -77,7 +77,7 @@ def test_what_was_answered_is_known_after_a_restart_and_no_process_stays(tmp_pat
         (Preview(body=b"{}", media_type="image/png"), MEDIA),
     ],
 )
-def test_what_is_soon_seen_to_be_wrong_needs_no_process(tmp_path: Path, asked: Preview, kind: Kind) -> None:
+def test_an_obvious_error_needs_no_process(tmp_path: Path, asked: Preview, kind: Kind) -> None:
     with pytest.raises(Problem) as by_a_planner:
         read_experiment(asked.body, asked.media_type)
 
@@ -101,7 +101,7 @@ def test_a_plan_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     served(tmp_path, ask, limits=ServiceLimits(planning_s=0.001))
 
 
-def test_who_leaves_before_it_is_begun_is_not_planned_for(tmp_path: Path) -> None:
+def test_a_question_withdrawn_before_its_start_is_not_planned(tmp_path: Path) -> None:
     async def ask(plans: Plans) -> None:
         first, second = preview(name="first"), preview(name="second")
         begun = asyncio.create_task(plans.answer(first, of(first)))

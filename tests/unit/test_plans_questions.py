@@ -20,7 +20,8 @@ NOWHERE = Path("/nowhere")
 
 
 def asked(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    plain = {"media_type": "application/json", "overrides": [], "policy": "optimal", "frontier": False, "seed": 0}
+    plain = {"media_type": "application/json", "overrides": [], "policy": "optimal", "seed": 0}
+    plain |= {"frontier": False, "size": False}
     return {"body": json.dumps(document), "now": 1000.0, "planning_s": 60.0, "most_usd": None} | plain | changes
 
 
@@ -43,6 +44,7 @@ def test_the_same_question_has_the_same_id_however_it_is_written() -> None:
         (words(name="other"), {}),
         (words(), {"policy": "static"}),
         (words(), {"frontier": True}),
+        (words(), {"size": True}),
         (words(), {"seed": 1}),
     ],
 )
@@ -80,7 +82,7 @@ def test_a_feasible_answer_is_the_estimate_and_its_id() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"constraints__deadline": "10s"}, {"constraints__max_cost": 0.001}])
-def test_what_is_told_where_no_plan_keeps_the_limits_is_enough_for_one(changes: dict[str, Any]) -> None:
+def test_the_named_remedy_for_infeasible_limits_is_enough_for_a_plan(changes: dict[str, Any]) -> None:
     status, body = planned(question(words(**changes)))
     problem = json.loads(body)
     assert status == problem["status"] == 422
@@ -92,7 +94,7 @@ def test_what_is_told_where_no_plan_keeps_the_limits_is_enough_for_one(changes: 
     assert planned(question(granted))[0] == 200
 
 
-def test_a_remedy_that_is_told_is_enough_and_none_passes_what_may_be_spent() -> None:
+def test_a_remedy_that_is_reported_is_enough_and_none_passes_what_may_be_spent() -> None:
     tight = words(constraints__deadline="10s", constraints__max_cost=1.0)
     _, body = planned(question(tight))
     remedies = json.loads(body)["remedies"]

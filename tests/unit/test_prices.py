@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from botocore.parsers import ResponseParserError
-from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.pricing import PATIENCE_S, facts_of, fetch, on_demand_price, spot_prices
@@ -128,7 +127,7 @@ def test_only_linux_on_shared_hardware_by_the_hour_counts(world: World) -> None:
     assert on_demand_price(world.fake.session(), "nothing.large") is None
 
 
-def test_what_was_told_is_kept_and_asked_for_again_when_it_is_old(world: World) -> None:
+def test_answers_are_kept_and_renewed_when_old(world: World) -> None:
     first = world.table("g5.xlarge")
     assert world.asked() == ["DescribeInstanceTypes", "DescribeSpotPriceHistory", "GetProducts"]
     world.now += SPOT_GOOD_S
@@ -204,7 +203,7 @@ def test_a_home_that_cannot_be_written_to_costs_only_the_cache(world: World) -> 
     assert world.table("g5.xlarge")["g5.xlarge"].live
 
 
-def test_without_credentials_the_cache_stands_in_and_then_the_catalogue(world: World) -> None:
+def test_without_credentials_the_cache_is_used_and_then_the_catalogue(world: World) -> None:
     table = world.table("g5.xlarge", principal="nobody")
     assert dict(table) == dict(catalogue())
     assert len(table.notes) == 1
@@ -238,7 +237,7 @@ def test_a_right_that_is_missing_costs_only_its_part(world: World) -> None:
     assert world.asked() == ["GetProducts"]
 
 
-def test_what_is_late_is_left_out(world: World) -> None:
+def test_late_points_are_left_out(world: World) -> None:
     def slow(call: FakeCall) -> Fault | None:
         if call.operation == "DescribeSpotPriceHistory":
             world.now += PATIENCE_S
@@ -305,6 +304,8 @@ def test_a_type_that_the_region_lacks_is_refused(world: World) -> None:
 
 def test_ec2s_own_description_of_its_types_is_what_the_catalogue_says() -> None:
     """moto has no prices, but ships what EC2 itself says of its types."""
+    from moto.ec2.models.instance_types import INSTANCE_TYPES  # slow, and no other test here needs it
+
     described = [one for name, one in INSTANCE_TYPES.items() if name.startswith(("g", "p"))]
     ec2 = SimpleNamespace(describe_instance_types=lambda Filters: {"InstanceTypes": described})  # noqa: N803
     found = facts_of(SimpleNamespace(region=REGION, client=lambda _: ec2), None)
@@ -317,7 +318,7 @@ def test_ec2s_own_description_of_its_types_is_what_the_catalogue_says() -> None:
         assert facts.network_gbps == pytest.approx(row.network_gbps or facts.network_gbps, rel=0.1)
 
 
-def test_over_http_boto3_is_told_the_same(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_http_boto3_is_reported_the_same(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(world.fake, tmp_path / "objects") as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", access_key("driver"))

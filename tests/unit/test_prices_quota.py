@@ -41,7 +41,7 @@ def test_a_quota_of_vcpus_is_a_number_of_instances(fake: FakeAws) -> None:
     ]
 
 
-def test_what_runs_is_taken_off_by_family_and_market(fake: FakeAws) -> None:
+def test_running_instances_are_deducted_by_family_and_market(fake: FakeAws) -> None:
     fake.world.quotas_vcpus[G_ON_DEMAND] = 24.0
     launch(fake, "g6.2xlarge", "on_demand")
     launch(fake, "g5.2xlarge", "spot")

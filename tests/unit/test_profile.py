@@ -16,7 +16,7 @@ from rubberband.values.profile import Profile
         ({1: 1.0, 8: 2.0}, ["nothing is measured between 1 and 8 GPUs", "slower with 8 GPUs (2 s) than with 1 (1 s)"]),
     ],
 )
-def test_gaps_and_times_that_go_up_are_legal_and_told(table: dict[int, float], told: list[str]) -> None:
+def test_gaps_and_times_that_go_up_are_legal_and_reported(table: dict[int, float], told: list[str]) -> None:
     notes = Profile(seconds_per_iteration=table).notes()
     assert len(notes) == len(told)
     assert all(part in note and "\n" not in note for note, part in zip(notes, told, strict=True))

@@ -17,7 +17,7 @@ from rubberband.executor.core.events import (
     InstanceRunning,
     Started,
 )
-from rubberband.executor.core.state import InstanceStatus
+from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.virtual.backend import Faults
 from rubberband.values.offer import Billing
 from tests.builders.jobs import JOB, SPOT
@@ -29,15 +29,15 @@ CAPPED = dataclasses.replace(JOB, offer=OFFER, max_cost_usd=2.0)
 
 
 @pytest.mark.parametrize("billing", ["per_instance", "per_function"])
-def test_what_is_kept_of_the_bill_is_the_bill_whatever_comes_and_goes(billing: Billing) -> None:
+def test_the_incremental_bill_equals_the_bill(billing: Billing) -> None:
     seen = 0
 
     def same(_event: Event, controller: Controller) -> None:
         nonlocal seen
         job, state = controller.job, controller.state
-        if state.purse is not None and state.ended_at is None:
+        if state.fleet.purse is not None and state.ended_at is None:
             billed_usd = budget.bill_usd(job, state, state.now)
-            assert state.purse.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
+            assert state.fleet.purse.spent_usd(state.now) == pytest.approx(billed_usd, abs=1e-9)
             seen += 1
 
     fates = {f"i-{number:03d}": Fate(ends_after_s=5.0 + number) for number in (1, 3)}
@@ -48,10 +48,10 @@ def test_what_is_kept_of_the_bill_is_the_bill_whatever_comes_and_goes(billing: B
     assert any(record.ended_at is not None for record in controller.state.instances.values())
 
 
-def test_what_is_being_given_back_has_been_paid_for_when_it_is_given_back() -> None:
+def test_an_instance_being_released_is_paid_until_its_release() -> None:
     story, _ = at_its_sync(1.22)
     job, state = story.controller.job, story.state
-    assert any(record.status is InstanceStatus.RELEASING for record in state.current())
+    assert any(record.status is InstanceStatus.RELEASING for record in state.fleet.current())
     rest = budget.purse_without_released(job, state)
     assert rest.spent_usd(state.now) == pytest.approx(budget.bill_usd(job, state, state.now))
 

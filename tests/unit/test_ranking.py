@@ -19,7 +19,7 @@ def reported(trial: int, value: float | None) -> TrialState:
 
 
 @pytest.mark.parametrize(("mode", "order"), [("max", (5, 1, 0, 2, 3, 4)), ("min", (0, 1, 5, 2, 3, 4))])
-def test_what_is_infinite_or_no_number_or_missing_comes_last_in_both_modes(mode: str, order: tuple[int, ...]) -> None:
+def test_infinite_nan_and_missing_metrics_come_last_in_both_modes(mode: str, order: tuple[int, ...]) -> None:
     values = [-1.0, 0.5, math.inf, -math.inf, math.nan, 2.0]
     trials = [reported(trial, value) for trial, value in enumerate(values)]
     assert rank(trials, "score", mode) == order

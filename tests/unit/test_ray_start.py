@@ -13,7 +13,7 @@ from rubberband.cloud.local import ray_node, ray_start
 pytest.importorskip("ray")
 
 
-def test_agents_are_replaced_and_nobody_waits_for_their_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_are_replaced_without_waiting_for_their_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     started: list[list[str]] = []

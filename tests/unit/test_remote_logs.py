@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.executor.ray import logs
-from rubberband.executor.ray.logs import LogPart, append, read_new
+from rubberband.executor.ray import remote_agent
+from rubberband.executor.ray.remote_agent import LogPart, append, read_new
 from rubberband.executor.trial_log import Appender, TrialLog, left_out_line
 
 
@@ -36,7 +36,7 @@ def test_only_what_is_new_is_taken(there: Path, tmp_path: Path) -> None:
     assert (here / "trial-007.log").read_text() == "one\ntwo\n"
 
 
-def test_the_next_driver_goes_on_where_the_last_one_was_heard(there: Path, tmp_path: Path) -> None:
+def test_the_next_driver_resumes_where_the_last_one_was_heard(there: Path, tmp_path: Path) -> None:
     (there / "trial-001.log").write_text("one\n")
     first: dict[str, int] = {}
     _take(there, tmp_path / "here", first)
@@ -46,9 +46,9 @@ def test_the_next_driver_goes_on_where_the_last_one_was_heard(there: Path, tmp_p
     assert (tmp_path / "here" / "trial-001.log").read_text() == "one\ntwo\n"
 
 
-def test_what_is_much_comes_in_parts(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_PART_BYTES", 4)
-    monkeypatch.setattr(logs, "_PARTS_BYTES", 6)
+def test_long_answers_come_in_parts(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_agent, "_PART_BYTES", 4)
+    monkeypatch.setattr(remote_agent, "_PARTS_BYTES", 6)
     for name in ("a.log", "b.log"):
         (there / name).write_text("0123456789")
     assert [part.content for part in read_new(there, {})] == [b"0123", b"01"]
@@ -71,8 +71,8 @@ def test_a_log_that_was_cut_is_taken_with_a_line_that_says_so(there: Path, tmp_p
 
 
 def test_the_last_that_is_taken_is_the_end(there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_PART_BYTES", 10)
-    monkeypatch.setattr(logs, "_PARTS_BYTES", 14)
+    monkeypatch.setattr(remote_agent, "_PART_BYTES", 10)
+    monkeypatch.setattr(remote_agent, "_PARTS_BYTES", 14)
     for name in ("a.log", "b.log"):
         (there / name).write_text("first, and much more: the end")
     taken: dict[str, int] = {}
@@ -83,7 +83,7 @@ def test_the_last_that_is_taken_is_the_end(there: Path, tmp_path: Path, monkeypa
     assert (tmp_path / "here" / "b.log").read_text() == f"firs\n{left_out_line(18)}\nthe end"
 
 
-def test_what_is_taken_is_capped_as_well(there: Path, tmp_path: Path) -> None:
+def test_accepted_bodies_are_capped_as_well(there: Path, tmp_path: Path) -> None:
     taken: dict[str, int] = {}
     for turn in range(30):
         (there / "trial-000.log").write_text("x" * 200 * turn)

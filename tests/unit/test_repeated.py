@@ -18,8 +18,8 @@ from rubberband.executor.core.rules import SHORTEST_HANG_S
 from rubberband.executor.journal.journal import decode_event
 from rubberband.executor.result import Result, summarise
 from rubberband.views.narration import Narrator
-from rubberband.views.report_text import render
 from tests.builders.jobs import JOB
+from tests.builders.results import render
 from tests.builders.stories import Story, begun, checkpoint
 
 SETUP = {"configurations": [{}] * 4}
@@ -60,7 +60,7 @@ def result(story: Story) -> Result:
     return summarise(JOB, story.state, SETUP, story.at)
 
 
-def test_what_is_trained_again_is_progress_and_counts_once() -> None:
+def test_repeated_training_is_progress_and_counts_once() -> None:
     story, commands = in_stage_1()
     starts = {command.trial: command for command in commands if isinstance(command, StartTrial)}
     assert (starts[3].from_iterations, starts[3].until_iterations) == (1, 3)
@@ -72,7 +72,7 @@ def test_what_is_trained_again_is_progress_and_counts_once() -> None:
     assert [found.iterations for found in story.state.trials[3].reports] == [1, 2]
 
 
-def test_what_is_trained_again_is_paid_for_as_that_and_the_report_says_why() -> None:
+def test_repeated_training_is_paid_for_and_the_report_says_why() -> None:
     story, _ = in_stage_1()
     start(story, 3)
     repeat(story, 3, 1, after_s=20.0)
@@ -86,7 +86,7 @@ def test_what_is_trained_again_is_paid_for_as_that_and_the_report_says_why() -> 
     assert f"in 4 trials the function {WITHOUT_CHECKPOINT}" in told
 
 
-def test_a_replan_counts_what_is_trained_again_and_takes_nothing_for_slowness() -> None:
+def test_a_replan_counts_repeated_training_and_not_as_slowness() -> None:
     job = replace(JOB, profile=replace(JOB.profile, seconds_per_iteration={1: 1.0}, trial_startup_s=1.0))
     story, _ = in_stage_1()
     for trial in (2, 3):
@@ -99,7 +99,7 @@ def test_a_replan_counts_what_is_trained_again_and_takes_nothing_for_slowness() 
     assert found.profile == replace(job.profile, trial_startup_s=2.0)
 
 
-def test_it_is_told_once_at_the_first_report_and_never_of_trials_that_pass_checkpoints() -> None:
+def test_it_is_reported_once_at_the_first_report_and_never_of_trials_that_pass_checkpoints() -> None:
     for saved_iterations, warnings in ((0, 1), (None, 0)):
         story, narrator, said = begun(), Narrator(JOB), list[str]()
         for trial in range(4):

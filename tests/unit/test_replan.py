@@ -137,19 +137,19 @@ def varying(iteration_cv: float) -> Profile:
     return Profile(seconds_per_iteration={1: 30.0}, iteration_cv=iteration_cv)
 
 
-def test_a_saving_within_what_is_unsure_changes_nothing_and_both_figures_are_told() -> None:
+def test_a_saving_within_the_uncertainty_changes_nothing_and_both_figures_are_shown() -> None:
     found = from_first_sync(varying(1.0), current=instances(4, 4, 1), deadline_s=800.0)
     assert not found.changed
     assert re.search(r"; changing would save 0\.\d\d \+- 0\.\d\d USD$", found.reason), found.reason
 
 
-def test_a_saving_beyond_what_is_unsure_is_taken() -> None:
+def test_a_saving_beyond_the_uncertainty_is_taken() -> None:
     found = from_first_sync(varying(0.3), current=instances(4, 4, 2), deadline_s=800.0)
     assert found.plan == instances(4, 2, 1)
     assert re.search(r"\(saves 0\.\d\d \+- 0\.\d\d USD, ", found.reason), found.reason
 
 
-def test_where_time_counts_what_is_unsure_is_told_of_time() -> None:
+def test_where_time_counts_its_uncertainty_is_shown() -> None:
     found = from_first_sync(varying(0.3), current=instances(4, 1, 1), objective="min_time", max_cost_usd=2.0)
     assert found.changed
     assert re.search(r", \dm\d+s \+- \d+s sooner\)$", found.reason), found.reason
@@ -174,7 +174,7 @@ def test_a_price_that_is_paid_for_a_deadline_at_high_risk_is_not_paid_at_low_ris
     assert likely.reason.endswith("changing would cost 0.23 +- 0.02 USD more")
 
 
-def test_what_can_be_mended_after_the_next_stage_waits_while_it_may_not_be_needed() -> None:
+def test_a_problem_that_can_be_fixed_after_the_next_stage_waits() -> None:
     two_gpus = Profile(seconds_per_iteration={1: 30.0, 2: 18.0}, iteration_cv=0.3)
     held = (Cohort(instances=4, held_s=120.0),)
     found = from_first_sync(two_gpus, current=instances(4, 4, 1), held=held, deadline_s=520.0, max_gpus_per_trial=2)
@@ -185,7 +185,7 @@ def test_what_can_be_mended_after_the_next_stage_waits_while_it_may_not_be_neede
     assert needed.plan.stages[2].instances == 2
 
 
-def test_the_trials_that_go_on_are_planned_for_by_their_own_speed() -> None:
+def test_the_trials_that_continue_are_planned_for_by_their_own_speed() -> None:
     slow = Speeds(factors=(1.4, 1.3, 1.0, 0.9), errors=(0.0,) * 4)
     average = from_first_sync(deadline_s=700.0)
     known = from_first_sync(speeds=slow, deadline_s=700.0)
@@ -203,6 +203,6 @@ def test_many_changes_are_counted() -> None:
     assert "3 more stages change" in found.reason
 
 
-def test_what_can_never_be_planned_is_an_input_error() -> None:
+def test_an_unplannable_experiment_is_an_input_error() -> None:
     with pytest.raises(InputError):
         from_first_sync(min_gpus_per_trial=16, max_gpus_per_trial=16)

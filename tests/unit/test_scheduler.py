@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.errors import InputError
-from rubberband.spec.search import hyperband, sha, stages
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.search import hyperband, sha
 from rubberband.values.plan import Stage, total_iterations
+from tests.builders.experiment_words import words
 
 
 def pairs(chain: tuple[Stage, ...]) -> list[tuple[int, int]]:
@@ -34,40 +37,42 @@ def test_sha(arguments: tuple[int, int, int, int], expected: list[tuple[int, int
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("scheduler", "why"),
     [
-        ((0, 1, 50, 3), "num_samples=0"),
-        ((-3, 1, 50, 3), "num_samples=-3"),
-        ((32, 0, 50, 3), "grace_period=0"),
-        ((32, 1, 0, 3), "max_t=0"),
-        ((32, 51, 50, 3), "grace_period=51 is more than max_t=50; lower grace_period to 50 or raise max_t"),
-        ((32, 1, 50, 1), "reduction_factor=1 keeps every trial; the least is 2"),
-        ((32, 1, 50, 2.5), "reduction_factor=2.5 is not a whole number"),
-        ((True, 1, 50, 3), "num_samples=True is not a whole number"),
+        ({"type": "sha", "num_samples": -3, "max_t": 50}, "num_samples: -3 must be at least 1; raise it"),
+        ({"type": "sha", "num_samples": 10**6 + 1, "max_t": 50}, "num_samples: 1000001 must be at most 1000000; lower"),
+        ({"type": "sha", "num_samples": True, "max_t": 50}, "num_samples: True is not a whole number"),
+        ({"type": "sha", "num_samples": 9, "grace_period": 0, "max_t": 50}, "grace_period: 0 must be at least 1"),
+        (
+            {"type": "sha", "num_samples": 9, "grace_period": 51, "max_t": 50},
+            "grace_period=51 is more than max_t=50; lower grace_period to 50 or raise max_t",
+        ),
+        ({"type": "sha", "num_samples": 9, "max_t": 50, "reduction_factor": 2.5}, "2.5 is not a whole number"),
+        ({"type": "stages", "stages": []}, "stages: is empty"),
+        (
+            {"type": "stages", "stages": [{"trials": 1, "iterations": 1}, {"trials": 2, "iterations": 1}]},
+            "stage 1 has 2 trials .* lower it to 1",
+        ),
+        ({"type": "stages", "stages": [{"trials": 0, "iterations": 1}]}, "stages.0.trials: 0 must be at least 1"),
+        ({"type": "stages", "stages": [{"trial": 1}]}, "did you mean 'trials'"),
+        ({"type": "hyperband", "max_t": 0}, "max_t: 0 must be at least 1"),
+        ({"type": "hyperband", "max_t": 81, "reduction_factor": 1}, "reduction_factor: 1 must be at least 2"),
+        (
+            {"type": "hyperband", "max_t": 10**9, "reduction_factor": 2},
+            "trials, more than 1,000,000; lower max_t or raise reduction_factor",
+        ),
+        ({"type": "hyperband", "max_t": 81.0}, "max_t: 81.0 is not a whole number"),
     ],
 )
-def test_sha_refuses(arguments: tuple[int, int, int, int], why: str) -> None:
+def test_a_scheduler_is_refused(scheduler: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
-        sha(*arguments)
+        Experiment(**words(search__scheduler=scheduler))
 
 
 def test_written_stages() -> None:
-    assert pairs(stages([{"trials": 32, "iterations": 1}, {"trials": 32, "iterations": 2}])) == [(32, 1), (32, 2)]
-
-
-@pytest.mark.parametrize(
-    ("written", "why"),
-    [
-        ([], "stages is empty"),
-        ([{"trials": 1, "iterations": 1}, {"trials": 2, "iterations": 1}], "stage 1 has 2 trials .* lower it to 1"),
-        ([{"trials": 0, "iterations": 1}], "trials=0"),
-        ([{"trials": 1, "iterations": -1}], "iterations=-1"),
-        ([{"trial": 1}], "write it as"),
-    ],
-)
-def test_written_stages_refused(written: list[dict[str, int]], why: str) -> None:
-    with pytest.raises(InputError, match=why):
-        stages(written)
+    stages = [{"trials": 32, "iterations": 1}, {"trials": 32, "iterations": 2}]
+    experiment = Experiment(**words(search__scheduler={"type": "stages", "stages": stages}))
+    assert pairs(experiment.brackets()[0]) == [(32, 1), (32, 2)]
 
 
 def totals(chain: tuple[Stage, ...]) -> list[tuple[int, int]]:
@@ -122,17 +127,3 @@ def test_every_bracket_of_hyperband_ends_at_max_t_with_survivors_only(max_t: int
 def test_a_whole_power_has_no_rounding_in_its_logarithm(power: int) -> None:
     assert len(hyperband(3**power, 3)) == power + 1
     assert len(hyperband(3**power - 1, 3)) == power
-
-
-@pytest.mark.parametrize(
-    ("max_t", "reduction_factor", "why"),
-    [
-        (0, 3, "max_t=0"),
-        (81, 1, "reduction_factor=1 keeps every trial"),
-        (10**9, 2, "trials, more than 1,000,000; lower max_t or raise reduction_factor"),
-        (81.0, 3, "max_t=81.0 is not a whole number"),
-    ],
-)
-def test_hyperband_refuses(max_t: int, reduction_factor: int, why: str) -> None:
-    with pytest.raises(InputError, match=why):
-        hyperband(max_t, reduction_factor)

@@ -67,7 +67,7 @@ def test_pages_of_other_sites_change_nothing(fetch_site: str | None, origin: str
 
 
 @pytest.mark.parametrize("wanted", ["/", "/plan?x=1", "/experiments/a%20b"])
-def test_one_goes_on_to_a_page_of_the_service(wanted: str) -> None:
+def test_one_resumes_to_a_page_of_the_service(wanted: str) -> None:
     assert safe_next(wanted) == wanted
 
 

@@ -37,7 +37,7 @@ def test_no_more_pass_than_the_burst_and_what_the_rate_adds(gaps: list[float], p
         assert passed <= burst + clock.now * per_s + 1e-6
 
 
-def test_who_waits_as_told_may_ask_again() -> None:
+def test_a_client_that_waits_as_asked_may_ask_again() -> None:
     clock = Clock()
     buckets = Buckets(per_s=0.5, burst=2, clock=clock)
     assert [buckets.take("a") for _ in range(3)] == [0, 0, 2]
@@ -66,7 +66,7 @@ def test_few_are_served_at_the_same_time_and_streams_are_counted_apart() -> None
         pass
 
 
-def test_a_caller_that_asks_too_often_is_told_when_to_come_back() -> None:
+def test_a_caller_that_asks_too_often_is_reported_when_to_come_back() -> None:
     turnstile = Turnstile(ServiceLimits(requests_per_s=0.1, burst=1), clock=Clock())
     with turnstile.passing("a", stream=False):
         pass
@@ -139,7 +139,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     asyncio.run(scenario())
 
 
-def test_who_waits_for_the_client_to_leave_has_all_the_time() -> None:
+def test_waiting_for_the_client_to_leave_has_no_limit() -> None:
     async def scenario() -> None:
         body = _body(_chunks(b"abc"), 5, within_s=0.01)
         await body.receive()
@@ -155,7 +155,7 @@ def test_who_waits_for_the_client_to_leave_has_all_the_time() -> None:
     ("length", "kind"),
     [("6", TOO_LARGE), ("9" * 5000, TOO_LARGE), ("-1", MALFORMED), ("²", MALFORMED), ("", MALFORMED)],
 )
-def test_what_is_announced_as_too_large_is_not_read(length: str, kind: object) -> None:
+def test_a_body_announced_as_too_large_is_not_read(length: str, kind: object) -> None:
     with pytest.raises(Problem) as caught:
         _body([], 5).require_announced(length)
     assert caught.value.kind is kind

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rubberband.api.security.tokens import REMEMBERED_S, Bearer, Cookie, Credential, Tokens
-from rubberband.api.store.protocol import Principal
-from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.api.store.schema import Principal
+from rubberband.api.store.sql import Store, open_store
 
 
 class Clock:
@@ -25,7 +25,7 @@ class Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
+def store(tmp_path: Path) -> Iterator[Store]:
     opened = open_store(None, tmp_path)
     yield opened
     opened.close()
@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def tokens(store: SqlStore, clock: Clock) -> Tokens:
+def tokens(store: Store, clock: Clock) -> Tokens:
     return Tokens(store, clock=clock)
 
 
@@ -50,7 +50,7 @@ def signed_in(tokens: Tokens, text: str) -> str | None:
     return None if principal is None else tokens.sign_in(principal)
 
 
-def test_a_token_says_who_asks(tokens: Tokens) -> None:
+def test_a_token_names_its_holder(tokens: Tokens) -> None:
     record, text = tokens.create("ci", "submit")
     found = looked_up(tokens, Bearer(text))
     assert found is not None
@@ -61,7 +61,7 @@ def test_a_token_says_who_asks(tokens: Tokens) -> None:
 @pytest.mark.parametrize(
     "text", ["", "rb_", "rb_0123456789ab_", "rb_0123456789ab_" + "0" * 64, "é\udc80", "x" * 10_000]
 )
-def test_what_is_no_token_opens_nothing(tokens: Tokens, text: str) -> None:
+def test_an_invalid_token_opens_nothing(tokens: Tokens, text: str) -> None:
     tokens.create("ci", "submit")
     assert looked_up(tokens, Bearer(text)) is None
     assert looked_up(tokens, Cookie(text)) is None
@@ -75,7 +75,7 @@ def test_a_wrong_secret_opens_nothing_though_the_token_is_remembered(tokens: Tok
     assert looked_up(tokens, Bearer(wrong)) is None
 
 
-def test_only_hashes_are_on_disk(tokens: Tokens, store: SqlStore, tmp_path: Path) -> None:
+def test_only_hashes_are_on_disk(tokens: Tokens, store: Store, tmp_path: Path) -> None:
     _, text = tokens.create("ci", "submit")
     session = signed_in(tokens, text)
     assert session is not None
@@ -125,7 +125,7 @@ def test_a_revoked_token_opens_nothing_from_then_on(tokens: Tokens) -> None:
     assert tokens.revoke("0123456789ab") is False
 
 
-def test_a_look_that_a_revocation_overtakes_is_not_remembered(store: SqlStore, clock: Clock) -> None:
+def test_a_look_that_a_revocation_overtakes_is_not_remembered(store: Store, clock: Clock) -> None:
     class Overtaken(Tokens):
         def _read(self, *asked: Any) -> Any:
             found = super()._read(*asked)
@@ -138,7 +138,9 @@ def test_a_look_that_a_revocation_overtakes_is_not_remembered(store: SqlStore, c
     assert tokens.recall(Bearer(text)) is None
 
 
-def test_what_another_process_revokes_is_known_within_seconds(store: SqlStore, tokens: Tokens, clock: Clock) -> None:
+def test_a_revocation_by_another_process_takes_effect_within_seconds(
+    store: Store, tokens: Tokens, clock: Clock
+) -> None:
     record, text = tokens.create("ci", "read")
     looked_up(tokens, Bearer(text))
     Tokens(store, clock=clock).revoke(record.id)

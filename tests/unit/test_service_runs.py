@@ -42,7 +42,7 @@ def test_a_deadline_counts_from_the_submission(house: House) -> None:
     assert deadline_at == pytest.approx(accepted.created_at + 1200.0, abs=0.001)
 
 
-def test_events_of_a_virtual_run_are_told_in_unix_time(house: House) -> None:
+def test_events_of_a_virtual_run_are_reported_in_unix_time(house: House) -> None:
     with house.open() as runs:
         accepted = runs.submit(experiment())
         house.wait("one", DONE)
@@ -83,7 +83,7 @@ def test_how_a_process_ends_that_does_not_finish(house: House, way: str, state: 
     assert len(house.starts()) == (way != "vanish")
 
 
-def test_what_was_interrupted_goes_on_where_it_was(house: House) -> None:
+def test_an_interrupted_run_resumes_where_it_was(house: House) -> None:
     house.tell(one="cut")
     with house.open() as runs:
         runs.submit(experiment())
@@ -114,7 +114,7 @@ def test_a_name_that_was_run_by_hand_is_taken(house: House) -> None:
         runs.submit(experiment("template"))
 
 
-def test_what_was_run_by_hand_is_taken_in_with_its_events(house: House) -> None:
+def test_a_run_started_by_hand_is_taken_in_with_its_events(house: House) -> None:
     count = count_of(template(house.home))
     with house.open() as runs:
         row = house.wait("template", DONE)
@@ -155,7 +155,7 @@ def test_a_process_that_was_ordered_and_never_started_is_started_after_a_restart
     assert [start[2] for start in house.starts()] == ["1"]
 
 
-def test_cancelling_what_waits_takes_it_from_the_queue(tmp_path: Path, done_run: Path) -> None:
+def test_cancelling_a_queued_experiment_removes_it_from_the_queue(tmp_path: Path, done_run: Path) -> None:
     house = House(tmp_path, done_run, max_running=1)
     house.tell(a="hold")
     with house.open() as runs:
@@ -196,7 +196,7 @@ def test_the_limits_of_what_waits_are_changed_in_its_words(tmp_path: Path, done_
     house.store.close()
 
 
-def test_what_is_over_has_no_limits_to_change_and_the_operator_has_the_last_word(house: House) -> None:
+def test_an_ended_run_has_no_limits_to_change_and_the_operator_decides(house: House) -> None:
     house.settings = Settings(home=house.home, limits=ServiceLimits(max_cost_usd=10.0))
     with house.open() as runs:
         runs.submit(experiment(max_cost=5.0))
@@ -207,7 +207,7 @@ def test_what_is_over_has_no_limits_to_change_and_the_operator_has_the_last_word
             extension(runs, house.home, "one", max_cost_usd=11.0)
 
 
-def test_cancelling_what_runs_is_asked_of_its_driver_once(house: House) -> None:
+def test_cancelling_a_running_experiment_asks_its_driver_once(house: House) -> None:
     house.tell(one="hold")
     with house.open() as runs:
         runs.submit(experiment())
@@ -220,7 +220,7 @@ def test_cancelling_what_runs_is_asked_of_its_driver_once(house: House) -> None:
     assert [request.kind for request in asked] == ["cancel"]
 
 
-def test_what_cannot_be_done_in_a_state_is_a_conflict_with_a_remedy(house: House) -> None:
+def test_an_action_that_a_state_forbids_is_a_conflict_with_a_remedy(house: House) -> None:
     house.tell(cut="cut", no="refuse")
     with house.open() as runs:
         for name in ("done", "cut", "no"):
@@ -259,7 +259,7 @@ def test_a_result_can_be_had_before_while_and_after_it_runs(house: House) -> Non
     assert sum(trial.iterations for trial in half.trials) < sum(trial.iterations for trial in whole.trials)
 
 
-def test_an_unreadable_journal_is_told_once_and_harms_no_other(house: House) -> None:
+def test_an_unreadable_journal_is_reported_once_and_harms_no_other(house: House) -> None:
     folder = ExperimentFolder(home=house.home, name="broken")
     folder.path.mkdir(parents=True)
     folder.journal.write_bytes(b"no database" * 1000)
@@ -318,7 +318,7 @@ def test_processes_leave_no_zombies_and_no_open_files(house: House) -> None:
         until(lambda: all(Path(path).name.startswith("server.db") for path in of_the_house()))
 
 
-def test_a_process_that_sleeps_keeps_nobody_from_closing(house: House) -> None:
+def test_a_sleeping_process_does_not_block_a_close(house: House) -> None:
     house.tell(one="hold")
     with house.open() as runs:
         runs.submit(experiment())

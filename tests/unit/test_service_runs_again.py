@@ -26,7 +26,7 @@ from tests.builders.service_runs import DONE, House, count_of, cut_off, experime
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
 
 
-def test_what_was_run_by_hand_and_cut_off_is_resumed(house: House) -> None:
+def test_a_run_started_by_hand_and_cut_off_is_resumed(house: House) -> None:
     by_hand = template(house.home)
     count = count_of(by_hand)
     cut_off(by_hand, at=count // 2)
@@ -42,7 +42,7 @@ def test_what_was_run_by_hand_and_cut_off_is_resumed(house: House) -> None:
     assert house.seqs("template") == list(range(count))
 
 
-def test_what_was_run_by_hand_waits_in_the_queue_as_what_was_submitted_and_had_begun(house: House) -> None:
+def test_a_run_started_by_hand_waits_in_the_queue_like_a_submitted_one(house: House) -> None:
     cut_off(template(house.home), at=3)
     house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
@@ -70,7 +70,7 @@ def test_a_resume_takes_back_what_was_asked_to_end_before(house: House) -> None:
 
 
 @pytest.mark.parametrize("name", ["-", "--x"])
-def test_what_has_a_name_that_none_gets_any_more_is_shown_extended_cancelled_and_resumed(
+def test_runs_with_names_of_an_older_form_are_shown_extended_cancelled_and_resumed(
     house: House, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = experiment().model_copy(update={"name": name})
@@ -101,7 +101,7 @@ def test_a_budget_that_is_more_than_may_be_spent_here_is_not_gone_on_with(house:
     assert house.starts() == []
 
 
-def test_who_only_looks_keeps_no_process_from_being_started(tmp_path: Path) -> None:
+def test_a_reader_blocks_no_start_of_a_process(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="one")
     processes = Processes((sys.executable, "-S", "-c", ""))
     order = HostedRun(attempt=1, resume=False, words={})
@@ -130,7 +130,7 @@ def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, d
     house.store.close()
 
 
-def test_what_was_begun_in_another_home_is_not_driven_twice(tmp_path: Path, done_run: Path) -> None:
+def test_a_run_of_another_home_is_not_driven_twice(tmp_path: Path, done_run: Path) -> None:
     house = House(tmp_path, done_run)
     folder = ExperimentFolder(home=house.home, name="template")
     cut_off(template(house.home), at=3)
@@ -143,7 +143,7 @@ def test_what_was_begun_in_another_home_is_not_driven_twice(tmp_path: Path, done
     house.store.close()
 
 
-def test_what_ended_while_it_was_measured_on_ec2_is_not_measured_again_for_the_same_money(house: House) -> None:
+def test_a_measurement_that_failed_on_ec2_is_not_paid_for_twice(house: House) -> None:
     house.tell(one="silent")
     house.settings = Settings(home=house.home, providers=("aws",), entrypoints=("a:b",), checkpoints=("s3://a",))
     words = experiment("one").to_words() | {

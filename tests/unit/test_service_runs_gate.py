@@ -27,7 +27,7 @@ NARROW = {
 
 
 @pytest.mark.parametrize(("narrow", "told"), [("provider", "virtual is not allowed"), ("cost", "5.00 USD is more")])
-def test_what_waits_is_refused_by_a_server_that_allows_less(house: House, narrow: str, told: str) -> None:
+def test_narrowing_the_allowed_code_refuses_queued_runs(house: House, narrow: str, told: str) -> None:
     house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment("waits", max_cost=5.0))
@@ -42,7 +42,7 @@ def test_what_waits_is_refused_by_a_server_that_allows_less(house: House, narrow
     assert house.starts() == []
 
 
-def test_what_had_begun_and_is_not_allowed_any_more_is_as_it_was_before_it_waited(house: House) -> None:
+def test_a_begun_run_that_is_no_longer_allowed_returns_to_its_earlier_state(house: House) -> None:
     house.tell(one="cut")
     with house.open() as runs:
         runs.submit(experiment(max_cost=5.0))
@@ -62,7 +62,7 @@ def resuming(house: House) -> Settings:
     return Settings(home=house.home, auto_resume=True)
 
 
-def test_what_was_killed_goes_on_by_itself_and_is_done(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_run_restarts_automatically_and_is_done(house: House, caplog: pytest.LogCaptureFixture) -> None:
     house.settings = resuming(house)
     house.tell(one="cut")  # amid its events; whoever goes on with it does so to the end
     with house.open() as runs:
@@ -88,7 +88,7 @@ def interrupted(house: House, name: str, *, attempt: int) -> bool:
     return row.state is INTERRUPTED and row.attempt == attempt
 
 
-def test_what_gets_no_further_goes_on_by_itself_once_whoever_restarts(house: House) -> None:
+def test_a_run_without_progress_restarts_automatically_only_once(house: House) -> None:
     house.settings = resuming(house)
     house.tell(one="silent")
     with house.open() as runs:
@@ -100,7 +100,7 @@ def test_what_gets_no_further_goes_on_by_itself_once_whoever_restarts(house: Hou
     assert len(house.starts()) == 3
 
 
-def test_what_ended_by_its_own_words_or_was_run_by_hand_waits_for_a_person(house: House) -> None:
+def test_runs_that_failed_by_themselves_or_run_by_hand_are_not_restarted(house: House) -> None:
     cut_off(template(house.home), at=3)
     house.tell(one="cut")
     house.settings = Settings(home=house.home)
@@ -120,7 +120,7 @@ def test_what_ended_by_its_own_words_or_was_run_by_hand_waits_for_a_person(house
     assert len(house.starts()) == 1
 
 
-def test_what_a_person_went_on_with_by_hand_is_that_persons(house: House) -> None:
+def test_a_run_resumed_by_hand_stays_with_its_user(house: House) -> None:
     house.tell(one="cut")
     with house.open() as runs:
         runs.submit(experiment())
@@ -129,16 +129,14 @@ def test_what_a_person_went_on_with_by_hand_is_that_persons(house: House) -> Non
     folder = ExperimentFolder(home=house.home, name="one")
     with house.open():
         with folder.driving():
-            os.utime(folder.journal)
-            house.wait("one", RUNNING)
+            # A driver writes again and again: a watcher that looked just before it began sees the next time.
+            until(lambda: os.utime(folder.journal) or house.row("one").state is RUNNING)
         house.wait("one", INTERRUPTED)
     assert house.row("one").state is INTERRUPTED
     assert len(house.starts()) == 1
 
 
-def test_what_is_gone_on_with_at_the_moment_at_which_it_was_looked_at_is_looked_at_again(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumed_while_it_is_examined_is_examined_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.tell(one="cut")
     with house.open() as runs:
         runs.submit(experiment())
@@ -158,7 +156,7 @@ def test_what_is_gone_on_with_at_the_moment_at_which_it_was_looked_at_is_looked_
             house.wait("one", RUNNING)
 
 
-def test_what_another_home_started_does_not_go_on_here(house: House) -> None:
+def test_runs_started_in_another_home_are_not_resumed_here(house: House) -> None:
     house.tell(one="cut")
     with house.open() as runs:
         runs.submit(experiment())
@@ -171,7 +169,7 @@ def test_what_another_home_started_does_not_go_on_here(house: House) -> None:
     assert len(house.starts()) == 1
 
 
-def test_who_cancels_as_it_is_about_to_go_on_by_itself_keeps_it_from_that(house: House) -> None:
+def test_a_cancel_before_an_automatic_restart_prevents_it(house: House) -> None:
     house.tell(one="silent")
     with house.open() as runs:
         runs.submit(experiment())
@@ -188,7 +186,7 @@ def test_who_cancels_as_it_is_about_to_go_on_by_itself_keeps_it_from_that(house:
 
 
 @pytest.mark.parametrize("why", ["cancelled", "late"])
-def test_what_was_to_end_anyway_does_not_go_on(house: House, why: str) -> None:
+def test_a_run_that_was_about_to_end_is_not_restarted(house: House, why: str) -> None:
     house.tell(one="silent")
     with house.open() as runs:
         runs.submit(experiment())

@@ -47,7 +47,7 @@ def test_a_log_that_grows_is_read_once(tmp_path: Path) -> None:
     assert follow(log, cursor) == ([], cursor)
 
 
-def test_the_end_counts_once_nobody_writes_any_more(tmp_path: Path) -> None:
+def test_the_end_counts_once_when_all_writers_have_ended(tmp_path: Path) -> None:
     log = tmp_path / "process.log"
     log.write_text("one\nlast")
     assert follow(log, None, is_whole=True)[0] == ["one", "last"]
@@ -71,7 +71,7 @@ def test_a_log_that_was_replaced_is_read_from_its_begin(tmp_path: Path) -> None:
     assert follow(log, cursor)[0] == ["new"]
 
 
-def test_a_huge_log_without_lines_is_told_in_pieces(tmp_path: Path) -> None:
+def test_a_huge_log_without_lines_is_reported_in_pieces(tmp_path: Path) -> None:
     log = tmp_path / "process.log"
     log.write_bytes(b"\xff\x00x" * PAGE_BYTES)
     first, cursor = follow(log, None)
@@ -80,7 +80,7 @@ def test_a_huge_log_without_lines_is_told_in_pieces(tmp_path: Path) -> None:
     assert follow(log, cursor)[0]
 
 
-def test_the_tail_is_the_last_lines_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_the_tail_is_the_last_lines_and_resumes_from_there(tmp_path: Path) -> None:
     log = tmp_path / "process.log"
     log.write_text("".join(f"line {number}\n" for number in range(100_000)))
     lines, cursor = follow(log, TAIL, limit=3)
@@ -90,7 +90,7 @@ def test_the_tail_is_the_last_lines_and_goes_on_from_there(tmp_path: Path) -> No
     assert follow(log, cursor)[0] == ["more"]
 
 
-def test_trials_and_their_failures_are_told_with_their_numbers(tmp_path: Path) -> None:
+def test_trials_and_their_failures_are_reported_with_their_numbers(tmp_path: Path) -> None:
     for trial in (0, 1, 12, 1234):
         (tmp_path / f"trial-{trial:03d}.log").write_text(f"hello from {trial}\n")
     (tmp_path / "trial-x.log").write_text("none of ours\n")
@@ -111,7 +111,7 @@ def test_no_more_files_are_followed_than_a_cursor_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "ä", "eJwDAAAAAAE", "A" * 4000, "eJz_____", "\x00"])
-def test_what_is_no_cursor_is_refused(cursor: str) -> None:
+def test_an_invalid_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(InputError, match="cursor"):
         read_cursor(cursor)
 

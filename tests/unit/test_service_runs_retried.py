@@ -33,7 +33,7 @@ def test_resuming(house: House) -> None:
     assert len(house.starts()) == 1
 
 
-def test_cancelling_what_waits(house: House) -> None:
+def test_cancelling_a_queued_experiment(house: House) -> None:
     house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment())
@@ -43,7 +43,7 @@ def test_cancelling_what_waits(house: House) -> None:
         assert runs.cancel("one", request="c2").state is CANCELLED
 
 
-def test_cancelling_what_runs(house: House) -> None:
+def test_cancelling_a_running_experiment(house: House) -> None:
     house.tell(one="hold")
     with house.open() as runs:
         runs.submit(experiment())
@@ -58,7 +58,7 @@ def test_cancelling_what_runs(house: House) -> None:
         assert runs.cancel("one", request="c1").state is DONE
 
 
-def test_extending_what_waits_and_has_begun_since(house: House) -> None:
+def test_extending_a_queued_experiment_that_has_begun_since(house: House) -> None:
     house.settings = Settings(home=house.home, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
         runs.submit(experiment(max_cost=5.0))
@@ -76,7 +76,7 @@ def test_extending_what_waits_and_has_begun_since(house: House) -> None:
     assert pending(house, "one") == []
 
 
-def test_extending_what_has_begun(house: House) -> None:
+def test_extending_a_begun_experiment(house: House) -> None:
     house.tell(one="hold")
     with house.open() as runs:
         runs.submit(experiment())

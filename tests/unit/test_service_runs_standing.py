@@ -61,7 +61,7 @@ def test_a_process_that_never_signed_was_never_started(sight: Sight) -> None:
     assert standing(row(STARTING, attempt=2), sight) is None
 
 
-def test_what_is_resumed_keeps_waiting_while_its_journal_says_how_it_ended_before() -> None:
+def test_a_resumed_run_keeps_waiting_while_its_journal_shows_the_earlier_end() -> None:
     sight = replace(BEGUN, at_work=True, mark=Mark(pid=1, attempt=2, started_at=0.0), outcome=CANCELLED)
     assert standing(row(STARTING, attempt=2), sight) == Standing(state=STARTING)
     by_hand = replace(row(STARTING, attempt=1), words={})
@@ -75,6 +75,6 @@ def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
     assert "ended unexpectedly" in found.reason
 
 
-def test_what_its_process_said_at_its_end_is_the_reason() -> None:
+def test_the_last_words_of_its_process_are_the_reason() -> None:
     found = standing(row(RUNNING), replace(BEGUN, ending=told(1)))
     assert found == Standing(state=INTERRUPTED, reason="this went wrong; resume it to continue")

@@ -60,7 +60,7 @@ def test_a_run_ends_and_can_be_read_again(folder: ExperimentFolder) -> None:
 
 
 @pytest.mark.parametrize("num_events", [0, 1, 3, 6, 9])
-def test_a_virtual_run_that_was_cut_off_goes_on_at_its_own_time(folder: ExperimentFolder, num_events: int) -> None:
+def test_a_virtual_run_that_was_cut_off_resumes_at_its_own_time(folder: ExperimentFolder, num_events: int) -> None:
     with contextlib.suppress(Killed):
         session.run(folder, view=dying_after(num_events))
     cut = read(folder)
@@ -71,7 +71,7 @@ def test_a_virtual_run_that_was_cut_off_goes_on_at_its_own_time(folder: Experime
     assert result.resumes == 1
 
 
-def test_what_has_ended_is_only_read(folder: ExperimentFolder) -> None:
+def test_an_ended_run_is_only_read(folder: ExperimentFolder) -> None:
     result = session.run(folder)
     assert session.run(folder, view=dying_after(0)) == result
 
@@ -90,7 +90,7 @@ def test_a_run_that_found_no_instance_can_be_resumed(folder: ExperimentFolder, m
 
 
 @pytest.mark.parametrize(("kind", "then"), [("checkpoint", "done"), ("died", "done"), ("raised", "failed")])
-def test_what_failed_can_be_resumed_where_that_was_no_trials_fault(
+def test_a_failure_that_is_no_trials_fault_can_be_resumed(
     folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch, kind: FailureKind, then: str
 ) -> None:
     faults = Faults(failures={(trial, attempt): kind for trial in range(4) for attempt in (1, 2)})
@@ -116,7 +116,7 @@ def test_a_taken_name_is_refused_and_loses_nothing(folder: ExperimentFolder) -> 
     assert read(folder) == result
 
 
-def test_an_experiment_that_is_not_there_is_told_with_those_that_are(folder: ExperimentFolder) -> None:
+def test_an_experiment_that_is_not_there_is_reported_with_those_that_are(folder: ExperimentFolder) -> None:
     with pytest.raises(InputError, match=r"experiment 'nosuch' not found in .*; known: test"):
         read(ExperimentFolder(home=folder.home, name="nosuch"))
 
@@ -127,7 +127,7 @@ def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None
         session.create(ExperimentFolder(home=tmp_path / "file", name="test"), JOB, setup())
 
 
-def test_an_entry_point_that_broke_is_told_before_a_resume_does_anything(tmp_path: Path) -> None:
+def test_an_entry_point_that_broke_is_reported_before_a_resume_does_anything(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     gone = Entrypoint.parse("nosuch_module:Trial", search_path=(tmp_path,))
     session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints), entrypoint=gone, provider="local"))
@@ -136,7 +136,7 @@ def test_an_entry_point_that_broke_is_told_before_a_resume_does_anything(tmp_pat
     assert read(folder).instances == ()
 
 
-def test_a_checkpoint_store_that_is_away_is_told_before_a_resume_does_anything(tmp_path: Path) -> None:
+def test_a_checkpoint_store_that_is_away_is_reported_before_a_resume_does_anything(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     gone = Entrypoint.parse("nosuch_module:Trial", search_path=(tmp_path,))
     session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints), entrypoint=gone, provider="local"))
@@ -201,7 +201,7 @@ def test_a_setup_of_a_version_without_adaptive_batches_is_read() -> None:
     assert Setup.from_json(plain).batch is None
 
 
-def test_what_cannot_adapt_its_batch_is_told_before_a_resume_does_anything(tmp_path: Path) -> None:
+def test_a_resume_checks_first_that_the_batch_can_be_adapted(tmp_path: Path) -> None:
     (tmp_path / "trained_here.py").write_text("def train(config): pass")
     folder = ExperimentFolder(home=tmp_path / "home", name="test")
     train = Entrypoint.parse("trained_here:train", search_path=(tmp_path,))
@@ -302,7 +302,7 @@ def test_several_may_look_at_once(folder: ExperimentFolder) -> None:
         assert not folder.driven
 
 
-def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_a_resume_goes_on(folder: ExperimentFolder) -> None:
+def test_a_disk_that_fills_up_ends_a_run_in_one_line_and_a_resume_resumes(folder: ExperimentFolder) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     grown = max(path.stat().st_size for path in folder.path.glob("journal.db*")) + 16_000
     resource.setrlimit(resource.RLIMIT_FSIZE, (grown, hard))

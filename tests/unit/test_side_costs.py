@@ -117,7 +117,7 @@ def test_a_region_that_the_table_lacks_is_taken_at_the_dearest() -> None:
     assert side_prices("mars-north-1").volume_usd_per_gb_month == max(every)
 
 
-def test_what_the_account_has_is_looked_at(account: Account) -> None:
+def test_the_account_is_inspected(account: Account) -> None:
     resources = account.resources(aws={"volume_gb": 120})
     found = side_facts(account.session, resources, "g5.xlarge")
     assert found == SideFacts(volume_gb=120, public_address=True, nat=False, installed=False)

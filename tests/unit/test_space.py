@@ -7,7 +7,7 @@ import pytest
 
 import rubberband
 from rubberband.errors import InputError
-from rubberband.spec import space
+from rubberband.spec import samplers, space
 from rubberband.spec.space import DOMAINS
 
 SPACE: dict[str, Any] = {
@@ -42,22 +42,22 @@ FIRST: dict[str, Any] = {
 }
 
 
-def test_same_seed_same_configurations_for_ever() -> None:
+def test_the_same_seed_always_gives_the_same_configurations() -> None:
     """Literal values: a change of them would alter every experiment that is run again."""
-    first = space.sample(SPACE, "random", 1, 7)[0]
+    first = samplers.sample(SPACE, "random", 1, 7)[0]
     inexact = {name: pytest.approx(FIRST[name], rel=1e-12) for name in ("loguniform", "randn")}
     assert first == {**FIRST, **inexact}
 
 
 def test_a_trial_depends_neither_on_the_order_nor_on_the_number_of_trials() -> None:
-    few = space.sample(SPACE, "random", 3, 7)
-    many = space.sample(dict(reversed(SPACE.items())), "random", 10, 7)
+    few = samplers.sample(SPACE, "random", 3, 7)
+    many = samplers.sample(dict(reversed(SPACE.items())), "random", 10, 7)
     assert many[:3] == few
-    assert space.sample(SPACE, "random", 3, 8) != few
+    assert samplers.sample(SPACE, "random", 3, 8) != few
 
 
 def test_draws_keep_their_bounds_and_reach_them() -> None:
-    rows = space.sample(SPACE, "random", 2000, 0)
+    rows = samplers.sample(SPACE, "random", 2000, 0)
     assert {row["randint"] for row in rows} == set(range(5))
     assert {row["qrandint"] for row in rows} == set(range(0, 65, 8))
     assert {row["quniform"] for row in rows} == {count / 10 for count in range(11)}
@@ -72,7 +72,7 @@ def test_draws_keep_their_bounds_and_reach_them() -> None:
 
 def test_the_grid_is_the_cross_product_last_fastest() -> None:
     grid = {"a": rubberband.choice([1, 2]), "b": rubberband.grid_search(["x", "y"]), "c": 0}
-    rows = space.sample(grid, "grid", 4, 0)
+    rows = samplers.sample(grid, "grid", 4, 0)
     assert [(row["a"], row["b"], row["c"]) for row in rows] == [(1, "x", 0), (1, "y", 0), (2, "x", 0), (2, "y", 0)]
 
 
@@ -85,9 +85,11 @@ def test_the_grid_is_the_cross_product_last_fastest() -> None:
         ({"a": rubberband.grid_search([1])}, "random", 2, "write sampler: {type: grid}, or make it a choice"),
     ],
 )
-def test_what_a_sampler_cannot_draw(parameters: dict[str, Any], sampler: Any, num_samples: int, why: str) -> None:
+def test_spaces_that_a_sampler_cannot_draw(
+    parameters: dict[str, Any], sampler: Any, num_samples: int, why: str
+) -> None:
     with pytest.raises(InputError, match=why):
-        space.sample(parameters, sampler, num_samples, 0)
+        samplers.sample(parameters, sampler, num_samples, 0)
 
 
 @pytest.mark.parametrize("text", ["adam", "uniform", "10-20", "v1.2", "relu()", "a, b", "2026-11-22", "x" * 1000])
@@ -130,7 +132,7 @@ def test_other_texts_are_constants(text: str) -> None:
         (object(), "is not a plain value"),
     ],
 )
-def test_what_is_not_a_parameter(words: Any, why: str) -> None:
+def test_invalid_parameters(words: Any, why: str) -> None:
     with pytest.raises(InputError, match=why):
         space.parse(words)
 

@@ -41,7 +41,7 @@ def test_a_longer_installation_that_the_file_says_has_room() -> None:
 
 
 @given(lease_s=st.floats(1.0, 1e6), firmware=st.sampled_from([60.0, 600.0, 1500.0]))
-def test_what_the_budget_must_reach_arms_at_least_the_lease(lease_s: float, firmware: float) -> None:
+def test_the_reach_of_the_budget_arms_at_least_the_lease(lease_s: float, firmware: float) -> None:
     assert lease_s - 1.0 < armed_s(reach_s(lease_s, firmware), firmware) <= lease_s + 1.0
     assert armed_s(reach_s(lease_s, firmware), firmware) + firmware <= reach_s(lease_s, firmware)
 

@@ -17,7 +17,8 @@ from rubberband.app.cases import with_start_times
 from rubberband.app.terms import answer, local_terms
 from rubberband.cli import app
 from rubberband.spec.experiment import Experiment
-from rubberband.values.chance import FIXED
+from rubberband.spec.fields import delay_of
+from rubberband.values.profile import FIXED
 from rubberband.values.start_times import (
     FILE,
     LATEST,
@@ -50,7 +51,7 @@ def experiment(**resources: object) -> Experiment:
     )
 
 
-def test_what_is_recorded_is_known_again_for_its_entry_point_only(tmp_path: Path) -> None:
+def test_a_recording_counts_for_its_entry_point_only(tmp_path: Path) -> None:
     assert start_times(tmp_path, CODE, 4) is None
     record(tmp_path, [START], at=1.0)
     found = start_times(tmp_path, CODE, 4)
@@ -108,9 +109,7 @@ def test_damaged_lines_count_for_nothing(tmp_path: Path, damage: bytes) -> None:
         }
     )
 )
-def test_what_a_line_says_is_a_delay_or_nothing(
-    tmp_path_factory: pytest.TempPathFactory, said: dict[str, object]
-) -> None:
+def test_a_line_gives_a_delay_or_nothing(tmp_path_factory: pytest.TempPathFactory, said: dict[str, object]) -> None:
     home = tmp_path_factory.mktemp("home")
     record(home, [START], at=1.0)
     line = json.loads((home / FILE).read_text())
@@ -119,7 +118,7 @@ def test_what_a_line_says_is_a_delay_or_nothing(
     assert found is None or (0.0 <= found.provision_s < 1e4 and 0.0 <= found.init_s < 1e4 and found.instances > 0)
 
 
-def test_writers_do_not_get_in_one_anothers_way_and_the_file_is_bounded(tmp_path: Path) -> None:
+def test_writers_do_not_disturb_one_another_and_the_file_is_bounded(tmp_path: Path) -> None:
     long = replace(START, entrypoint="x" * 400)
 
     def write() -> None:
@@ -143,7 +142,7 @@ def test_a_home_that_cannot_be_read_knows_nothing(tmp_path: Path) -> None:
     assert start_times(tmp_path, CODE, 4) is None
 
 
-def test_an_estimate_reckons_with_what_was_seen_and_says_where_the_file_is_wrong(tmp_path: Path) -> None:
+def test_an_estimate_uses_measured_times_and_says_where_the_file_is_wrong(tmp_path: Path) -> None:
     record(tmp_path, [START], at=1.0)
     asked = experiment(provision_delay="2s", init_delay="15s")
     profiles = asked.loaded_profiles()
@@ -164,7 +163,9 @@ def test_a_file_that_says_nothing_or_about_the_same_is_not_remarked_upon(tmp_pat
     record(tmp_path, [START], at=1.0)
     times = local_terms(experiment(), tmp_path).starts
     planned, remarks, seen = with_start_times(experiment(), times)
-    assert (planned.resources.provision_delay_s, planned.resources.init_delay_s) == (2.0, 19.0)
+    assert planned.resources.provision_delay is not None
+    assert delay_of(planned.resources.provision_delay)[0] == 2.0
+    assert planned.resources.init_delay_s == 19.0
     assert (remarks, seen) == ((), {"provision_delay", "init_delay"})
     near = experiment(provision_delay="2.5s", init_delay="20s")
     assert with_start_times(near, times) == (near, (), frozenset())
@@ -186,7 +187,7 @@ def test_other_providers_know_nothing_of_this_machine(tmp_path: Path) -> None:
     assert with_start_times(elsewhere, start_times(tmp_path, CODE, 4)) == (elsewhere, (), frozenset())
 
 
-def test_the_command_line_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
     file = tmp_path / "starts.yaml"
     file.write_text(json.dumps(experiment(init_delay="15s").to_words()))
@@ -198,7 +199,7 @@ def test_the_command_line_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [any("the file says 15s" in note for note in each["notes"]) for each in told] == [False, True]
 
 
-def test_the_service_reckons_with_it_and_knows_an_old_answer_from_a_new_one(tmp_path: Path) -> None:
+def test_the_service_counts_it_and_distinguishes_old_answers_from_new_ones(tmp_path: Path) -> None:
     asked = {
         "body": json.dumps(experiment(init_delay="15s").to_words()),
         "media_type": "application/json",

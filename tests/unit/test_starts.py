@@ -8,8 +8,9 @@ import pytest
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
+from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.measured import TrialStarts, measured, starts
-from rubberband.executor.core.state import Allocation, InstanceRecord, InstanceStatus, Job, State
+from rubberband.executor.core.state import Allocation, Job, State
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
@@ -56,7 +57,7 @@ def test_even_the_first_starts_may_be_faster_than_profiled() -> None:
     assert starts(*started([1.0] * 4, startup_s=5.0)) == TrialStarts(warm_s=pytest.approx(1.0), cold_surplus_s=0.0)
 
 
-def test_few_starts_tell_nothing() -> None:
+def test_few_starts_show_nothing() -> None:
     assert starts(*started([2.9] * 2, [9.0] * 2)) == TrialStarts(warm_s=0.2, cold_surplus_s=0.0)
 
 

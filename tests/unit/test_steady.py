@@ -41,7 +41,7 @@ def test_a_step_of_the_clock_moves_neither_the_driver_s_nor_the_next_one_s_nor_a
     assert seen[-1] < before + HALF_AN_HOUR_S / 2
 
 
-def test_a_driver_after_a_reboot_goes_on_after_the_last_that_was_written_down(
+def test_a_driver_after_a_reboot_continues_after_the_last_that_was_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last_event_at = steady_clock(tmp_path)()
@@ -84,7 +84,7 @@ def test_an_instance_counts_its_lease_and_its_time_by_that_clock(tmp_path: Path,
 
 
 @pytest.mark.parametrize("by_s", [HALF_AN_HOUR_S, -HALF_AN_HOUR_S])
-def test_who_looks_on_sees_no_more_time_and_money_go_by_and_nobody_late(
+def test_a_reader_sees_no_progress_of_time_money_or_lateness(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
 ) -> None:
     run = recorded()

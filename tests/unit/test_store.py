@@ -11,12 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rubberband.api.settings import Keeping
-from rubberband.api.store.protocol import Entry, KeptAnswer, Page, Store, StoredPlan, TokenRecord
-from rubberband.api.store.schema import METADATA, NUMBERS
-from rubberband.api.store.sql import SqlStore
+from rubberband.api.store.schema import METADATA, NUMBERS, Entry, KeptAnswer, Page, StoredPlan, TokenRecord
+from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, JournalError
 from rubberband.states import ExperimentState
-from rubberband.values.submission import Submission, Summary
+from rubberband.values.submission import Submission, Summary, matches
 
 QUEUED, STARTING, RUNNING, DONE = (
     ExperimentState.QUEUED,
@@ -33,13 +32,13 @@ on_one_store = settings(
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[SqlStore]:
-    opened = SqlStore(store_url)
+def store(store_url: str) -> Iterator[Store]:
+    opened = Store(store_url)
     yield opened
     opened.close()
 
 
-def emptied(store: SqlStore) -> SqlStore:
+def emptied(store: Store) -> Store:
     """The store as a new one would be."""
     with store._database.writing() as connection:
         for table in METADATA.sorted_tables:
@@ -103,6 +102,28 @@ def test_lists_are_newest_first_by_state_and_page(store: Store) -> None:
     assert store.submissions(limit=5).next is None
 
 
+def test_a_search_is_for_all_its_words_in_names_owners_and_states(store: Store) -> None:
+    for name, owner, state in [("resnet-a", "Ann", DONE), ("resnet-b", "bob", RUNNING), ("50_percent", "ann", DONE)]:
+        store.add(dataclasses.replace(submission(name, 1.0, state), owner=owner))
+    for search, found in {
+        "": ["resnet-b", "resnet-a", "50_percent"],
+        "RES": ["resnet-b", "resnet-a"],
+        "net ann": ["resnet-a"],
+        "done": ["resnet-a", "50_percent"],
+        " 0_p ": ["50_percent"],
+        "%": [],
+        "_": ["50_percent"],
+        "res\0ann": ["resnet-a"],
+        "\\'": [],
+    }.items():
+        assert names(store.submissions(search=search)) == found, search
+        assert sum(store.count_states(search=search).values()) == len(found)
+        rows = {"resnet-a": ("Ann", DONE), "resnet-b": ("bob", RUNNING), "50_percent": ("ann", DONE)}
+        assert {name for name, texts in rows.items() if matches(search, name, *texts)} == set(found)
+    first = store.submissions(search="res", limit=1)
+    assert names(store.submissions(search="res", limit=1, after=first.next)) == ["resnet-a"]
+
+
 def test_a_forged_cursor_is_refused(store: Store) -> None:
     shapes = ["W10", "WzFd", "bnVsbA", "WzEsICJhIl0", "W05hTiwgImEiXQ", "WzEuMCwgMl0"]
     for cursor in ["", "x", "ü", "[]", "=", "\0", "A" * 5000, *shapes]:
@@ -116,8 +137,8 @@ def test_a_forged_cursor_is_refused(store: Store) -> None:
     between=st.lists(st.integers(0, 5), max_size=12),
     limit=st.integers(1, 5),
 )
-def test_pages_hold_all_that_was_there_once_and_in_order_whatever_comes_meanwhile(
-    store: SqlStore, before: list[int], between: list[int], limit: int
+def test_pages_hold_every_entry_once_and_in_order_despite_new_ones(
+    store: Store, before: list[int], between: list[int], limit: int
 ) -> None:
     emptied(store)
     for number, at in enumerate(before):
@@ -151,8 +172,8 @@ def test_pages_hold_all_that_was_there_once_and_in_order_whatever_comes_meanwhil
         max_size=10,
     )
 )
-def test_a_change_changes_what_it_names_if_it_may_and_tells_each_new_state(
-    store: SqlStore,
+def test_a_change_changes_what_it_names_if_it_may_and_shows_each_new_state(
+    store: Store,
     changes: list[tuple[str, ExperimentState | None, set[ExperimentState] | None, str | None, int | None]],
 ) -> None:
     emptied(store)
@@ -176,7 +197,7 @@ def test_a_change_changes_what_it_names_if_it_may_and_tells_each_new_state(
     assert events == told
 
 
-def test_what_is_changed_comes_back(store: Store) -> None:
+def test_changed_values_come_back(store: Store) -> None:
     store.add(submission("a"))
     summary = Summary(iterations=7, forecast_jct_s=12.5)
     assert store.change("a", at=2.0, summary=summary, words={"name": "a"})
@@ -214,14 +235,14 @@ def test_an_empty_feed(store: Store) -> None:
     assert (store.feed(), store.last_feed_id(), store.last_seqs(), store.last_seqs(["a"])) == ([], 0, {}, {})
 
 
-def test_of_what_cannot_be_kept_nothing_is(store: Store) -> None:
+def test_an_entry_too_large_to_keep_is_dropped_whole(store: Store) -> None:
     broken = dataclasses.replace(entry("a", 1), data={"x": object()})
     with pytest.raises(JournalError, match="cannot be written"):
         store.append([entry("a", 0), broken])
     assert store.feed() == []
 
 
-def test_what_json_does_not_have_becomes_null(store: Store) -> None:
+def test_values_that_json_lacks_become_null(store: Store) -> None:
     store.append([dataclasses.replace(entry("a", 0), data={"x": [float("nan"), -float("inf"), (1, 2.0)]})])
     assert store.feed()[0].data == {"x": [None, None, [1, 2.0]]}
 
@@ -249,7 +270,7 @@ def test_odd_texts_are_kept_readable(store: Store) -> None:
 
 
 def test_plans_are_kept_and_the_oldest_let_go(store_url: str) -> None:
-    store = SqlStore(store_url, Keeping(plans=2, plans_s=20.0))
+    store = Store(store_url, Keeping(plans=2, plans_s=20.0))
     plan = StoredPlan(id="p0", created_at=0.0, words={"name": "a"}, options={"seed": 1}, status=422, body=b"{\x00\xff}")
     for number in range(4):
         store.keep_plans([dataclasses.replace(plan, id=f"p{number}", created_at=float(number))])
@@ -263,8 +284,8 @@ def test_plans_are_kept_and_the_oldest_let_go(store_url: str) -> None:
     store.close()
 
 
-def test_one_token_signs_so_many_browsers_in(store_url: str) -> None:
-    store = SqlStore(store_url, Keeping(sessions=2))
+def test_one_token_signs_a_limited_number_of_browsers_in(store_url: str) -> None:
+    store = Store(store_url, Keeping(sessions=2))
     for token in ("t1", "t2"):
         store.add_token(dataclasses.replace(TOKEN, id=token, expires_at=None), "hash")
     store.add_session("other", token="t2", expires_at=10.0)
@@ -274,7 +295,7 @@ def test_one_token_signs_so_many_browsers_in(store_url: str) -> None:
     store.close()
 
 
-def test_events_of_what_is_long_over_are_let_go_little_by_little(store: Store) -> None:
+def test_events_of_long_ended_runs_are_dropped_little_by_little(store: Store) -> None:
     store.append([entry("old", seq) for seq in range(5)])
     store.append([entry(name, seq) for name in ("waits", "new") for seq in range(2)])
     store.add(submission("old", 1.0, DONE))
@@ -291,7 +312,7 @@ def test_events_of_what_is_long_over_are_let_go_little_by_little(store: Store) -
     assert store.last_seqs(["old", "nobody"]) == {"old": 4}
 
 
-def test_what_goes_on_after_its_events_were_let_go_is_told_from_there(store: Store) -> None:
+def test_a_run_whose_events_were_dropped_continues_from_there(store: Store) -> None:
     store.append([entry("a", seq) for seq in range(3)])
     store.add(submission("a", 1.0, DONE))
     last = store.last_feed_id()
@@ -396,7 +417,7 @@ def test_pruning_forgets_old_keys(store: Store) -> None:
 def test_another_process_finds_all_of_it(store: Store, store_url: str) -> None:
     store.add(submission("a"))
     store.append([entry("a", 0)])
-    again = SqlStore(store_url)
+    again = Store(store_url)
     try:
         again.check()
         assert again.submission("a") == submission("a")

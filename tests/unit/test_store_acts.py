@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rubberband.api.store.sql import ACT_KEPT_S, SqlStore
+from rubberband.api.store.sql import ACT_KEPT_S, Store
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 
@@ -14,13 +14,13 @@ QUEUED, RUNNING = ExperimentState.QUEUED, ExperimentState.RUNNING
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[SqlStore]:
-    opened = SqlStore(store_url)
+def store(store_url: str) -> Iterator[Store]:
+    opened = Store(store_url)
     yield opened
     opened.close()
 
 
-def test_a_request_has_acted_if_what_it_changes_was_changed(store: SqlStore) -> None:
+def test_a_request_has_acted_if_what_it_changes_was_changed(store: Store) -> None:
     assert store.add(Submission(name="a", state=QUEUED, created_at=1.0, changed_at=1.0))
     assert not store.change("a", at=2.0, state=QUEUED, expected={RUNNING}, request="r1")
     assert not store.has_acted("r1", since=0.0)
@@ -30,7 +30,7 @@ def test_a_request_has_acted_if_what_it_changes_was_changed(store: SqlStore) -> 
     assert not store.has_acted("r2", since=0.0)
 
 
-def test_what_acted_is_noted_again_and_forgotten_in_time(store: SqlStore) -> None:
+def test_requests_that_acted_are_noted_again_and_forgotten_in_time(store: Store) -> None:
     for at in (1.0, 2.0):
         store.note_act("r1", at=at)
     store.prune(at=ACT_KEPT_S + 1.5)

@@ -12,7 +12,7 @@ import pytest
 
 from rubberband.api.experiments.following import Follower
 from rubberband.api.experiments.watcher import Newcomers, taken_in
-from rubberband.api.store.sql import SqlStore, open_store
+from rubberband.api.store.sql import Store, open_store
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read_at_once
 from rubberband.states import ExperimentState
@@ -51,7 +51,7 @@ def copied(journal: Path, home: Path, name: str, *, age_s: float = 0.0, events: 
 
 
 @pytest.mark.parametrize("events", [None, 3, 0])
-def test_what_is_read_at_once_is_kept_as_what_is_followed(journal: Path, tmp_path: Path, events: int | None) -> None:
+def test_reading_at_once_gives_the_same_as_following(journal: Path, tmp_path: Path, events: int | None) -> None:
     folder = copied(journal, tmp_path, "one", events=events)
     store = open_store(None, tmp_path)
     followed = Follower(folder, store, lambda: None, clock=lambda: 5.0).first_row()
@@ -90,7 +90,7 @@ def test_many_are_taken_in_together_with_their_events_unless_they_are_old(house:
     assert house.store.last_pruned_id() == 0
 
 
-def test_an_old_one_that_goes_on_is_told_from_where_it_goes_on(house: House, journal: Path) -> None:
+def test_an_old_run_that_resumes_says_from_where(house: House, journal: Path) -> None:
     copied(journal, house.home, "stopped", age_s=60 * DAY_S, events=5)
     with house.open() as runs:
         house.wait("stopped", INTERRUPTED)
@@ -100,9 +100,7 @@ def test_an_old_one_that_goes_on_is_told_from_where_it_goes_on(house: House, jou
     assert house.seqs("stopped") == list(range(5, count_of(journal)))
 
 
-def test_events_of_what_is_long_over_leave_the_feed_and_what_goes_on_is_told_from_there(
-    house: House, journal: Path
-) -> None:
+def test_events_of_long_ended_runs_leave_the_feed_and_restarts_continue_from_there(house: House, journal: Path) -> None:
     count = count_of(journal)
     copied(journal, house.home, "stopped", events=5)
     copied(journal, house.home, "recent")
@@ -120,7 +118,7 @@ def test_events_of_what_is_long_over_leave_the_feed_and_what_goes_on_is_told_fro
     assert house.seqs("recent") == list(range(count))
 
 
-def test_one_that_cannot_be_read_is_told_and_keeps_no_other_out(house: House, journal: Path) -> None:
+def test_one_that_cannot_be_read_is_reported_and_keeps_no_other_out(house: House, journal: Path) -> None:
     copied(journal, house.home, "good", age_s=60 * DAY_S)
     for name, content in (("broken", b"no database" * 1000), ("empty", b"")):
         folder = ExperimentFolder(home=house.home, name=name)
@@ -145,7 +143,7 @@ def test_one_that_is_known_by_now_is_left_as_it_is(house: House, journal: Path) 
 
 
 def test_a_server_database_takes_them_in_as_well(store_url: str, journal: Path, tmp_path: Path) -> None:
-    store = SqlStore(store_url)
+    store = Store(store_url)
     found = [
         taken_in(read_at_once(copied(journal, tmp_path, name, age_s=age_s)), at=time.time(), events_s=30 * DAY_S)
         for name, age_s in (("old", 60 * DAY_S), ("new", DAY_S))

@@ -83,7 +83,7 @@ def failure(items: list[Any]) -> SegmentFailure:
     return items[-1]
 
 
-def test_a_trial_goes_on_where_it_was_saved(store):
+def test_a_trial_resumes_where_it_was_saved(store):
     straight = reports(run(Counting, store))
     assert [report.iterations for report in straight] == [1, 2, 3]
     assert calls == [("setup", 0, 1, 0), "close"]
@@ -109,7 +109,7 @@ def test_other_ranks_iterate_and_say_nothing(store, tmp_path):
         (MemoryError("x" * 999), "MemoryError: " + "x" * 286 + "…"),
     ],
 )
-def test_whatever_a_trial_raises_is_a_failure(store, error, message):
+def test_any_exception_of_a_trial_is_a_failure(store, error, message):
     items = run(Counting, store, config={"raise": error})
     assert isinstance(items[1], SegmentReport)
     assert (failure(items).kind, failure(items).message) == ("raised", message)
@@ -117,7 +117,7 @@ def test_whatever_a_trial_raises_is_a_failure(store, error, message):
     assert calls[-1] == "close"
 
 
-def test_of_a_long_trace_back_the_beginning_and_the_end_are_kept(store):
+def test_a_long_traceback_keeps_its_beginning_and_end(store):
     details = failure(run(Counting, store, config={"raise": ValueError("x" * 10**6 + " the end")})).details
     assert len(details) < MOST_DETAILS + 100
     assert "in iterate" in details
@@ -207,7 +207,7 @@ def test_a_store_that_fails_is_a_checkpoint_failure(store):
     assert (failed.kind, failed.message) == ("checkpoint", "no space")
 
 
-def test_a_checkpoint_that_is_gone_or_torn_is_told_apart_from_one_that_cannot_be_read(store):
+def test_a_checkpoint_that_is_gone_or_torn_is_distinguished_from_one_that_cannot_be_read(store):
     last = reports(run(Counting, store))[-1].checkpoint
     further = {"from_iterations": 3, "until_iterations": 4, "checkpoint": last}
     torn = replace(last, size_bytes=last.size_bytes + 1)
@@ -245,7 +245,7 @@ def test_a_function_reports_its_iterations_and_is_ended(store):
 
 
 @pytest.mark.parametrize(("every", "start"), [(1, 3), (2, 2)])
-def test_a_function_goes_on_from_its_checkpoint_and_repeats_what_came_after(store, every, start):
+def test_a_function_resumes_from_its_checkpoint_and_repeats_what_came_after(store, every, start):
     config = {"every": every}
     first = reports(run(learn, store, config=config))
     calls.clear()
@@ -274,7 +274,7 @@ def test_a_function_without_a_checkpoint_is_trained_from_zero_and_says_so_once(s
     assert capsys.readouterr().err == ""
 
 
-def test_what_the_last_checkpoint_holds_is_told(store):
+def test_the_contents_of_the_last_checkpoint_are_reported(store):
     first = reports(run(learn, store, config={"every": 2}))
     assert [report.saved_iterations for report in first] == [0, None, 2]
 
@@ -289,7 +289,7 @@ def test_a_function_that_returns_early_fails(store):
 
 
 @pytest.mark.parametrize("error", [ValueError("no more"), SystemExit("no more")])
-def test_what_a_function_raises_is_a_failure(store, error):
+def test_an_exception_of_a_function_is_a_failure(store, error):
     def broken(config: dict[str, Any]) -> None:
         rubberband.report({"loss": 1.0})
         raise error

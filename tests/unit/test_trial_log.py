@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.executor.log_pages import page
-from rubberband.executor.ray.logs import LogPump
+from rubberband.executor.ray.slot_worker import LogPump
 from rubberband.executor.trial_log import Appender, TrialLog, left_out_line, printed_bytes, read
 
 LIMIT_BYTES = 800
@@ -84,7 +84,7 @@ def test_a_line_that_is_cut_ends_where_it_was(tmp_path: Path) -> None:
     assert lines == ["x" * 400, left_out_line(1300), "x" * 300, "last"]
 
 
-def test_who_follows_sees_every_line_once_also_where_the_log_is_cut(tmp_path: Path) -> None:
+def test_a_follower_sees_every_line_once_even_of_a_cut_log(tmp_path: Path) -> None:
     path, cursor, seen = tmp_path / "trial-000.log", None, list[str]()
     for turn in range(100):
         add(path, numbered(5, 5 * turn))  # each time a trial that is tried again
@@ -93,7 +93,7 @@ def test_who_follows_sees_every_line_once_also_where_the_log_is_cut(tmp_path: Pa
     assert seen == numbered(500).decode().splitlines()
 
 
-def test_who_follows_and_falls_behind_is_told_what_was_left_out_meanwhile(tmp_path: Path) -> None:
+def test_a_slow_follower_gets_a_note_on_the_lines_left_out(tmp_path: Path) -> None:
     path = tmp_path / "trial-000.log"
     add(path, numbered(60))
     _, cursor = follow(path, None)
@@ -117,7 +117,7 @@ def test_a_log_that_was_written_without_a_limit_gets_one(tmp_path: Path) -> None
 CHATTER = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from rubberband.executor.ray.logs import LogPump
+from rubberband.executor.ray.slot_worker import LogPump
 from rubberband.executor.trial_log import TrialLog
 
 with LogPump().redirected(TrialLog(path=Path(sys.argv[1]), limit_bytes=800_000)):
@@ -144,7 +144,7 @@ def test_the_last_words_of_a_process_that_is_killed_are_kept(tmp_path: Path) -> 
     assert on_disk(path) <= 800_000
 
 
-def test_what_was_printed_is_in_the_log_when_that_is_asked_and_each_trial_has_its_own(tmp_path: Path) -> None:
+def test_output_is_in_the_log_of_its_trial_at_once(tmp_path: Path) -> None:
     with closing(LogPump()) as pump:
         for trial in range(3):
             path = tmp_path / f"trial-{trial:03d}.log"
@@ -156,7 +156,7 @@ def test_what_was_printed_is_in_the_log_when_that_is_asked_and_each_trial_has_it
             assert path.read_text() == f"hello from {trial}\nand its child\n"
 
 
-def test_a_log_that_cannot_be_written_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_blocks_nothing(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("no folder")
     with closing(LogPump()) as pump:
         with pump.redirected(TrialLog(path=tmp_path / "logs" / "trial-000.log", limit_bytes=800_000)):

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from rubberband.app.measure import MeasuredProfile, Spent, make_setup, measure_profile
-from rubberband.app.run import announce_device, cloud_terms, plan_job, run_experiment
+from rubberband.app.cases import Spent
+from rubberband.app.measure import MeasuredProfile, make_setup, measure_profile
+from rubberband.app.run import announce_device, plan_job, run_experiment
+from rubberband.app.terms import cloud_terms
 from rubberband.cloud.local import ray_node
 from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -54,7 +56,7 @@ ONE_GPU_S = 3.0 + 4.0 + 3.0 + 3 * 4.0
 ALL_S = ONE_GPU_S + 3.0 + 2.5 + 3.0 + 3 * 2.5
 
 
-def test_without_limits_all_is_measured_and_its_price_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_limits_all_is_measured_and_its_price_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(experiment(provision_delay="1s", init_delay="0s"), tmp_path, monkeypatch)
     assert [point.gpus for point in found.points] == [1, 2]
     assert found.cost_usd == pytest.approx(2 * 0.01 * ALL_S)
@@ -114,7 +116,7 @@ def test_iteration_timeout_is_the_longest_silence_while_measuring(
 
 
 @pytest.mark.parametrize(("gpus", "shared_out"), [(0, 0), (1, 0), (3, 0), (4, 4), (8, 8)])
-def test_gpus_that_are_not_used_are_told(monkeypatch: pytest.MonkeyPatch, gpus: int, shared_out: int) -> None:
+def test_gpus_that_are_not_used_are_reported(monkeypatch: pytest.MonkeyPatch, gpus: int, shared_out: int) -> None:
     devices = tuple(str(gpu) for gpu in range(gpus))
     monkeypatch.setattr(ray_node, "real_gpus", lambda: devices)
     offer = Offer(instance_type="local", gpus=2, price_usd_per_hour=1.0, max_instances=2)
@@ -155,7 +157,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
     return made
 
 
-def test_before_a_run_on_ec2_prices_and_quotas_are_looked_up_and_told(account: Account, tmp_path: Path) -> None:
+def test_before_a_run_on_ec2_prices_and_quotas_are_looked_up_and_reported(account: Account, tmp_path: Path) -> None:
     lines: list[str] = []
     asked = on_ec2(account)
     terms = cloud_terms(asked, tmp_path, lines.append)
@@ -167,14 +169,12 @@ def test_before_a_run_on_ec2_prices_and_quotas_are_looked_up_and_told(account: A
     assert cloud_terms(experiment(), tmp_path, lines.append).table is None
 
 
-def test_what_is_amiss_with_ec2_is_refused_before_a_run(account: Account, tmp_path: Path) -> None:
+def test_problems_with_ec2_are_found_before_a_run(account: Account, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nosuchbucket"):
         cloud_terms(on_ec2(account, checkpoints="s3://nosuchbucket/x"), tmp_path, lambda _: None)
 
 
-def test_without_credentials_that_is_what_is_told_and_not_the_prices_that_are_missing_for_it(
-    account: Account, tmp_path: Path
-) -> None:
+def test_missing_credentials_are_reported_instead_of_missing_prices(account: Account, tmp_path: Path) -> None:
     account.session = account.fake.session("nobody")
     asked = on_ec2(account, market="spot")
     with pytest.raises(InputError, match="there are no AWS credentials"):
@@ -217,6 +217,6 @@ def test_measuring_ends_when_a_request_asks_for_it_and_the_request_is_gone_then(
 
     monkeypatch.setattr("rubberband.app.measure.make_ray_backend", make_backend)
     with pytest.raises(Cancelled, match="nothing was saved"):
-        run_experiment(experiment(), folder)
+        run_experiment(experiment(), folder, check=False)
     assert inbox.pending() == []
     assert not folder.exists

@@ -70,7 +70,7 @@ def test_durations(written: object, seconds: float) -> None:
         10**400,
     ],
 )
-def test_what_is_not_a_duration_is_refused_with_the_remedy(written: object) -> None:
+def test_an_invalid_duration_is_refused_with_the_remedy(written: object) -> None:
     with pytest.raises(InputError, match="write it as 90s, 20m, 1h30m"):
         parse_duration(written)
 
@@ -109,7 +109,7 @@ def test_sizes(written: object, size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "MB", "64M B x", "-1MB", -1, True, None, "inf", float("nan"), 10**400, "9PB"])
-def test_what_is_not_a_size_is_refused_with_the_remedy(written: object) -> None:
+def test_an_invalid_size_is_refused_with_the_remedy(written: object) -> None:
     with pytest.raises(InputError, match="write it as 64MB, 10MiB or plain bytes"):
         parse_bytes(written)
 
@@ -177,7 +177,7 @@ def test_amounts_of_money(written: object, amount_usd: float) -> None:
     "written",
     ["", "$", "5 EUR", "€5", "-5", "-$5", -1, "$5 USD", "1,5", "5k", "5 $ 6", "1e999", 10**400, float("nan"), True],
 )
-def test_what_is_no_amount_is_refused_with_the_remedy(written: object) -> None:
+def test_an_invalid_amount_is_refused_with_the_remedy(written: object) -> None:
     with pytest.raises(InputError, match=r"write US dollars as 5, 0\.50, \$5 or 5 USD$"):
         parse_usd(written)
 

@@ -22,10 +22,10 @@ from rubberband.views.batch_charts import batches_by_gpus, batches_over_time
 from rubberband.views.charts import MANY_POINTS
 from rubberband.views.live import observe, open_view, summary
 from rubberband.views.report_html import render_html, script_json
-from rubberband.views.report_text import MOST_TRIALS, render
+from rubberband.views.report_text import MOST_TRIALS
 from rubberband.views.tables import batch_sizes, headlines
 from tests.builders.adaptive_runs import MODEL, adaptive_backend, adaptive_result, an_adaptive_job
-from tests.builders.results import EVERY_RESULT, a_result
+from tests.builders.results import EVERY_RESULT, a_result, render
 
 ROWS = ["GPUs", "batch size", "efficiency (%)", "noise scale", "samples/s"]
 
@@ -82,7 +82,7 @@ def test_every_trial_has_its_history_in_the_json() -> None:
     assert all(len(trial["batches"]) == 2 * trial["iterations"] for trial in trials)
 
 
-def test_the_headline_tells_how_the_winner_s_batch_grew() -> None:
+def test_the_headline_shows_how_the_winner_s_batch_grew() -> None:
     *_, line = headlines(adaptive_result())
     assert line.startswith("batch size: 64 -> ")
     assert " on 1 -> 2 GPUs; noise scale " in line
@@ -130,7 +130,7 @@ def test_a_gain_compares_all_training_at_the_first_batch_and_at_the_last() -> No
     assert row[5:] == ("200", "2.0x", "1.0x")
 
 
-def test_what_is_not_known_is_a_dash_and_not_drawn() -> None:
+def test_an_unknown_value_is_a_dash_and_not_drawn() -> None:
     result = without_noise(adaptive_result())
     assert batch_sizes(result, 1).rows[0][3] == "-"
     assert batch_sizes(result, 1).rows[0][5:] == ("-", "-", "-")
@@ -185,7 +185,7 @@ def test_the_ends_of_stages_are_marked_over_time_and_not_over_iterations() -> No
         assert [len(x) for x in xs] == [len(trace["y"]) for trace in figure["data"]]
 
 
-def test_of_very_many_stretches_some_are_drawn_and_every_change_is() -> None:
+def test_a_chart_of_many_stretches_draws_some_and_every_change() -> None:
     result = adaptive_result()
     stretches = sum(len(trial.batches) for trial in result.trials)
     crowded = over_time(many(result, 40 * MANY_POINTS // stretches))
@@ -245,7 +245,7 @@ def test_the_page_has_the_section_with_both_charts_and_the_table(faults: Faults)
     assert "Batch sizes, best trial first" in page
 
 
-def test_lines_and_the_view_tell_the_batch() -> None:
+def test_lines_and_the_view_show_the_batch() -> None:
     job, stream = an_adaptive_job(), io.StringIO()
     pictures: list[str] = []
 

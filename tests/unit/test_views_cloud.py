@@ -15,9 +15,8 @@ from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.views.live import summary
 from rubberband.views.report_html import render_html
-from rubberband.views.report_text import render
 from rubberband.views.tables import incidents, purchases
-from tests.builders.results import a_job, a_result
+from tests.builders.results import a_job, a_result, render
 from tests.builders.watching import pictures, told
 
 
@@ -79,7 +78,7 @@ def test_the_report_lists_what_was_bought_and_what_interruptions_cost() -> None:
     assert all(trial.failures == 0 for trial in found.trials)
 
 
-def test_what_the_bill_has_beside_instances_is_the_heads_machine() -> None:
+def test_the_bill_beside_instances_is_the_heads_machine() -> None:
     job = spot_job()
     job = dataclasses.replace(job, offer=dataclasses.replace(job.offer, head_price_usd_per_hour=36.0))
     found = a_result(job, Faults())

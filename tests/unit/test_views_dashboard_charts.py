@@ -15,6 +15,7 @@ from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import allocation
 from rubberband.views.learning_chart import MOST_POINTS, learning_curves
 from rubberband.views.parallel_coordinates import MOST_TRIALS, parallel_coordinates
+from rubberband.views.search_charts import contour, contours, slices
 from rubberband.views.spending import shares, spend, spending, trial_costs_usd, trial_growth
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
 from tests.builders.virtual_runs import run_virtual
@@ -24,6 +25,9 @@ CHARTS = {
     "curves": learning_curves,
     "spend": spend,
     "parallel": parallel_coordinates,
+    "slices": slices,
+    "contour": contour,
+    "contours": contours,
 }
 
 
@@ -94,7 +98,7 @@ def test_the_curves_are_drawn_over_iterations_time_and_dollars() -> None:
         assert [len(xs) for xs in button["args"][0]["x"]] == [len(trace["y"]) for trace in figure["data"]]
 
 
-def test_of_very_many_reports_some_are_drawn_and_of_each_trial_the_last() -> None:
+def test_a_chart_of_many_reports_draws_some_and_the_last_of_each_trial() -> None:
     result = a_result()
     trials = tuple(
         dataclasses.replace(trial, curve=tuple((n * 0.01, n + 1, {"score": 0.5}) for n in range(5000)))
@@ -129,7 +133,7 @@ def test_many_trials_and_instances_stay_a_chart_of_bearable_size() -> None:
     assert sum(trace["x"].count(None) for trace in parallel["data"]) == MOST_TRIALS
 
 
-def test_of_very_many_trials_the_curves_of_the_best_are_drawn_and_all_are_counted() -> None:
+def test_a_chart_of_many_trials_draws_the_best_and_counts_all() -> None:
     result = wide(2 * MOST_TRIALS)
     losers = [dataclasses.replace(t, metrics={result.metric: -1.0}, curve=t.curve[:1]) for t in result.trials[1::2]]
     mixed = sorted([*result.trials[::2], *losers], key=lambda trial: trial.trial)
@@ -179,6 +183,27 @@ def test_axes_are_drawn_as_their_domains_are() -> None:
     ticks = {(note["x"], note["text"]): note["y"] for note in figure["layout"]["annotations"]}
     assert ticks[0, "0.01"] == pytest.approx(1 / 3)
     assert ticks[1, "0"] < ticks[1, "11"]
+
+
+def test_a_trial_without_a_parameter_is_below_the_axis_of_those_that_have_it() -> None:
+    result = a_result()
+    trials = [
+        dataclasses.replace(
+            trial,
+            configuration={"optimizer": "sgd", "momentum": 0.1 * trial.trial}
+            if trial.trial % 2
+            else {"optimizer": "adam"},
+        )
+        for trial in result.trials
+    ]
+    sgd = {"name": "sgd", "space": {"momentum": {"type": "uniform", "lower": 0.0, "upper": 1.0}}}
+    space = {"optimizer": {"type": "choice", "values": ["adam", sgd]}}
+    figure = drawn(parallel_coordinates(dataclasses.replace(result, trials=tuple(trials)), space))
+    assert figure["layout"]["meta"]["axes"][:2] == ["optimizer", "momentum"]
+    ticks = {mark["text"]: mark["y"] for mark in figure["layout"]["annotations"] if mark["x"] == 1}
+    assert ticks["-"] == 0.0 < ticks["0"] < ticks["1"] <= 1.0
+    places = [y for trace in figure["data"] for x, y in zip(trace["x"], trace["y"], strict=True) if x == 1]
+    assert places.count(0.0) == sum(trial.trial % 2 == 0 for trial in trials if trial.metrics)
 
 
 def test_a_line_s_places_are_its_trial_s_values_and_constants_have_no_axis() -> None:

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard.experiment_trials import PAGE_SIZE, Asked, TrialTable, trial_page
-from rubberband.api.dashboard.experiment_words import badge, cards, happenings, sentence, stage_rows
+from rubberband.api.dashboard.experiment import PAGE_SIZE, Asked, TrialTable, trial_page
+from rubberband.api.dashboard.experiment_words import badge, cards, happenings, sentence, stage_rows, troubles
 from rubberband.executor.result import ExtensionResult, Result
+from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.words import duration
 from tests.builders.adaptive_runs import adaptive_result
-from tests.builders.results import EVERY_RESULT, a_job, a_result, cut_short
+from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
 
 RUNNING, DONE = ExperimentState.RUNNING, ExperimentState.DONE
 
@@ -24,7 +25,7 @@ def submission(state: ExperimentState = RUNNING, reason: str = "", **summary: An
     return Submission(name="digits", state=state, created_at=1000.0, changed_at=1000.0, reason=reason, summary=told)
 
 
-def test_a_running_experiment_is_told_in_one_sentence() -> None:
+def test_a_running_experiment_is_reported_in_one_sentence() -> None:
     result = cut_short(30, job=a_job(deadline_s=300.0), cancel=False)
     told = sentence(submission(forecast_jct_s=200.0, forecast_cost_usd=0.05), result)
     left_s = 200.0 - result.actual_jct_s
@@ -42,7 +43,7 @@ def test_the_sentence_holds_the_forecast_against_the_deadline(forecast_s: float,
 
 
 @pytest.mark.parametrize("state", [ExperimentState.QUEUED, ExperimentState.STARTING])
-def test_what_goes_on_soon_says_so_and_no_forecast_that_its_end_left(state: ExperimentState) -> None:
+def test_a_run_about_to_restart_says_so_and_shows_no_old_forecast(state: ExperimentState) -> None:
     result = cut_short(30, job=a_job(deadline_s=300.0), cancel=True)
     known = submission(state, reason="it was killed", forecast_jct_s=result.actual_jct_s)
     told = sentence(known, result)
@@ -51,7 +52,7 @@ def test_what_goes_on_soon_says_so_and_no_forecast_that_its_end_left(state: Expe
     assert not [note for card in cards(known, result) for note in card.notes if "forecast" in note]
 
 
-def test_without_limits_none_are_told() -> None:
+def test_without_limits_none_are_reported() -> None:
     result = cut_short(30, job=a_job(deadline_s=None, max_cost_usd=None), cancel=False)
     told = sentence(submission(forecast_jct_s=200.0), result)
     assert "deadline" not in told
@@ -67,13 +68,13 @@ def test_every_state_has_words(state: ExperimentState, begun: bool) -> None:
     assert sentence(known, result)
 
 
-def test_a_reason_is_told_once() -> None:
+def test_a_reason_is_reported_once() -> None:
     result = dataclasses.replace(a_result(), outcome="failed", reason="the disk is full")
     told = sentence(submission(ExperimentState.FAILED, reason="the disk is full"), result)
     assert told.lower().count("the disk is full") == 1
 
 
-def test_what_ended_after_its_deadline_is_late() -> None:
+def test_a_run_that_ended_after_its_deadline_is_late() -> None:
     late = dataclasses.replace(a_result(), deadline_s=1.0)
     assert badge(submission(DONE), late) == ("late", "done, late")
     assert badge(submission(DONE), a_result()) == ("done", "done")
@@ -98,7 +99,7 @@ def test_only_what_was_carried_out_is_held_against_the_plan() -> None:
     assert [card.notes[1].endswith("(0\xa0%)") for card in cards(submission(DONE), a_result())[:2]] == [True, True]
 
 
-def test_a_cap_that_is_passed_is_told_by_its_gauge() -> None:
+def test_a_cap_that_is_passed_is_shown_by_its_gauge() -> None:
     cost = cards(submission(DONE), dataclasses.replace(a_result(), max_cost_usd=0.001))[1]
     assert cost.gauge is not None
     assert cost.gauge.over
@@ -116,7 +117,7 @@ def test_history_has_syncs_replans_and_extensions() -> None:
     assert sum(happening.kind == "sync" for happening in happenings(result)) == 3
 
 
-def test_after_a_gap_everything_is_told_when_it_was() -> None:
+def test_after_a_gap_everything_is_reported_when_it_was() -> None:
     result = a_result(a_job(replan=True))
     first, second, *rest = result.stages
     gone_s = 60.0
@@ -193,7 +194,7 @@ def test_thousands_of_trials_come_in_pages() -> None:
 
 
 @pytest.mark.parametrize("asked", [Asked(page=10**6), Asked(sort="no such"), Asked(status="no such"), Asked(page=0)])
-def test_what_cannot_be_asked_is_as_if_it_was_not(asked: Asked) -> None:
+def test_an_unreachable_source_is_ignored(asked: Asked) -> None:
     page = trial_page(a_result(), asked)
     assert len(page.rows) == 12
     assert not [column for column in page.columns if column.sorted]
@@ -217,3 +218,33 @@ def test_batches_that_adapt_are_columns() -> None:
     by_batch = trial_page(adaptive_result(), Asked(sort="batch", down=True))
     assert by_batch.rows[0].cells[3].startswith("64 -> ")
     assert "batch size" not in [column.title for column in trial_page(a_result(), Asked()).columns]
+
+
+def test_losses_and_their_causes_come_first() -> None:
+    assert troubles(a_result()) == []
+    told = troubles(a_result(faults=FAULTS))
+    assert [trouble.what for trouble in told] == [
+        "1 of 12 trials failed",
+        "1 of 12 trials failed",
+        "1 of 12 trials failed and was tried again",
+    ]
+    assert told[1].why == "not a number: fault (trial 7)"
+    assert [trouble.severe for trouble in told] == [True, True, False]
+    assert all("(trial " in trouble.why for trouble in told)
+    lost = troubles(a_result(faults=Faults(lost_after_s={"i-001": 20.0}, refused={"i-002"})))
+    assert [trouble.what for trouble in lost if "instance" in trouble.what] == [
+        "1 instance was lost",
+        "1 instance was refused",
+    ]
+
+
+def test_many_causes_are_counted() -> None:
+    result = a_result()
+    trials = tuple(
+        dataclasses.replace(trial, status="failed", failure=f"raised: {min(trial.trial, 5)}", failures=4)
+        for trial in result.trials
+    )
+    told = troubles(dataclasses.replace(result, trials=trials))
+    assert told[0].what == "7 of 12 trials failed"
+    assert told[0].why == "raised: 5 (trials 5, 6, 7, 8, 9, 10, 11)"
+    assert [told[-1].what, told[-1].why] == ["3 of 12 trials failed", "for 3 other causes"]

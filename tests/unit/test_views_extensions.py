@@ -10,13 +10,12 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import drive
 from rubberband.executor.journal.inbox import DriverRequest
-from rubberband.executor.journal.journal import MemoryJournal
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.views.live import open_view
 from rubberband.views.report_html import render_html
-from rubberband.views.report_text import render
-from tests.builders.results import a_job, configurations
+from tests.builders.memory import MemoryJournal
+from tests.builders.results import a_job, configurations, render
 from tests.builders.timed_requests import TimedInbox, extend
 
 REQUESTS = (extend(60.0, deadline_s=1800.0, max_cost_usd=2.5), extend(80.0, "r-2", deadline_s=2400.0))
@@ -33,7 +32,7 @@ def run(job: Job, *requests: DriverRequest) -> tuple[Result, str]:
     return summarise(controller.job, controller.state, configurations(job), backend.now()), stream.getvalue()
 
 
-def test_the_report_tells_every_extension_and_reckons_with_the_limits_in_force() -> None:
+def test_the_report_lists_every_extension_and_uses_the_limits_in_force() -> None:
     result, _ = run(a_job(), *REQUESTS)
     text = render(result)
     assert re.match(r"deadline 40m met, .*; max_cost 2\.50 USD kept, ", text.splitlines()[1])
@@ -52,7 +51,7 @@ def test_it_is_said_when_it_happens() -> None:
     assert told.count("extended") == 2
 
 
-def test_what_extends_nothing_is_not_told() -> None:
+def test_an_extension_without_effect_is_not_reported() -> None:
     result, told = run(a_job(max_cost_usd=None), extend(60.0, deadline_s=600.0, max_cost_usd=7.0))
     assert result.extensions == ()
     assert "extended" not in render(result) + told

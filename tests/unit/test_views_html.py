@@ -51,7 +51,9 @@ def test_any_result_is_a_page_with_all_its_tables(which: str) -> None:
     page = Page(render_html(result))
     figures = json.loads(next(script for script in page.scripts if script.startswith("{")))
     charts = [attrs["id"] for tag, attrs in page.tags if tag == "div" and attrs.get("class") == "chart"]
-    assert charts == [name for name in ("curves", "parallel", "spend", "allocation") if name in figures]
+    assert charts == [
+        name for name in ("curves", "parallel", "slices", "contour", "spend", "allocation") if name in figures
+    ]
     assert "Stages, planned and actual" in page.text
     assert f"Trials, best first: {len(result.trials)}" in page.text
 
@@ -134,7 +136,7 @@ def test_before_the_first_event_s_consequences_there_is_no_curve() -> None:
     assert learning_curves(cut_short(1, cancel=False)) is None
 
 
-def test_of_a_run_that_was_cut_off_the_best_so_far_stands_out_and_no_stage_is_drawn_as_ended() -> None:
+def test_an_interrupted_run_shows_the_best_so_far_and_no_ended_stage() -> None:
     result = cut_short(20, cancel=False)
     curves, gantt = learning_curves(result), allocation(result)
     assert curves is not None

@@ -50,7 +50,7 @@ def test_a_whole_run_in_plain_lines() -> None:
     assert told() == WHOLE_RUN
 
 
-def test_each_decision_of_a_replan_is_told_in_one_line() -> None:
+def test_each_decision_of_a_replan_is_reported_in_one_line() -> None:
     lines = told(a_job(replan=True, deadline_s=130.0)).splitlines()
     at_sync = [line for line in lines if line.startswith("1m10s")]
     assert "promoted 4 of 12 (trials 0, 1, 2, 3); stopped 8" in at_sync[0]
@@ -73,7 +73,7 @@ def test_failures_say_why_and_what_follows() -> None:
     assert any("stopped 6; 2 failed; spent" in line for line in lines)
 
 
-def test_a_lost_instance_is_told_with_its_trials_and_its_replacement() -> None:
+def test_a_lost_instance_is_reported_with_its_trials_and_its_replacement() -> None:
     text = told(faults=Faults(lost_after_s={"i-002": 20.0}))
     assert re.search(
         r"55s  i-002 lost \(.+\): 3 -> 2 instances; trials 2, 3 will resume from the last checkpoint\n"
@@ -82,7 +82,7 @@ def test_a_lost_instance_is_told_with_its_trials_and_its_replacement() -> None:
     )
 
 
-def test_a_refused_instance_is_told_with_what_follows() -> None:
+def test_a_refused_instance_is_reported_with_what_follows() -> None:
     text = told(faults=Faults(refused={"i-003"}))
     assert "i-003 refused: no capacity for i-003; retrying in 10s\n10s  launching 1: 2 -> 3 instances\n" in text
     text = told(faults=Faults(refused={f"i-{number:03d}" for number in range(3, 30)}))
@@ -100,7 +100,7 @@ def test_an_early_end_says_why_and_gives_everything_back() -> None:
     assert "failed: no trial reported" in nowhere
 
 
-def test_after_a_resume_only_what_is_new_is_told() -> None:
+def test_after_a_resume_only_what_is_new_is_reported() -> None:
     job = a_job()
     controller, backend = Controller(job), VirtualBackend("digits", a_job().offer, a_job().profile, metric="score")
     journal = Journal("sqlite://", job.name, create=True)
@@ -126,7 +126,7 @@ def test_after_a_resume_only_what_is_new_is_told() -> None:
     assert any("SYNC 1" in line for line in lines)
 
 
-def test_a_resume_tells_what_is_left_and_not_what_it_asks_for() -> None:
+def test_a_resume_shows_the_remaining_limits() -> None:
     job = a_job()
     journal = Journal("sqlite://", job.name, create=True)
     stream = io.StringIO()
@@ -150,7 +150,7 @@ def test_instances_are_held_until_they_are_gone() -> None:
     assert ends == ["2", "1", "0"]
 
 
-def test_an_event_of_an_unknown_past_is_told_too() -> None:
+def test_an_event_of_an_unknown_past_is_reported_too() -> None:
     job = a_job()
     controller = Controller(job)
     event = DriverResumed(occurred_at=5.0, live=(), ended=())
@@ -185,7 +185,7 @@ def test_the_stages_money_adds_up_to_what_is_spent() -> None:
         assert progress.spent_usd(now) >= begun[-1].before_usd
 
 
-def test_time_and_money_go_on_between_events_and_stop_at_the_end() -> None:
+def test_time_and_money_continue_between_events_and_stop_at_the_end() -> None:
     taken = pictures(a_job())
     now, training = next((now, p) for now, p in taken if p.stages[1].running)
     assert training.elapsed_s(now + 7.0) == training.elapsed_s(now) + 7.0
@@ -224,7 +224,7 @@ def test_pictures_that_take_long_are_taken_now_and_then_and_of_every_phase(monke
         watch(job, [note, view])
     assert [phase for phase, _ in itertools.groupby(progress.phase for progress in taken)] == phases
     assert len(taken) < len(events) / 3
-    assert taken[-1].ended_at is not None
+    assert taken[-1].state.ended_at is not None
 
 
 def test_on_a_terminal_the_table_and_the_lines_are_shown() -> None:

@@ -43,10 +43,10 @@ def test_time_is_left_only_to_what_comes_to_its_end(state: str, spare: bool) -> 
     assert ("20s to spare" in lines(view(state))[1]) == spare
 
 
-def test_money_is_told_with_its_limit() -> None:
+def test_money_is_reported_with_its_limit() -> None:
     assert lines(view("running"))[2] == "cost      0.50 of 2.00 USD (max_cost); forecast 0.90; planned 1.00"
 
 
-def test_why_it_was_interrupted_is_told_once() -> None:
+def test_why_it_was_interrupted_is_reported_once() -> None:
     told = headline(view("interrupted") | {"reason": "its process has ended; resume it to continue"})
     assert told == "digits: interrupted: its process has ended; resume it to continue"

@@ -12,10 +12,10 @@ from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.model import predict
 from rubberband.values.plan import Plan
 from rubberband.views import words
-from rubberband.views.report_text import MOST_TRIALS, render, tables
+from rubberband.views.report_text import MOST_TRIALS, tables
 from rubberband.views.tables import decisions, failures, incidents, outcome, paid_time, ranked, stages, trials
 from tests.builders.jobs import JOB
-from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, configurations, cut_short
+from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, configurations, cut_short, render
 from tests.builders.virtual_runs import run_virtual
 
 
@@ -34,7 +34,7 @@ def any_result(request: pytest.FixtureRequest) -> Result:
     return EVERY_RESULT[request.param]()
 
 
-def test_any_result_is_told_in_text_and_is_json(any_result: Result) -> None:
+def test_any_result_is_reported_in_text_and_is_json(any_result: Result) -> None:
     text = render(any_result)
     assert text.startswith("digits: ")
     assert "nan" not in text
@@ -123,7 +123,7 @@ def test_a_stage_that_has_not_begun_shows_its_plan_only() -> None:
     assert (rows[2][3], rows[2][6], rows[2][8]) == ("- / 1", "", "")
 
 
-def test_profiling_and_resumes_are_told() -> None:
+def test_profiling_and_resumes_are_reported() -> None:
     result = dataclasses.replace(a_result(), profiling_s=31.0, profiling_cost_usd=0.0123, resumes=2)
     text = render(result)
     assert "Profiling before the start took 31s and 0.0123 USD more" in text
@@ -169,7 +169,7 @@ def test_differences_are_in_percent(actual: float, planned: float, text: str) ->
         ("no limits", "1m57s", "no deadline"),
     ],
 )
-def test_only_what_goes_on_is_so_far(which: str, actual: str, limit: str) -> None:
+def test_only_what_resumes_is_so_far(which: str, actual: str, limit: str) -> None:
     row = tables(EVERY_RESULT[which]())[0].rows[0]
     assert (row[2], row[4]) == (actual, limit)
 

@@ -96,7 +96,7 @@ def test_the_first_lease_begins_when_the_instance_runs_and_is_as_long_as_the_lat
     assert rented.status("late").state == "terminated"
 
 
-def test_when_the_driver_comes_back_after_the_lease_what_is_left_has_lost_its_head() -> None:
+def test_after_the_lease_a_returning_driver_finds_no_head() -> None:
     rented, clock = provider(late=Fate(provision_s=1000.0))
     rented.launch("late")
     clock.advance_to(200.0)
@@ -105,7 +105,7 @@ def test_when_the_driver_comes_back_after_the_lease_what_is_left_has_lost_its_he
     assert rented.status("late").reason == "the Ray head ended"
 
 
-def test_what_is_taken_away_says_so_before_and_is_told_from_what_dies() -> None:
+def test_an_interruption_is_announced_and_distinguished_from_a_death() -> None:
     taken = Fate(ends_after_s=50.0, preempted=True, notice_s=20.0)
     rented, clock = provider(taken=taken, dies=Fate(ends_after_s=50.0))
     for name in ("taken", "dies"):
@@ -118,7 +118,7 @@ def test_what_is_taken_away_says_so_before_and_is_told_from_what_dies() -> None:
     assert [(status.ended_at, status.preempted) for status in rented.describe()] == [(80.0, True), (80.0, False)]
 
 
-def test_what_is_refused_was_never_rented() -> None:
+def test_a_refused_instance_was_never_rented() -> None:
     rented, _ = provider(a=Fate(refused="no capacity"))
     with pytest.raises(ProviderError, match="no capacity"):
         rented.launch("a")
@@ -158,7 +158,7 @@ def events_until(driven: VirtualBackend, instant: float) -> list[Event]:
     return found
 
 
-def test_events_come_late_and_tell_when_it_was() -> None:
+def test_events_come_late_and_show_when_it_was() -> None:
     driven = backend(Messages(seen_after_s=7.0))
     driven.execute(LaunchInstance(instance="a"))
     assert events_until(driven, 100.0) == [
@@ -194,7 +194,7 @@ def test_a_release_that_must_be_asked_for_again_is_billed_until_it_is_obeyed() -
     ]
 
 
-def test_what_ends_before_it_was_seen_is_told_in_order() -> None:
+def test_events_before_the_first_look_come_in_order() -> None:
     driven = backend(Messages(seen_after_s=15.0), Fate(ends_after_s=0.0, preempted=True))
     driven.execute(LaunchInstance(instance="a"))
     running, lost = events_until(driven, 100.0)
@@ -203,7 +203,7 @@ def test_what_ends_before_it_was_seen_is_told_in_order() -> None:
     assert (lost.ended_at, lost.preempted) == (30.0, True)
 
 
-def test_what_never_runs_is_refused_and_what_never_becomes_warm_is_given_up() -> None:
+def test_a_start_that_never_runs_is_refused_and_one_that_never_warms_is_given_up() -> None:
     stillborn = backend(fate=Fate(stillborn_after_s=12.0))
     stillborn.execute(LaunchInstance(instance="a"))
     assert events_until(stillborn, 100.0) == [
@@ -216,14 +216,14 @@ def test_what_never_runs_is_refused_and_what_never_becomes_warm_is_given_up() ->
     assert lost.ended_at == 90.0
 
 
-def test_a_notice_is_told_once() -> None:
+def test_a_notice_is_reported_once() -> None:
     driven = backend(fate=Fate(ends_after_s=60.0, preempted=True, notice_s=20.0))
     driven.execute(LaunchInstance(instance="a", market="spot"))
     kinds = [type(event) for event in events_until(driven, 100.0)]
     assert kinds == [InstanceRunning, InstanceReady, InstanceInterrupted, InstanceLost]
 
 
-def test_where_the_budget_ends_instances_end_themselves_and_the_driver_is_told() -> None:
+def test_where_the_budget_ends_instances_end_themselves_and_the_driver_is_reported() -> None:
     driven = backend()
     driven.execute(LaunchInstance(instance="a"))
     events_until(driven, 50.0)

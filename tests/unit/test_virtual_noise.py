@@ -15,10 +15,9 @@ from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.noise import Noise
 from rubberband.planner.model import predict
 from rubberband.planner.sampling import sample
-from rubberband.values.chance import Spread
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, Spread
 from tests.builders.virtual_runs import run_virtual
 
 OFFER = Offer(
@@ -85,7 +84,7 @@ def test_runs_are_distributed_as_the_planner_samples_them(noise, delays):
         assert statistics.stdev(ours) == pytest.approx(theirs.std(), rel=0.25)
 
 
-def test_the_same_seed_gives_the_same_noise_whatever_is_asked_first():
+def test_the_same_seed_gives_the_same_noise_in_any_order():
     profile = replace(PROFILE, trial_cv=0.3, iteration_cv=0.3)
     first, second = (Noise(profile, OFFER, seed=1, now=lambda: 0.0) for _ in range(2))
     assert second.iteration(3, 5) == first.iteration(3, 5)

@@ -38,7 +38,13 @@ _BANNED = {
     r"\bnot (known|read) here\b": "unknown, not accepted",
 }
 _SUBJECT_FIRST = re.compile(r"(?:^|[.!?]\s+)((?:What|Who|Whoever|Whatever|Of)\s[^.!?]*(?:[.!]|$))")
+_OPENER = re.compile(r"(Whose|So|It|They|Those|Where|When|As)\b")
+_TEST_NAME = re.compile(
+    r"def (test_(?:what|who|whoever|whatever|of)_\w+|test_\w*(?:nobody|somebody|_told|_tells|reckon)\w*)"
+)
 _HOLE = "…"
+MOST_DOCSTRING_FAULTS = 101
+"""A number that only falls: lower it after a clean-up."""
 
 
 def _text(node: ast.Constant | ast.JoinedStr) -> str:
@@ -120,6 +126,30 @@ def _found(path: Path) -> list[str]:
         if " " in text.strip() and line not in quiet
         for fault in faults(text)
     ]
+
+
+def _docstring_faults(path: Path) -> list[str]:
+    """Faults of docstrings, each of which begins with a verb or the name of the thing and ends with a full stop."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    at = _docstrings(tree)
+    found = []
+    for line, text in _python_texts(path.read_text(encoding="utf-8")):
+        if line in at:
+            first = " ".join(text.split("\n\n")[0].split())
+            wrong = [f"begins with {found[0]!r}" for found in [_OPENER.match(first)] if found]
+            wrong += [] if first.endswith((".", ":", "?", "…")) else ["its first paragraph does not end with a stop"]
+            found += [f"{path.relative_to(REPOSITORY)}:{line}: {fault}" for fault in [*faults(text), *wrong]]
+    return found
+
+
+def test_names_of_tests_have_a_subject_and_a_verb() -> None:
+    tests = (REPOSITORY / "tests").rglob("test_*.py")
+    assert [name for path in tests for name in _TEST_NAME.findall(path.read_text(encoding="utf-8"))] == []
+
+
+def test_docstrings_get_no_more_faults() -> None:
+    found = [fault for path in _files() if path.suffix == ".py" for fault in _docstring_faults(path)]
+    assert len(found) <= MOST_DOCSTRING_FAULTS, "\n".join(found)
 
 
 def test_no_text_that_a_user_sees_has_a_pattern_that_readers_stumble_over() -> None:

@@ -1,6 +1,6 @@
 // One experiment's page, kept up to date while it runs.
 import { follow, refresh } from "./live.js";
-import { showFigures } from "./experiment_charts.js";
+import { keepFigure, showFigures } from "./experiment_charts.js";
 import { offerActions } from "./experiment_actions.js";
 import { followLog } from "./experiment_log.js";
 
@@ -19,6 +19,21 @@ async function figures() {
   if (answer.ok) await showFigures(await answer.json());
 }
 
+// It takes seconds to compute: it is read once, and again when the experiment is over.
+async function importance() {
+  const answer = await fetch(`/experiments/${name}/importance`, { headers: { Accept: "application/json" } });
+  if (!answer.ok) return;
+  const { importance: figure, note } = await answer.json();
+  const section = document.getElementById("s-importance");
+  if (!section) return;
+  if (figure) await keepFigure("importance", figure);
+  else if (note) {
+    section.querySelector(".note").textContent = note;
+    section.querySelector(".wide").hidden = true;
+    section.hidden = false;
+  }
+}
+
 // What takes long to find out and to draw is looked at less often, and nothing while nobody sees it.
 async function changed() {
   again = true;
@@ -33,8 +48,10 @@ async function look() {
   looking = true;
   again = false;
   try {
+    const before = isActive();
     await fragment();
     await figures();
+    if (before && !isActive()) importance();
   } finally {
     looking = false;
     lookedAt = performance.now();
@@ -75,7 +92,7 @@ function toCurrentStage() {
 
 live.addEventListener("click", turn);
 toCurrentStage();
-showFigures(JSON.parse(document.getElementById("figures").textContent));
+showFigures(JSON.parse(document.getElementById("figures").textContent)).then(importance);
 offerActions(name, acted);
 const log = followLog(name);
 follow(`/v1/events?experiment=${name}&after=${live.dataset.after}`, () => Promise.all([changed(), log.more()]));

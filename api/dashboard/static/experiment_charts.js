@@ -4,12 +4,47 @@ import { make } from "./dom.js";
 import { brushed, overlay } from "./experiment_parallel.js";
 
 const chosen = new Map();
+const kept = {};
 let latest = {};
+let pair = null; // the parameters of the contour, once they are chosen
 
 export async function showFigures(figures) {
-  latest = figures;
-  for (const name of Object.keys(figures)) await showFigure(name);
-  for (const link of document.querySelectorAll(".jumps [data-for]")) link.hidden = !(link.dataset.for in figures);
+  latest = { ...kept, ...figures };
+  if (pair && "contour" in figures) await findContour();
+  for (const name of Object.keys(latest)) await showFigure(name);
+  for (const link of document.querySelectorAll(".jumps [data-for]")) link.hidden = !(link.dataset.for in latest);
+}
+
+// A figure that is fetched by itself stays when the others come again.
+export async function keepFigure(name, figure) {
+  kept[name] = figure;
+  await showFigures(latest);
+}
+
+// The contour of the chosen pair takes the place of that of the first two parameters.
+async function findContour() {
+  const address = document.getElementById("live").dataset.contour;
+  const answer = await fetch(`${address}?${new URLSearchParams(pair)}`, { headers: { Accept: "application/json" } });
+  if (answer.ok) Object.assign(latest, await answer.json());
+}
+
+function offerPairs(section, { parameters, chosen: [x, y] }) {
+  const tools = section.querySelector(".tools");
+  const choose = async (axis, value) => {
+    const other = axis === "x" ? y : x;
+    const rest = value === other ? (axis === "x" ? x : y) : other; // the same twice: they change places
+    pair = axis === "x" ? { x: value, y: rest } : { x: rest, y: value };
+    await findContour();
+    await showFigure("contour");
+    section.querySelector(`select[name=${axis}]`).focus();
+  };
+  const select = (axis, value) => make("label", { class: "field" }, axis,
+    make("select", { name: axis, onchange: (event) => choose(axis, event.target.value) },
+      ...parameters.map(([name, text]) => make("option", { value: name, selected: name === value }, text))));
+  const shown = JSON.stringify([parameters, x, y]);
+  if (tools.dataset.shown === shown) return;
+  tools.dataset.shown = shown;
+  tools.replaceChildren(select("x", x), select("y", y));
 }
 
 async function showFigure(name) {
@@ -17,8 +52,11 @@ async function showFigure(name) {
   if (!element) return;
   const section = element.closest("section");
   section.hidden = false;
+  element.closest(".wide").hidden = false;
   const figure = switched(name, section, latest[name]);
   const meta = figure.layout.meta ?? {};
+  if (meta.note) section.querySelector(".note").textContent = meta.note;
+  if (meta.parameters) offerPairs(section, meta);
   element.parentElement.style.minWidth = meta.least_width_px ? `${meta.least_width_px}px` : "";
   await draw(element, meta.axes ? brushed(figure) : figure);
   if (meta.axes) overlay(section, element, figure, () => showFigure(name));

@@ -1,9 +1,10 @@
 // The preview of a plan: the file, its limits, and the plan that follows them while the slider moves.
 import { byId, show, show_wrong } from "./dom.js";
 import { Editor } from "./plan_editor.js";
-import { reach, sure_s } from "./plan_figures.js";
+import { reach, size_figure, sure_s } from "./plan_figures.js";
 import { Frontier } from "./plan_frontier.js";
-import { frontier, preview } from "./plan_ask.js";
+import { draw } from "./charts.js";
+import { frontier, preview, sizes } from "./plan_ask.js";
 import { Live } from "./plan_live.js";
 import { over_the_file } from "./plan_remedies.js";
 import { show_all, show_none, show_plan } from "./plan_result.js";
@@ -22,6 +23,7 @@ let limits = { deadline_s: null, max_cost_usd: null };
 let range_s = null;
 let curve = null;
 let curveAsked = null;
+let sizesAsked = null;
 let editing = 0;
 
 const question = () => ({ text: editor.text, policy: byId("policy").value, ...set });
@@ -62,17 +64,21 @@ function told(answer, asked) {
   const estimate = answer.ok ? answer.body : answer.body.estimate ?? null;
   if (estimate && now) take(estimate.constraints);
   speed(answer, estimate);
+  show(byId("fit"), answer.ok && !estimate.size && Object.values(limits).some((limit) => limit !== null));
   if (answer.ok) feasible(estimate);
   else show_none(estimate, answer.body, curve, fix);
   chart.move(limits, answer.ok ? { jct_s: sure_s(estimate), cost_usd: estimate.prediction.cost_usd.mean } : null);
   if (now) {
-    fetchCurve(asked);
+    if (estimate?.size) fetchSizes(asked);
+    else fetchCurve(asked);
     submitter.look(asked, answer.ok ? "" : "no plan meets the limits");
   }
 }
 
 function feasible(estimate) {
   show_all();
+  show(byId("frontier").closest("section"), !estimate.size);
+  show(byId("sizes").closest("section"), Boolean(estimate.size));
   show_plan(estimate);
 }
 
@@ -174,6 +180,18 @@ async function fetchCurve(asked) {
   await chart.show(curve, limits, plan);
 }
 
+// Of a search that is sized to its limits there is no curve of cost: its size moves with the deadline.
+async function fetchSizes(asked) {
+  const key = JSON.stringify(asked);
+  if (sizesAsked?.key === key) return;
+  sizesAsked?.stop.abort();
+  const stop = new AbortController();
+  sizesAsked = { key, stop };
+  const answer = await sizes(asked, stop.signal);
+  if (stop.signal.aborted || sizesAsked.key !== key) return;
+  if (answer.ok) await draw(byId("sizes"), size_figure(answer.body.size, answer.body.constraints));
+}
+
 function replan() {
   place();
   live.want(question());
@@ -221,6 +239,10 @@ byId("reset").addEventListener("click", () => {
   set = as_in_file();
   slider.focus();
   replan();
+});
+byId("fit").addEventListener("click", () => {
+  const key = shown.answer?.brackets ? "max_t" : "num_samples";
+  fix({ more: { [`search.scheduler.${key}`]: "auto" } });
 });
 byId("policy").addEventListener("change", () => shown.question && replan());
 byId("preview").disabled = false;

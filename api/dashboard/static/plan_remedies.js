@@ -8,6 +8,10 @@ const LABELS = {
   "constraints.deadline": (value) => `Move the deadline to ${value}`,
   "constraints.max_cost": (value) => `Raise the budget to ${value < 1 ? value : usd(value)} USD`,
 };
+const AUTO = {
+  "search.scheduler.num_samples": "As many configurations as the limits allow",
+  "search.scheduler.max_t": "max_t as large as the limits allow",
+};
 const FIELDS = { "constraints.deadline": "deadline", "constraints.max_cost": "budget" };
 
 // A remedy as the service tells it.
@@ -23,7 +27,8 @@ export function told(remedy) {
 
 // What stands beside the limits of what is set over the file.
 export function over_the_file(more) {
-  const words = Object.entries(more).map(([key, value]) => LABELS[key]?.(value) ?? `${key}=${value}`);
+  const label = (key, value) => (value === "auto" ? AUTO[key] : LABELS[key]?.(value)) ?? `${key}=${value}`;
+  const words = Object.entries(more).map(([key, value]) => label(key, value));
   return words.length ? `Set here: ${joined(words).replace(/^./, (first) => first.toLowerCase())}.` : "";
 }
 

@@ -13,6 +13,8 @@ const POLICIES = {
   greedy: "elastic, greedy search",
 };
 
+const SCHEDULERS = { asha: "asha: no SYNC, fixed cluster", sha: "sha: elastic, SYNC after each rung" };
+
 let allocated = "";
 
 // Everything below the limits, for a plan that there is.
@@ -24,7 +26,7 @@ export function show_plan(estimate) {
   headline(
     `${duration(prediction.jct_s.mean)} and ${usd(prediction.cost_usd.mean)} USD`,
     verdict(estimate),
-    [slack(constraints.deadline_s, prediction.jct_s.mean), room(constraints.max_cost_usd, prediction.cost_usd.mean),
+    [sized(estimate.size), slack(constraints.deadline_s, prediction.jct_s.mean), room(constraints.max_cost_usd, prediction.cost_usd.mean),
       sure ? "" : `both kept with ${percent(prediction.p_both)}`, saving(estimate)],
   );
   byId("cards").replaceChildren(...cards(estimate));
@@ -61,6 +63,11 @@ function headline(text, [kind, badge], facts) {
     make("p", { class: "big" }, text, " ", make("span", { class: `badge ${kind}` }, badge)),
     make("p", { class: "note" }, facts.filter(Boolean).join("; ")),
   );
+}
+
+function sized(size) {
+  if (!size || size.number === null) return "";
+  return size.key === "num_samples" ? `${counted(size.number, "configuration")} fit` : `max_t: ${size.number} fits`;
 }
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
@@ -138,7 +145,7 @@ function options(estimate) {
   const spot = estimate.options.some((one) => one.spot);
   const batches = new Set([estimate.batch, ...estimate.options.map((one) => one.batch)]).size > 1;
   const name = (one, own) => [
-    own ? `this plan: ${words_of(estimate)}` : POLICIES[one.policy] ?? one.policy,
+    own ? `this plan: ${words_of(estimate)}` : SCHEDULERS[one.scheduler] ?? POLICIES[one.policy] ?? one.policy,
     types.size > 1 ? `on ${one.instance_type}` : "", spot && !own ? (one.spot ? "spot where it pays" : "on demand only") : "",
     batches && one.batch === "fixed" ? "fixed batch" : "",
   ].filter(Boolean).join(", ");

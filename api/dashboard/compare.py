@@ -1,0 +1,356 @@
+"""The page that compares experiments: planned against actual, best trials, configurations, stages and settings."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from markupsafe import Markup
+
+from rubberband.api.dashboard.experiment import result_of
+from rubberband.api.dashboard.experiment_words import badge
+from rubberband.api.dashboard.frame import render
+from rubberband.api.security.authentication import Reader
+from rubberband.api.service import NAME_PATTERN, Service, Serving
+from rubberband.executor.result import Result, StageResult
+from rubberband.states import ACTIVE
+from rubberband.units import shown
+from rubberband.values.submission import Submission
+from rubberband.views.charts import LEGEND, STAGE_COLOURS, SWITCH, Figure, button, time_unit
+from rubberband.views.report_html import script_json
+from rubberband.views.spending import shares
+from rubberband.views.tables import finite, ranked
+from rubberband.views.words import counted, difference, duration, listed, number, printable, setting, usd, usd_decimals
+
+FEWEST, MOST = 2, 8
+_MOST_CURVES = 5
+"""Trials of each experiment in the chart, the best of them."""
+_MOST_REPORTS = 400
+"""Reports of a curve from which on it is thinned out."""
+_MOST_STAGES = 24
+_MOST_SETTINGS = 60
+_SUGGESTED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """An experiment, and its result once it began."""
+
+    row: Submission
+    result: Result | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure, what it was planned to be (or a similar note), and whether it is the best of its line."""
+
+    text: str = "-"
+    note: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a table with a cell for each experiment."""
+
+    title: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether its cells differ."""
+        return len({cell.text for cell in self.cells}) > 1
+
+
+def figures_of(compared: Sequence[Compared]) -> list[Line]:
+    """Return best metrics, time and cost against plan and limits, trials, instances, and how they ended."""
+    metrics = _metrics(compared)
+    return [
+        *(_best_line(compared, metric, mode) for metric, mode in metrics),
+        _least("time", compared, lambda result: result.actual_jct_s, _time),
+        _least("cost (USD)", compared, lambda result: result.actual_cost_usd, _cost),
+        _line("deadline", compared, _deadline),
+        _line("max_cost (USD)", compared, _max_cost),
+        _line("trials", compared, _trials),
+        _line("instances", compared, _instances),
+        _line("paid GPU time that trained", compared, lambda result: Cell(f"{100 * result.paid.training_share:.0f} %")),
+        _line("replans", compared, _replans),
+    ]
+
+
+def _metrics(compared: Sequence[Compared]) -> list[tuple[str, str]]:
+    """Return the metrics and their modes, those of the most experiments first."""
+    found = Counter((one.result.metric, one.result.mode) for one in compared if one.result is not None)
+    return [metric for metric, _ in found.most_common()]
+
+
+def _line(title: str, compared: Sequence[Compared], cell: Callable[[Result], Cell]) -> Line:
+    return Line(title, tuple(Cell() if one.result is None else cell(one.result) for one in compared))
+
+
+def _best_line(compared: Sequence[Compared], metric: str, mode: str) -> Line:
+    def value(result: Result) -> float | None:
+        is_ours = (result.metric, result.mode) == (metric, mode) and result.best is not None
+        return finite(result.best.metrics.get(metric)) if is_ours and result.best is not None else None
+
+    def cell(result: Result) -> Cell:
+        found, best = value(result), result.best
+        if found is None or best is None:
+            return Cell()
+        return Cell(number(found), f"trial {best.trial}, {counted(best.iterations, 'iteration')}")
+
+    sign = -1.0 if mode == "max" else 1.0
+
+    def rank(result: Result) -> float | None:
+        return None if (found := value(result)) is None else sign * found
+
+    return _marked(_line(f"best {printable(metric)} ({mode})", compared, cell), compared, rank)
+
+
+def _least(title: str, compared: Sequence[Compared], value: Callable[[Result], float], cell: Any) -> Line:
+    """Return a line whose lowest value is marked, of the experiments that are done."""
+    done = _line(title, compared, cell)
+    return _marked(done, compared, lambda result: value(result) if result.outcome == "done" else None)
+
+
+def _marked(line: Line, compared: Sequence[Compared], rank: Callable[[Result], float | None]) -> Line:
+    ranks = [None if one.result is None else rank(one.result) for one in compared]
+    known = [value for value in ranks if value is not None]
+    if len(known) < 2 or min(known) == max(known):
+        return line
+    cells = [replace(cell, best=value == min(known)) for cell, value in zip(line.cells, ranks, strict=True)]
+    return Line(line.title, tuple(cells))
+
+
+def _against(planned: str, result: Result, actual: float, expected: float) -> str:
+    off = difference(actual, expected) if result.outcome == "done" else ""
+    return f"planned {planned}{f' ({off})' if off else ''}"
+
+
+def _time(result: Result) -> Cell:
+    planned_s = result.planned_jct_s
+    return Cell(duration(result.actual_jct_s), _against(duration(planned_s), result, result.actual_jct_s, planned_s))
+
+
+def _cost(result: Result) -> Cell:
+    spent_usd, planned_usd = result.actual_cost_usd, result.planned_cost_usd
+    decimals = usd_decimals(max(spent_usd, planned_usd))
+    return Cell(usd(spent_usd, decimals), _against(usd(planned_usd, decimals), result, spent_usd, planned_usd))
+
+
+def _deadline(result: Result) -> Cell:
+    if result.deadline_s is None:
+        return Cell("none")
+    left_s = result.deadline_s - result.actual_jct_s
+    over = result.outcome == "done"
+    note = f"{duration(left_s)} to spare" if left_s >= 0 else f"{duration(-left_s)} late"
+    return Cell(duration(result.deadline_s), note if over or left_s < 0 else "")
+
+
+def _max_cost(result: Result) -> Cell:
+    if result.max_cost_usd is None:
+        return Cell("none")
+    return Cell(usd(result.max_cost_usd), f"{100 * result.actual_cost_usd / result.max_cost_usd:.0f} % spent")
+
+
+def _trials(result: Result) -> Cell:
+    failed = sum(trial.status == "failed" for trial in result.trials)
+    notes = [f"{sum(trial.iterations for trial in result.trials):,} iterations"]
+    notes += [f"{failed} failed"] if failed else []
+    return Cell(f"{len(result.trials):,}", ", ".join(notes))
+
+
+def _instances(result: Result) -> Cell:
+    bought = [one for one in result.instances if one.running_s is not None]
+    lost = sum(bool(one.reason) for one in bought)
+    kinds = listed(sorted({one.instance_type for one in bought}), 3)
+    return Cell(f"{len(bought)} bought", ", ".join(filter(None, (kinds, f"{lost} lost" if lost else ""))))
+
+
+def _replans(result: Result) -> Cell:
+    changed = sum(decision.changed for decision in result.decisions)
+    return Cell(str(len(result.decisions)), f"{changed} changed the plan" if changed else "")
+
+
+def plans_of(compared: Sequence[Compared]) -> list[Line]:
+    """Return the stages: trials and iterations, instances, GPUs per trial, and time."""
+    stages = [() if one.result is None else one.result.stages for one in compared]
+    most = max((len(found) for found in stages), default=0)
+    return [
+        Line(f"stage {at}", tuple(_stage(found[at]) if at < len(found) else Cell("") for found in stages))
+        for at in range(min(most, _MOST_STAGES))
+    ]
+
+
+def _stage(stage: StageResult) -> Cell:
+    begun = stage.actual_s is not None
+    instances = stage.instances if begun else stage.planned_instances
+    where = "" if stage.bracket is None else f"{stage.title}: "
+    planned = f"planned {duration(stage.planned_s)}"
+    took = planned if stage.actual_s is None else f"{duration(stage.actual_s)} ({planned})"
+    return Cell(
+        f"{where}{counted(stage.trials, 'trial')} x {counted(stage.iterations, 'iteration')}",
+        f"{counted(instances, 'instance')}, {counted(stage.gpus_per_trial, 'GPU')} a trial; {took}",
+    )
+
+
+def configurations_of(compared: Sequence[Compared]) -> list[Line]:
+    """Return the parameters of the best trials; a trial may lack some."""
+    best = [{} if one.result is None else one.result.best_config or {} for one in compared]
+    names = dict.fromkeys(name for configuration in best for name in configuration)
+    return [
+        Line(printable(name), tuple(Cell(setting(of[name])) if name in of else Cell() for of in best)) for name in names
+    ]
+
+
+def settings_of(compared: Sequence[Compared]) -> list[Line]:
+    """Return the settings of the files that differ, by key."""
+    files = [dict(_flat(one.row.words)) for one in compared]
+    keys = dict.fromkeys(key for file in files for key in file if key != "name")
+    every = [Line(printable(key), tuple(Cell(file[key]) if key in file else Cell() for file in files)) for key in keys]
+    return [line for line in every if line.differs]
+
+
+def _flat(words: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in words.items():
+        path = f"{above}{key}"
+        if isinstance(value, Mapping) and value and "type" not in value:
+            yield from _flat(value, f"{path}.")
+        elif value is not None:
+            yield path, value if isinstance(value, str) and value.isprintable() else setting(value)
+
+
+def curves_of(compared: Sequence[Compared]) -> Figure | None:
+    """Return the learning curves of the best trials, a colour for each experiment; of the most common metric."""
+    metrics = _metrics(compared)
+    ours = [
+        (at, one.result)
+        for at, one in enumerate(compared)
+        if one.result is not None and (one.result.metric, one.result.mode) == metrics[0]
+    ]
+    horizon_s = max((result.actual_jct_s for _, result in ours), default=0.0)
+    unit, unit_s = time_unit(horizon_s)
+    drawn = [trace for at, result in ours for trace in _curves(at, result, unit_s)]
+    if not drawn:
+        return None
+    xs = [trace.pop("xs") for trace in drawn]
+    for trace, (iterations, _, _) in zip(drawn, xs, strict=True):
+        trace["x"] = iterations
+    axes = ("iterations", f"time since the start ({unit})", "the trial's share of the bill (USD)")
+    labels = ("over iterations", "over time", "over dollars")
+    buttons = [
+        button(label, [each[at] for each in xs], {"xaxis.title.text": axes[at], "xaxis.dtick": None})
+        for at, label in enumerate(labels)
+    ]
+    layout = {
+        "height": 460,
+        "showlegend": True,
+        "xaxis": {"title": {"text": axes[0]}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": html.escape(printable(metrics[0][0])), "standoff": 8}, "exponentformat": "e"},
+        "updatemenus": [SWITCH | {"buttons": buttons}],
+        **LEGEND,
+        "margin": {"l": 10, "r": 10, "t": 50, "b": 90},
+    }
+    return {"data": drawn, "layout": layout}
+
+
+def _curves(at: int, result: Result, unit_s: float) -> Iterator[Figure]:
+    """Iterate over the traces of an experiment: its other good trials, thin, and then its best."""
+    best = [trial for trial in ranked(result)[:_MOST_CURVES] if trial.curve]
+    costs_usd = shares(result, best)
+    for trial in reversed(best):
+        last, step = len(trial.curve) - 1, 1 + len(trial.curve) // _MOST_REPORTS
+        kept = [n for n in range(last + 1) if n % step == 0 or n == last]
+        curve, is_best = [trial.curve[n] for n in kept], trial is best[0]
+        yield {
+            "type": "scatter",
+            "mode": "lines+markers" if is_best and len(kept) <= 60 else "lines",
+            "name": f"{html.escape(result.name)}, trial {trial.trial}",
+            "legendgroup": result.name,
+            "showlegend": is_best,
+            "xs": (
+                [iterations for _, iterations, _ in curve],
+                [at_s / unit_s for at_s, _, _ in curve],
+                [costs_usd[trial.trial][n] for n in kept],
+            ),
+            "y": [finite(metrics.get(result.metric)) for _, _, metrics in curve],
+            "customdata": [[iterations, duration(at_s)] for at_s, iterations, _ in curve],
+            "hovertemplate": f"{html.escape(result.name)}, trial {trial.trial}: %{{y:.6g}}<br>"
+            "%{customdata[0]} iterations, at %{customdata[1]}<extra></extra>",
+            "line": {"color": STAGE_COLOURS[at % len(STAGE_COLOURS)], "width": 3 if is_best else 1},
+            "marker": {"color": STAGE_COLOURS[at % len(STAGE_COLOURS)], "size": 5},
+            "opacity": 1.0 if is_best else 0.4,
+        }
+
+
+router = APIRouter(include_in_schema=False)
+
+Names = Annotated[Sequence[str], Query(max_length=100)]
+
+
+@router.get("/compare")
+def compare(request: Request, service: Serving, _reader: Reader, name: Names = ()) -> Response:
+    """Experiments side by side, by `name`, which repeats."""
+    return render(request, "compare.html", **_compared(service, name))
+
+
+@router.get("/fragments/compare")
+def compare_live(request: Request, service: Serving, _reader: Reader, name: Names = ()) -> Response:
+    """Part of the page that reloads."""
+    return render(request, "compare_tables.html", **_compared(service, name))
+
+
+def _compared(service: Service, asked: Sequence[str]) -> dict[str, Any]:
+    names = list(dict.fromkeys(asked))
+    found = [(name, service.store.submission(name) if re.fullmatch(NAME_PATTERN, name) else None) for name in names]
+    rows = [row for _, row in found if row is not None]
+    compared = [Compared(row, result_of(service, row)) for row in rows[:MOST]]
+    kept = [one.row.name for one in compared]
+    metrics = _metrics(compared)
+    curves = curves_of(compared)
+    return {
+        "columns": [
+            (one.row.name, *badge(one.row, one.result), _address([name for name in kept if name != one.row.name]))
+            for one in compared
+        ],
+        "problems": _problems([name for name, row in found if row is None], [row.name for row in rows]),
+        "names": kept,
+        "known": [row.name for row in service.store.submissions(limit=_SUGGESTED).items if row.name not in kept],
+        "is_active": any(one.row.state in ACTIVE for one in compared),
+        "is_full": len(kept) >= MOST,
+        "address": _address(kept, "/fragments/compare"),
+        "tables": _tables(compared),
+        "left_out": [one.row.name for one in compared if one.result and metrics[0] != _metrics([one])[0]],
+        "metric": printable(metrics[0][0]) if metrics else "",
+        "figures": Markup(script_json({} if curves is None else {"compared": curves})),
+    }
+
+
+def _address(names: Sequence[str], path: str = "/compare") -> str:
+    return f"{path}?{urlencode([('name', name) for name in names])}".rstrip("?")
+
+
+def _problems(unknown: Sequence[str], known: Sequence[str]) -> list[str]:
+    found = [f"Experiment {shown(name)} not found." for name in unknown[:MOST]]
+    if len(known) > MOST:
+        found.append(f"{len(known)} experiments are too many; the page shows the first {MOST}.")
+    return found
+
+
+def _tables(compared: Sequence[Compared]) -> list[tuple[str, str, list[Line]]]:
+    """Return id, title and lines of each table that has some."""
+    plans, settings = plans_of(compared), settings_of(compared) if len(compared) > 1 else []
+    tables = [
+        ("figures-of", "Outcome", figures_of(compared) if any(one.result for one in compared) else []),
+        ("best", "Configuration of the best trial", configurations_of(compared)),
+        ("stages", "Stages", plans),
+        ("settings", "Settings that differ", settings[:_MOST_SETTINGS]),
+    ]
+    return [table for table in tables if table[2]]

@@ -1,0 +1,265 @@
+"""Algorithm 1 of the paper, literally: a plan as a DAG of tasks, sampled node by node (RubberBand §4.2).
+
+It is the oracle of the model's tests, and the paper's row in `tests/bench/bench_paper.py`. The planner does without
+it: one DAG for each candidate plan is what makes planning slow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+
+from rubberband.errors import InputError
+from rubberband.planner.greedy import greedy
+from rubberband.planner.model import check_plan
+from rubberband.values.offer import Offer, slots
+from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
+from rubberband.values.profile import FIXED, Law, Profile, Spread
+
+NUM_SAMPLES = 20
+"""The paper's "fixed number of samples"; it names none."""
+
+Kind = Literal["SCALE", "INIT_INSTANCE", "TRAIN", "SYNC"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Duration of a task: `fixed_s + varying_s * X`, X with mean 1."""
+
+    fixed_s: float = 0.0
+    varying_s: float = 0.0
+    spread: Spread = FIXED
+    law: Law = "lognormal"
+
+    def sample_s(self, source: random.Random) -> float:
+        """One draw, in seconds."""
+        if self.spread.certain:
+            return self.fixed_s + self.varying_s
+        return self.fixed_s + self.varying_s * self._factor(source)
+
+    def _factor(self, source: random.Random) -> float:
+        if self.spread.samples:
+            return source.choice(self.spread.samples)
+        cv = self.spread.cv
+        if self.law == "normal":
+            return max(0.0, source.gauss(1.0, cv))
+        variance = math.log1p(cv * cv)
+        return source.lognormvariate(-variance / 2.0, math.sqrt(variance))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Task of a node of the DAG: the node's attribute `task`."""
+
+    kind: Kind
+    stage: int
+    latency: Latency
+    queued: bool = False
+    """True for a TRAIN beyond the stage's slots: it starts when a slot is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """Time and cost of a plan in each of N samples; both arrays are (N,)."""
+
+    jct_s: npt.NDArray[np.float64]
+    cost_usd: npt.NDArray[np.float64]
+
+
+def build_dag(stages: Sequence[Stage], plan: Plan, profile: Profile, offer: Offer) -> nx.DiGraph:
+    """Return the paper's DAG of a plan: nodes 0, 1, … in the order they are added, each with a `Task` as `task`.
+
+    Every node depends on the frontier before it: a SCALE (where the stage grows the cluster) on the last SYNC, one
+    INIT_INSTANCE for each new instance on SCALE, the first TRAINs on all of those. A queued TRAIN depends on the one
+    as many places before it as the stage has slots, "a previously run trial". That one frees its slot if all take
+    equally long; where they do not, `simulate` follows the sampled times. SYNC depends on all TRAINs.
+
+    Raises InputError if the plan does not fit the job or the offer, or is not on demand: the paper knows no spot.
+    """
+    check_plan(stages, plan, offer)
+    _check_on_demand(plan)
+    graph = nx.DiGraph()
+    frontier: list[int] = []
+    held = 0
+    for index, (stage, choice) in enumerate(zip(stages, plan.stages, strict=True)):
+        if choice.instances > held:
+            frontier = _grow(graph, frontier, index, choice.instances - held, offer)
+        held = choice.instances
+        trains = _train(graph, frontier, index, stage, choice, profile, offer)
+        frontier = [_add(graph, trains, Task(kind="SYNC", stage=index, latency=Latency()))]
+    return graph
+
+
+def _check_on_demand(plan: Plan) -> None:
+    for index, choice in enumerate(plan.stages):
+        if choice.market != "on_demand":
+            raise InputError(
+                f"stage {index} of the plan has market={choice.market} and the paper's algorithms know on_demand only; "
+                "use the model's prediction"
+            )
+
+
+def _add(graph: nx.DiGraph, predecessors: Sequence[int], task: Task) -> int:
+    node = len(graph)
+    graph.add_node(node, task=task)
+    graph.add_edges_from((before, node) for before in predecessors)
+    return node
+
+
+def _grow(graph: nx.DiGraph, frontier: Sequence[int], index: int, instances: int, offer: Offer) -> list[int]:
+    provisioning = Latency(varying_s=offer.provision_delay_s, spread=offer.provision_spread)
+    scale = _add(graph, frontier, Task(kind="SCALE", stage=index, latency=provisioning))
+    task = Task(
+        kind="INIT_INSTANCE", stage=index, latency=Latency(varying_s=offer.init_delay_s, spread=offer.init_spread)
+    )
+    return [_add(graph, [scale], task) for _ in range(instances)]
+
+
+def _train(
+    graph: nx.DiGraph,
+    frontier: Sequence[int],
+    index: int,
+    stage: Stage,
+    choice: StagePlan,
+    profile: Profile,
+    offer: Offer,
+) -> list[int]:
+    latency = Latency(
+        fixed_s=profile.trial_startup_s,
+        varying_s=stage.iterations * profile.iteration_s(choice.gpus_per_trial),
+        spread=Spread(cv=profile.stage_cv(stage.iterations)),
+        law=profile.law,
+    )
+    num_slots = slots(choice.instances, offer.gpus, choice.gpus_per_trial)
+    trains: list[int] = []
+    for trial in range(stage.trials):
+        queued = trial >= num_slots
+        before = [trains[trial - num_slots]] if queued else frontier
+        trains.append(_add(graph, before, Task(kind="TRAIN", stage=index, latency=latency, queued=queued)))
+    return trains
+
+
+def simulate(
+    stages: Sequence[Stage],
+    plan: Plan,
+    profile: Profile,
+    offer: Offer,
+    *,
+    num_samples: int = NUM_SAMPLES,
+    seed: int = 0,
+) -> Sampled:
+    """Return samples of a plan by Algorithm 1: sort the DAG, sample each node's latency, and bill the execution.
+
+    The paper's prediction is the mean of the samples. Raises InputError as `build_dag` does.
+    """
+    graph = build_dag(stages, plan, profile, offer)
+    source = random.Random(seed)
+    return sampled([Sorted.of(graph).sample(source) for _ in range(num_samples)], plan, offer)
+
+
+def sampled(executions: Sequence[Execution], plan: Plan, offer: Offer) -> Sampled:
+    """Return the time and cost of executions of a plan."""
+    return Sampled(
+        jct_s=np.array([execution.syncs_s[-1] for execution in executions]),
+        cost_usd=np.array([_cost_usd(execution, plan, offer) for execution in executions]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """One sample: the times that the bill depends on."""
+
+    scaled_s: dict[int, float]
+    """Stage -> when its new instances run; only for stages that grow the cluster."""
+    syncs_s: list[float]
+    """When each stage ends."""
+    busy_s: list[float]
+    """Sum of the durations of each stage's trials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """A DAG in topological order: each node with its task and its predecessors."""
+
+    nodes: list[tuple[int, Task, list[int]]]
+    num_stages: int
+    queues: frozenset[int]
+    """The stages in which trials queue."""
+
+    @classmethod
+    def of(cls, graph: nx.DiGraph) -> Sorted:
+        tasks: dict[int, Task] = dict(graph.nodes(data="task"))
+        order = [(node, tasks[node], list(graph.predecessors(node))) for node in nx.topological_sort(graph)]
+        queues = frozenset(task.stage for task in tasks.values() if task.queued)
+        return cls(order, 1 + max(task.stage for task in tasks.values()), queues)
+
+    def sample(self, source: random.Random) -> Execution:
+        """Sample one execution. A queued trial takes the slot that is free first (list scheduling).
+
+        The topological order lists a queue's trials wave by wave, so a slot is known before it is taken.
+        """
+        ends_s = [0.0] * len(self.nodes)
+        scaled_s: dict[int, float] = {}
+        syncs_s, busy_s = [0.0] * self.num_stages, [0.0] * self.num_stages
+        slots_s: dict[int, list[float]] = {stage: [] for stage in self.queues}
+        for node, task, predecessors in self.nodes:
+            took_s = task.latency.sample_s(source)
+            if task.queued:
+                begun_s = heapq.heappop(slots_s[task.stage])
+            else:
+                begun_s = max([ends_s[before] for before in predecessors], default=0.0)
+            ends_s[node] = end_s = begun_s + took_s
+            if task.kind == "TRAIN":
+                busy_s[task.stage] += took_s
+                if task.stage in self.queues:
+                    heapq.heappush(slots_s[task.stage], end_s)
+            elif task.kind == "SCALE":
+                scaled_s[task.stage] = end_s
+            elif task.kind == "SYNC":
+                syncs_s[task.stage] = end_s
+        return Execution(scaled_s=scaled_s, syncs_s=syncs_s, busy_s=busy_s)
+
+
+def _cost_usd(execution: Execution, plan: Plan, offer: Offer) -> float:
+    """Bill one execution: instances for their lifetime, functions for their trials, data, and the head node."""
+    cost_usd = offer.head_cost_usd(execution.syncs_s[-1])
+    running_since_s: list[float] = []
+    now_s = 0.0
+    for index, choice in enumerate(plan.stages):
+        missing = choice.instances - len(running_since_s)
+        if missing > 0:
+            running_since_s += [execution.scaled_s[index]] * missing
+        released, running_since_s = running_since_s[: max(0, -missing)], running_since_s[max(0, -missing) :]
+        cost_usd += sum(offer.instance_cost_usd(now_s - since_s) for since_s in released)
+        cost_usd += offer.function_cost_usd(choice.gpus_per_trial, execution.busy_s[index])
+        now_s = execution.syncs_s[index]
+    return cost_usd + sum(offer.instance_cost_usd(now_s - since_s) for since_s in running_since_s)
+
+
+def literal_plan(
+    stages: Sequence[Stage],
+    profile: Profile,
+    offer: Offer,
+    constraints: PlanningConstraints,
+    *,
+    num_samples: int = NUM_SAMPLES,
+    seed: int = 0,
+) -> Plan | None:
+    """Return the paper's plan: Algorithm 2 on the means of Algorithm 1's samples, every plan with the same seed.
+
+    None and errors as for `greedy`.
+    """
+
+    def evaluate(plan: Plan) -> tuple[float, float]:
+        sampled = simulate(stages, plan, profile, offer, num_samples=num_samples, seed=seed)
+        return float(sampled.jct_s.mean()), float(sampled.cost_usd.mean())
+
+    return greedy(stages, profile, offer, constraints, evaluate=evaluate)

@@ -1,0 +1,66 @@
+"""Asynchronous halving (asha): trials climb rungs with no SYNC in between. Writes the state, returns orders. Pure.
+
+The stage of such a job is its whole run. A trial that ends a rung pauses there; whenever a slot is free, the trial that
+`rubberband.values.rungs` names goes on, before a new one starts. A trial that was interrupted goes before both.
+"""
+
+from __future__ import annotations
+
+from rubberband.executor.core import instances, rules
+from rubberband.executor.core.events import Command
+from rubberband.executor.core.state import Job, Lane, Promotion, State, TrialStatus
+from rubberband.planner.model import least_instances
+
+
+def promote(job: Job, state: State, lane: Lane) -> None:
+    """Queue the trials that go on, as many as there are free slots for."""
+    rungs = lane.rungs
+    assert rungs is not None, "its trials climb"
+    room = rules.room(job, state, lane)
+    if not lane.runners:
+        room = max(1, room)  # without an instance, a trial that may go on waits for one
+    waiting = sum(trial.attempt > 0 for trial in lane.waiters.first(room))
+    while waiting < room:
+        found = rungs.promotable()
+        rung = _last_hope(state, lane) if found is None else found[0]
+        if rung is None:
+            break
+        trial = state.trials[rungs.promote(rung)]
+        trial.rung = rung + 1
+        state.promotions.append(Promotion(at=state.now, trial=trial.trial, rung=rung + 1))
+        state.put(trial, TrialStatus.QUEUED)
+        waiting += 1
+
+
+def undrawn(job: Job, state: State, lane: Lane) -> tuple[int, ...]:
+    """Return the trials for which there is a slot, and no configuration yet."""
+    if not job.draws:
+        return ()
+    waiting = lane.waiters.first(rules.room(job, state, lane))
+    return tuple(trial.trial for trial in waiting if not rules.is_drawn(job, state, trial))
+
+
+def _last_hope(state: State, lane: Lane) -> int | None:
+    """Return the rung whose best trial goes on although it is not among the best 1/eta; None: none has to.
+
+    That is where trials failed, so that too few results are left for any trial to reach the last rung.
+    """
+    if lane.runners or lane.waiters or lane.rungs is None:
+        return None
+    if any(state.trials[trial].status is TrialStatus.COMPLETED for trial in lane.stage.trials):
+        return None
+    return lane.rungs.highest()
+
+
+def release_idle(job: Job, state: State, lane: Lane) -> list[Command]:
+    """Give back instances without a trial, once no trial waits: no more slots are ever needed than trials run then.
+
+    A result makes at most one trial go on, and its own slot is free.
+    """
+    assert lane.rungs is not None, "its trials climb"
+    under_way = len(lane.runners) + len(lane.waiters)
+    lane.needs = least_instances(under_way, job.offer.gpus, state.chosen(lane).gpus_per_trial)
+    if lane.waiters or lane.rungs.promotable() is not None:
+        return []
+    idle = [record for record in state.held(lane).live if not lane.runners.uses(record.instance)]
+    return instances.give_up(job, state, lane, idle)

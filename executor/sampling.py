@@ -1,0 +1,282 @@
+"""Configurations by Optuna's samplers: a study made from the results so far proposes those of a batch of trials.
+
+A study lives for one batch. It is made from the journal's results, and its random numbers follow from the seed and the
+batch's first trial: no state of a sampler outlives a driver. Results count at one number of iterations, the largest one
+that enough trials have reached (the models per budget of BOHB, Falkner et al. 2018, section 3.2, where all budgets are
+multiples).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rubberband.executor.core.events import TrialsDrawn
+from rubberband.executor.core.state import Job, State, TrialState, TrialStatus
+from rubberband.spec.samplers import Configuration, Path, configured, hashed, leaves, sample
+from rubberband.spec.search import Search
+from rubberband.spec.space import DOMAINS, Domain, SubSpace
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+
+_POPULATION = 50
+"""Parents of NSGA-II, as in Optuna."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A configuration and its metric; None: it trains, or waits for training, and counts as a bad one meanwhile."""
+
+    configuration: Mapping[str, Any]
+    value: float | None
+
+
+def draw(
+    search: Search,
+    job: Job,
+    state: State,
+    drawn: Mapping[int, Mapping[str, Any]],
+    trials: Sequence[int],
+    now: Callable[[], float],
+) -> TrialsDrawn:
+    """Return the configurations of `trials`, which are consecutive and about to start; `drawn` are those before.
+
+    Without enough results they are drawn at random, as the sampler `random` does.
+    """
+    first, name = trials[0], search.sampler.algorithm
+    enough = search.results_needed
+    iterations, known = _results(search, job, state, drawn, enough)
+    results = sum(each.value is not None for each in known)
+    if results < enough:
+        count = first + len(trials)
+        every = sample(search.space, "random", count, search.sampler.seed, search.points_to_train[:count])
+        found, reason = every[first:], f"at random: {name} needs {enough} results and there are {results}"
+    else:
+        found = _propose(search, known, first, len(trials))
+        reason = f"by {name} from {results} results after {iterations} iteration{'s' * (iterations != 1)}"
+    return TrialsDrawn(occurred_at=now(), first_trial=first, configurations=tuple(found), reason=reason)
+
+
+def _results(
+    search: Search, job: Job, state: State, drawn: Mapping[int, Mapping[str, Any]], enough: int
+) -> tuple[int, Sequence[_Known]]:
+    """Return the iterations after which results are compared, and all that is known of configurations at that point.
+
+    Results that the user gave count at every number of iterations. A failed trial is as bad as the worst one.
+    """
+    given = [
+        _Known(configuration=point, value=value)
+        for point, value in zip(search.points_to_evaluate, search.evaluated_rewards, strict=False)
+    ]
+    done = sorted((len(state.trials[trial].reports) for trial in drawn), reverse=True)
+    iterations = max(1, done[min(max(0, enough - len(given)), len(done)) - 1] if done else 1)
+    values = {trial: _value(job, state.trials[trial], iterations) for trial in drawn}
+    every = [*values.values(), *(each.value for each in given)]
+    finite = [value for value in every if value is not None and math.isfinite(value)]
+    if not finite:
+        return iterations, given
+    worst = max(finite) if job.mode == "min" else min(finite)
+    found = [
+        _Known(configuration=drawn[trial], value=value if value is None or math.isfinite(value) else worst)
+        for trial, value in values.items()
+    ]
+    return iterations, [*given, *found]
+
+
+def _value(job: Job, trial: TrialState, iterations: int) -> float | None:
+    """Return the trial's metric after `iterations`: None if it may come, nan if it never will."""
+    if len(trial.reports) >= iterations:
+        return trial.reports[iterations - 1].metrics.get(job.metric, math.nan)
+    return math.nan if trial.status is TrialStatus.FAILED else None
+
+
+# A study of one batch.
+
+
+def _propose(search: Search, known: Sequence[_Known], first: int, count: int) -> list[Configuration]:
+    import optuna
+
+    with _quiet():
+        done = [each for each in known if each.value is not None]
+        seed = hashed(search.sampler.seed, "optuna", first) >> 33
+        study = optuna.create_study(
+            direction="minimize" if search.mode == "min" else "maximize",
+            sampler=_SAMPLERS[search.sampler.algorithm](search, done, seed),
+        )
+        for each in known:
+            study.add_trial(_frozen(search.space, each, population=each.value is not None))
+        points = search.points_to_train[first : first + count]
+        for point in points:
+            study.enqueue_trial(_params_of_point(search.space, point))
+        return [_ask(study, search.space, {} if n >= len(points) else points[n]) for n in range(count)]
+
+
+def _ask(study: optuna.Study, space: Mapping[str, Any], point: Mapping[str, Any]) -> Configuration:
+    """Return the next configuration, with the point's values; for later ones it is running (constant liar)."""
+    trial = study.ask()
+
+    def suggest(path: Path, domain: Domain) -> Any:
+        kind, name = distribution(domain), key(path)
+        if domain.options:
+            return domain.options[trial.suggest_categorical(name, range(len(domain.options)))]
+        suggest: Any = trial.suggest_int if DOMAINS[domain.kind].whole else trial.suggest_float
+        step = {} if kind.step is None else {"step": kind.step}
+        value = external(domain, suggest(name, kind.low, kind.high, log=kind.log, **step))
+        return point.get(path[-1], value)
+
+    return configured(space, suggest)
+
+
+def key(path: Path) -> str:
+    """Return the name of a parameter in a study."""
+    return path[0] if len(path) == 1 else repr(path)
+
+
+def distribution(domain: Domain) -> Any:
+    """Return Optuna's distribution for a domain: normal ones as a probability, choices as an index."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if domain.options:
+        return CategoricalDistribution(range(len(domain.options)))
+    arguments = domain.arguments
+    if "mean" in arguments:
+        return FloatDistribution(1e-6, 1.0 - 1e-6)
+    lower, upper, log, q = arguments["lower"], arguments["upper"], "base" in arguments, arguments.get("q")
+    if DOMAINS[domain.kind].whole:
+        if q is None:
+            return IntDistribution(lower, upper - 1, log=log)
+        lower, upper = -(-lower // q) * q, upper // q * q
+        return IntDistribution(lower, upper, log=True) if log else IntDistribution(lower, upper, step=q)
+    if q is not None:
+        lower, upper = domain.draw(0.0), domain.draw(1.0)
+    return FloatDistribution(lower, upper, log=log, step=None if log else q)
+
+
+def external(domain: Domain, param: Any) -> Any:
+    """Return the value for what Optuna proposes."""
+    if "mean" in domain.arguments:
+        return domain.draw(param)
+    return domain.rounded(param)
+
+
+def internal(domain: Domain, value: Any) -> Any:
+    """Return what Optuna would have proposed for a value."""
+    if domain.options:
+        return domain.options.index(domain.find(value))
+    if "mean" in domain.arguments:
+        return min(max(domain.probability(value), 1e-6), 1.0 - 1e-6)
+    kind = distribution(domain)
+    return min(max(value, kind.low), kind.high)
+
+
+def _params(space: Mapping[str, Any], configuration: Mapping[str, Any]) -> dict[Path, tuple[Domain, Any]]:
+    """Return path -> (domain, value in the study) of the parameters that a configuration has."""
+    found: dict[Path, tuple[Domain, Any]] = {}
+
+    def look(path: Path, domain: Domain) -> Any:
+        found[path] = domain, internal(domain, configuration[path[-1]])
+        return domain.find(configuration[path[-1]])
+
+    configured(space, look)
+    return found
+
+
+def _params_of_point(space: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a point, which may leave parameters out, as the study names them."""
+    found: dict[str, Any] = {}
+
+    def look(space: Mapping[str, Any], path: Path) -> None:
+        for name, value in space.items():
+            if name in point and isinstance(value, Domain):
+                found[key((*path, name))] = internal(value, point[name])
+                chosen = value.find(point[name])
+                if isinstance(chosen, SubSpace):
+                    look(chosen.space, (*path, name, chosen.name))
+
+    look(space, ())
+    return found
+
+
+def _frozen(
+    space: Mapping[str, Any], known: _Known, *, population: bool = False, only: Sequence[Path] | None = None
+) -> FrozenTrial:
+    from optuna.trial import TrialState as OptunaState
+    from optuna.trial import create_trial
+
+    params = {path: each for path, each in _params(space, known.configuration).items() if only is None or path in only}
+    return create_trial(
+        state=OptunaState.RUNNING if known.value is None else OptunaState.COMPLETE,
+        value=known.value,
+        params={key(path): value for path, (_, value) in params.items()},
+        distributions={key(path): distribution(domain) for path, (domain, _) in params.items()},
+        system_attrs={"NSGAIISampler:generation": 0} if population else {},
+    )
+
+
+# Samplers of one batch. All results are one generation of the evolutionary ones.
+
+
+def _tpe(search: Search, known: Sequence[_Known], seed: int) -> BaseSampler:
+    from optuna.samplers import TPESampler
+
+    return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=1)
+
+
+def _gp(search: Search, known: Sequence[_Known], seed: int) -> BaseSampler:
+    from optuna.samplers import GPSampler
+
+    return GPSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False)
+
+
+def _cmaes(search: Search, known: Sequence[_Known], seed: int) -> BaseSampler:
+    """Return CMA-ES that begins where the results are best (warm start, Nomura et al. 2021)."""
+    from optuna.samplers import CmaEsSampler
+
+    axes = [
+        path
+        for path, domain in leaves(search.space)
+        if path[1:] == () and not domain.options and not _is_single(domain)
+    ]
+    source = [_frozen(search.space, each, only=axes) for each in known] if axes else None
+    return CmaEsSampler(seed=seed, n_startup_trials=1, warn_independent_sampling=False, source_trials=source)
+
+
+def _is_single(domain: Domain) -> bool:
+    found: bool = distribution(domain).single()
+    return found
+
+
+def _nsgaii(search: Search, known: Sequence[_Known], seed: int) -> BaseSampler:
+    from optuna.samplers import NSGAIISampler
+
+    return NSGAIISampler(seed=seed, population_size=min(_POPULATION, max(2, len(known) // 2)))
+
+
+_SAMPLERS: Mapping[str, Callable[[Search, Sequence[_Known], int], BaseSampler]] = {
+    "tpe": _tpe,
+    "gp": _gp,
+    "cmaes": _cmaes,
+    "nsgaii": _nsgaii,
+}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna's notices, such as that of a new study, out of the run's output."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)

@@ -1,0 +1,329 @@
+"""Checks a trial before anything is rented: one iteration, a checkpoint, and a fresh instance that continues from it.
+
+It runs in a process of its own, without Ray, which ends with all that the trial leaves behind: threads, CUDA contexts,
+processes. `check` starts it and waits; `python -m rubberband.executor.training.checking FD` is it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import make_runner
+from rubberband.executor.training.runner import Runner, TrialFailure, describe
+from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.torch_trial import TorchTrial
+
+_CONTINUED_S = 5.0
+"""A second iteration, after the restore, is trained if the first one took no longer than this."""
+_LOOK_S = 0.2
+_FIXES = {
+    "no_metric": "; report it, or set search.metric to one that is reported",
+    "not_a_number": "; keep it finite, or narrow search.space",
+    "checkpoint": "; save plain data, such as a state_dict()",
+}
+_NEEDS_GPU = re.compile(r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|CUDA driver", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOrder:
+    """A trial to check."""
+
+    entrypoint: Entrypoint
+    segment: Segment
+    """Its first iteration, on one worker."""
+    iterations: int
+    """The most iterations of a trial; with 1, no trial is continued."""
+    max_gpus: int
+    """The most GPUs of a trial."""
+    device_id: str = ""
+    """The GPU in CUDA_VISIBLE_DEVICES; empty: the CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A fault of a trial."""
+
+    line: str
+    """The fault and the fix, in one line."""
+    details: str = ""
+    """Its trace-back, from the user's code on; empty if there is none."""
+    is_final: bool = True
+    """Whether another configuration would fail as well."""
+    may_be_here: bool = False
+    """Whether it may be only that this machine has no GPU, or too little memory."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialCheck:
+    """Findings about a trial."""
+
+    kind: str = ""
+    """TorchTrial, Trial or function."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_bytes: int | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps continue."""
+    problems: list[Problem] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    step: str = "import"
+    """The step that was begun last."""
+    is_finished: bool = False
+    """Whether every step was reached in the time."""
+
+
+def check(
+    order: CheckOrder, *, limit_s: float, output: IO[Any] | int | None, cancelled: Callable[[], bool] = lambda: False
+) -> TrialCheck:
+    """Check a trial in a process of its own, for `limit_s` seconds at most; `output` is what the trial prints to."""
+    environment = {key: value for key, value in os.environ.items() if key != "RUBBERBAND_STORE"}  # has a password
+    environment |= {"CUDA_VISIBLE_DEVICES": order.device_id, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    inbound, outbound = os.pipe()
+    with os.fdopen(inbound, "rb") as answers:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "rubberband.executor.training.checking", str(outbound)],
+                env=environment,
+                pass_fds=[outbound],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        finally:
+            os.close(outbound)
+        with _ended(process):
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                pickle.dump(order, process.stdin)
+                process.stdin.flush()
+            return _followed(answers, process, limit_s, cancelled)
+
+
+def _followed(
+    answers: IO[bytes], process: subprocess.Popen[bytes], limit_s: float, cancelled: Callable[[], bool]
+) -> TrialCheck:
+    """Return the child's last answer, with its end as a problem if that came too early."""
+    until, received, found = time.monotonic() + limit_s, b"", TrialCheck()
+    while time.monotonic() < until and not cancelled():
+        if not select.select([answers], [], [], _LOOK_S)[0]:
+            continue
+        some = os.read(answers.fileno(), 1 << 16)
+        received += some
+        *lines, received = received.split(b"\n")
+        if lines:
+            found = _decoded(lines[-1])
+        if not some:
+            if not found.is_finished:
+                end, was_killed = _end_of(process)
+                found.problems.append(Problem(line=f"{found.step}: {end}", is_final=False, may_be_here=was_killed))
+            return found
+    return found
+
+
+def _decoded(line: bytes) -> TrialCheck:
+    content = json.loads(line)
+    return TrialCheck(**{**content, "problems": [Problem(**problem) for problem in content["problems"]]})
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> tuple[str, bool]:
+    """Return how a process ended, and whether it was killed, as it is where memory runs out."""
+    try:
+        code = process.wait(_LOOK_S)
+    except subprocess.TimeoutExpired:
+        return "the trial closed all files of its process; close only those that it opened", False
+    if code >= 0:
+        return f"the trial ended its process with exit code {code}; raise an exception instead", False
+    name = signal.Signals(-code).name if -code in {number.value for number in signal.Signals} else str(-code)
+    fix = "it may need less memory" if name == "SIGKILL" else "see its output"
+    return f"the trial's process was ended by {name}; {fix}", name == "SIGKILL"
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Any:
+    """End the process and all of its group, however this is left."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
+
+
+# The child.
+
+
+class _Failed(Exception):
+    """A step failed; the later ones cannot be done."""
+
+
+class _Check:
+    """Goes through the steps, and answers after each."""
+
+    def __init__(self, order: CheckOrder, answers: IO[str]) -> None:
+        self._order, self._answers = order, answers
+        self._found = TrialCheck()
+
+    def run(self) -> None:
+        """Go through all steps; the last answer is finished."""
+        with suppress(_Failed):
+            self._steps()
+        self._found.is_finished = True
+        self._answer()
+
+    def _steps(self) -> None:
+        order, segment = self._order, self._order.segment
+        with self._step("import"):
+            adaptive = segment.batch is not None
+            order.entrypoint.check(order.max_gpus, adaptive=adaptive)
+            target = order.entrypoint.load()
+        self._found.kind = _kind(target)
+        resources: list[Any] = []
+        try:
+            with self._step("set-up"):
+                runner = self._made(segment, resources)
+            metrics = self._iterate(runner, segment)
+            with self._step("save"):
+                payload = runner.dump(1, metrics)
+                saved = runner.saved_iterations(1)
+                runner.part()
+        finally:
+            _close(resources)
+        self._found.checkpoint_bytes = len(payload)
+        if saved == 0:
+            self._found.remarks.append(f"the function {WITHOUT_CHECKPOINT}")
+        elif order.iterations > 1:
+            self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
+
+    def _made(self, segment: Segment, resources: list[Any]) -> Runner:
+        runner = make_runner(self._order.entrypoint, segment, resources)
+        resources.append(runner)
+        return runner
+
+    def _iterate(self, runner: Runner, segment: Segment) -> Mapping[str, float]:
+        """Train one iteration; without its metric, the later steps are checked too."""
+        metrics: Mapping[str, float] = {}
+        with self._step("iteration", goes_on=True):
+            metrics = runner.iterate(segment.until_iterations)
+        if not self._found.metrics:
+            self._found.metrics = dict(metrics)
+        return metrics
+
+    def _continue(self, segment: Segment, payload: bytes) -> None:
+        resources: list[Any] = []
+        try:
+            with self._step("restore"):
+                runner = self._made(segment, resources)
+                runner.restore(payload)
+            is_function = self._found.kind == "function"  # it restores by itself, once it runs
+            is_short = self._found.seconds["iteration"] <= _CONTINUED_S
+            if not self._found.problems and (is_function or is_short):
+                with self._step("continue"):
+                    runner.iterate(2)
+        finally:
+            _close(resources)
+
+    @contextmanager
+    def _step(self, name: str, *, goes_on: bool = False) -> Any:
+        """Time a step. A failure is a problem, after which `_Failed` is raised unless it `goes_on` without metrics."""
+        self._found.step = name
+        self._answer()
+        began_s = time.monotonic()
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            self._found.problems.append(_problem(name, error, self._order))
+            if not (goes_on and isinstance(error, TrialFailure) and error.kind in ("no_metric", "not_a_number")):
+                raise _Failed from None
+        finally:
+            self._found.seconds[name] = time.monotonic() - began_s
+
+    def _answer(self) -> None:
+        self._answers.write(json.dumps(asdict(self._found)) + "\n")
+        self._answers.flush()
+
+
+def _kind(target: object) -> str:
+    if not isinstance(target, type):
+        return "function"
+    return "TorchTrial" if issubclass(target, TorchTrial) else "Trial"
+
+
+def _problem(step: str, error: BaseException, order: CheckOrder) -> Problem:
+    failure = describe(error, in_gang=False)
+    if not order.device_id and _NEEDS_GPU.search(failure.message):
+        fix = "; use the device that the trial is given (context.device), or check it where there is a GPU"
+        return Problem(
+            line=f"{step}: it needs a GPU, and is checked on the CPU: {failure.message}{fix}", may_be_here=True
+        )
+    if step == "import":
+        return Problem(line=failure.message.removeprefix("EntrypointError: "), details=_own_frames(error.__cause__))
+    own, no_memory = isinstance(error, TrialFailure), isinstance(error, MemoryError)
+    line = f"{step}: {failure.message}{_FIXES.get(failure.kind, '')}"
+    details = "" if own else _own_frames(error)
+    return Problem(line=line, details=details, is_final=failure.kind == "no_metric", may_be_here=no_memory)
+
+
+def _own_frames(error: BaseException | None) -> str:
+    """Return the trace-back of an error without the frames before the user's code; empty if there are none of it."""
+    if error is None:
+        return ""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, SyntaxError):
+        return ""
+    details = describe(error.with_traceback(trace), in_gang=False).details
+    return details.rstrip()
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a frame is of this package, or of Python's import."""
+    machinery = ("<frozen importlib", f"{os.sep}importlib{os.sep}")
+    return file.startswith(str(Path(__file__).parent)) or any(part in file for part in machinery)
+
+
+def _close(resources: list[Any]) -> None:
+    while resources:
+        with suppress(Exception):
+            resources.pop().close()
+
+
+def _end_with_driver() -> None:
+    sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)  # with the trial's own processes; `check` has started a group
+
+
+def main() -> None:
+    """Check the trial of the order on stdin."""
+    faulthandler.enable()
+    order: CheckOrder = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    with os.fdopen(int(sys.argv[1]), "w") as answers:
+        _Check(order, answers).run()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # the trial's threads do not matter any more
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The trained trial of a finished run, in this process: from its checkpoint, without Ray and without a gang."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from rubberband.errors import CheckpointError, CheckpointLostError, InputError
+from rubberband.executor.checkpoints import store_of
+from rubberband.executor.result import TrialResult
+from rubberband.executor.training.entrypoint import Entrypoint, Target
+from rubberband.executor.training.runner import expect, one_line, unpack
+from rubberband.executor.training.sampler import reseed
+from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
+from rubberband.units import shown
+
+
+def restore_trial(found: TrialResult, target: Target | str, *, is_simulated: bool, device: str = "cpu") -> Any:
+    """Return the trial as its checkpoint left it; see `Result.load_best`.
+
+    Raises InputError for a run without checkpoints, EntrypointError for no trial, CheckpointError if the checkpoint is
+    missing or does not fit.
+    """
+    payload = _payload(found, is_simulated)
+    if isinstance(target, str):
+        target = Entrypoint.parse(target, (os.getcwd(),)).load()
+    if isinstance(target, type) and issubclass(target, TorchTrial):
+        return _torch(found, target, payload, device)
+    if isinstance(target, type) and issubclass(target, Trial):
+        return _plain(found, target, payload, device)
+    if isinstance(target, type) or not callable(target):
+        raise InputError(
+            f"load_best() got {shown(target)}; give the trial's class or function, or module:attribute of it"
+        )
+    return _function(found, target, payload)
+
+
+def _payload(found: TrialResult, is_simulated: bool) -> bytes:
+    ref = found.checkpoint
+    if is_simulated or (ref is not None and ref.url.startswith("virtual:")):
+        raise InputError(
+            "a virtual run trains no model, so there is none to load; run it with resources.provider: local or aws"
+        )
+    if ref is None:
+        raise InputError(f"trial {found.trial} has no checkpoint: it did not finish an iteration")
+    store = store_of(ref)
+    store.read_mark()
+    try:
+        return store.load(ref)
+    except CheckpointLostError as error:
+        raise CheckpointLostError(f"{error}; put it back, or run the experiment again") from error
+
+
+def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device: str) -> TorchTrial:
+    import torch
+
+    try:
+        loaded = torch.load(io.BytesIO(payload), map_location=device, weights_only=False)
+    except Exception as error:
+        raise _unlike(target, error) from error
+    content = _checked(lambda: expect(loaded, "torch", found.iterations), target)
+    trial = target()
+    reseed("setup", content["seed"])
+    model = trial.build_model(dict(found.configuration)).to(device)
+    try:
+        model.load_state_dict(content["model"])
+    except Exception as error:
+        raise _unlike(target, error) from error
+    trial.config, trial.model = found.configuration, model.eval()
+    return trial
+
+
+def _plain(found: TrialResult, target: type[Trial], payload: bytes, device: str) -> Trial:
+    content = _checked(lambda: unpack(payload, "trial", found.iterations), target)
+    context = TrialContext(
+        trial=found.trial,
+        rank=0,
+        num_workers=1,
+        seed=found.seed,
+        device="cuda" if device.startswith("cuda") else "cpu",
+        iterations=found.iterations,
+        rendezvous=None,
+    )
+    trial = target()
+    reseed("setup", found.seed)
+    try:
+        trial.setup(dict(found.configuration), context)
+        trial.load(content["state"])
+    except BaseException:
+        trial.close()
+        raise
+    return trial
+
+
+def _function(found: TrialResult, target: TrainFunction, payload: bytes) -> Any:
+    content = _checked(lambda: unpack(payload, "function", found.iterations), target)
+    if content["state"] is None:
+        raise InputError(
+            f"trial {found.trial} reported without a checkpoint, so there is nothing to load; pass checkpoint= to "
+            "rubberband.report()"
+        )
+    try:
+        return pickle.loads(content["state"])
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint cannot be unpickled: {one_line(error)}") from error
+
+
+def _checked(content: Callable[[], dict[str, Any]], target: Target) -> dict[str, Any]:
+    try:
+        return content()
+    except CheckpointError as error:
+        raise _unlike(target, error) from error
+
+
+def _unlike(target: Target, error: Exception) -> CheckpointError:
+    reason = " ".join(str(error).split()) if isinstance(error, CheckpointError) else one_line(error)
+    what = "class" if isinstance(target, type) else "function"
+    return CheckpointError(
+        f"the checkpoint does not fit {target.__qualname__}: {reason}; give the {what} that was trained"
+    )

@@ -1,0 +1,104 @@
+"""Measured profiles that are kept and used again, by their content: the trial, its space and batches, the hardware.
+
+They are in `profiles` of the home. The content holds the source of the entry point and the versions of the packages
+that it imports (`content_of`); data files are not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rubberband.cloud.catalogue import types_of
+from rubberband.cloud.local.ray_node import real_gpus
+from rubberband.errors import InputError
+from rubberband.executor.training.content import content_of, digest
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.profile_file import ProfileFile, load_profile, read_profile_file
+from rubberband.units import format_duration
+from rubberband.values.profile import Profile
+
+SHARED_INSTANCES = 4
+"""Instances of one machine share its cores, so up to this many are kept busy while measuring."""
+AFRESH = "--profile-again measures it afresh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileContent:
+    """Digests of the things that a measured profile depends on."""
+
+    trial: str
+    """Digest of the trial on its hardware: source, packages, space, batches, instance types, machine."""
+    key: str
+    """Digest that counts the measured numbers of GPUs as well."""
+
+    def words(self) -> dict[str, Any]:
+        """Return it as a part of a profile file's `measurement`."""
+        return {"trial": self.trial, "key": self.key}
+
+
+def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> ProfileContent | None:
+    """Return the content of the profile that would be measured; None if the trial's source is not known."""
+    content = content_of(entrypoint)
+    if content is None:
+        return None
+    words = experiment.to_words()
+    resources = words.get("resources", {})
+    names = ("provider", "region", "catalogue", "gpus_per_instance", "market")
+    hardware = {name: resources.get(name) for name in names} | {"types": list(types_of(experiment.resources))}
+    if experiment.resources.kind.is_rented:
+        hardware["aws"] = {name: resources.get("aws", {}).get(name) for name in ("image", "install", "setup")}
+    else:
+        hardware["machine"] = [platform.node(), platform.machine(), os.cpu_count(), *real_gpus()]
+    trial = digest(str(entrypoint), content, words["search"]["space"], words.get("batch"), hardware)
+    is_rented = experiment.resources.kind.is_rented
+    together = None if is_rented else min(experiment.resources.max_instances, SHARED_INSTANCES)
+    return ProfileContent(trial=trial, key=digest(trial, resources.get("gpus_per_trial"), together))
+
+
+def kept_path(home: Path, content: ProfileContent) -> Path:
+    """Return the path of the kept profile, which may not exist."""
+    return home / "profiles" / f"{content.key}.profile.json"
+
+
+def kept_profile(home: Path, content: ProfileContent | None) -> tuple[Profile, str] | None:
+    """Return the profile that was measured of the same content, and a line that says so; None without one."""
+    if content is None:
+        return None
+    path = kept_path(home, content)
+    try:
+        found, profile = read_profile_file(path), load_profile(path)
+    except InputError:  # none, or one that this version does not read
+        return None
+    return profile, f"profile: measured {_when(found)} for this trial, space and hardware, and used again; {AFRESH}"
+
+
+def beside(path: Path, content: ProfileContent | None) -> tuple[bool, str]:
+    """Return whether the profile that lies beside an experiment file is still that of its trial, and a line on it.
+
+    A profile without its content (written by hand, or by an earlier version) is used, without a line.
+    """
+    found = read_profile_file(path)
+    was = found.measurement.get("content")
+    if content is None or not isinstance(was, dict):
+        return True, ""
+    if was.get("trial") == content.trial:
+        return True, f"profile: {path.name}, measured {_when(found)} for this trial, space and hardware; {AFRESH}"
+    return False, (
+        f"{path.name} was measured {_when(found)} for another state of the trial, its space or its hardware, and "
+        f"is not used; `profile: {path.name}` in the file uses it all the same"
+    )
+
+
+def _when(found: ProfileFile) -> str:
+    try:
+        age_s = time.time() - datetime.fromisoformat(found.measured_at or "").timestamp()
+    except ValueError:
+        return "before"
+    return f"{format_duration(max(1.0, age_s))} ago"

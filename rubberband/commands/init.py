@@ -1,0 +1,392 @@
+"""`rubberband init`: write an experiment file for a trial, or a trial with its file to start from."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import keyword
+import math
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rubberband.commands.common import argument, option
+from rubberband.errors import InputError
+
+if TYPE_CHECKING:
+    from rubberband.app.check import CheckReport
+    from rubberband.executor.training.entrypoint import Entrypoint
+
+DEFAULT_FILE = "experiment.yaml"
+MODULE = "my_trial"
+CHECK_S = 120.0
+"""Time for the iteration that is tried."""
+_GUESSED_S = 10.0
+"""Seconds of an iteration where none could be tried."""
+_USD_PER_HOUR = 3.06
+"""Price of a p3.2xlarge, which the file names."""
+_INSTANCES, _TRIALS, _MOST, _FACTOR = 2, 16, 16, 4
+_SERIAL = 16 + 4 * 4 + 16
+"""Iterations of the whole search: 16 trials of 1, 4 of 4 and 1 of 16 in the end, rounded up."""
+
+
+def init(
+    trial: Annotated[
+        str | None, argument("[TRIAL]", "module:Class or module:function; without it, a small trial is written too.")
+    ] = None,
+    file: Annotated[Path | None, argument("[FILE]", f"The file to write. [default: {DEFAULT_FILE}]")] = None,
+    metric: Annotated[
+        str | None, option("--metric", "NAME", "The metric that ranks trials. [default: as found in the trial]")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Try one iteration, to know its metric and its seconds.")
+    ] = True,
+) -> None:
+    """Write a commented experiment file for a trial.
+
+    Finds the parameters that the trial reads from its configuration, and the metrics that it reports, and tries one
+    iteration. Ranges are guesses: adapt them. Without TRIAL, a small trial to start from is written as well. Nothing is
+    overwritten.
+    """
+    path = file or Path(DEFAULT_FILE)
+    if trial is not None and file is None and ":" not in trial:
+        path, trial = Path(trial), None
+    _require_new(path)
+    if trial is None:
+        trial = _write_trial(path.parent / f"{MODULE}.py")
+    seen = _seen(trial, path)
+    seen = seen if metric is None else replace(seen, metric=metric)
+    found = _tried(seen, trial, path, metric) if check else seen
+    _write(path, _text(found, trial))
+    _conclude(found, path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """Findings about a trial: its source, and an iteration."""
+
+    space: Mapping[str, tuple[str, str]]
+    """Parameter -> its domain as the file writes it, and a comment."""
+    metric: str
+    iteration_s: float | None = None
+    startup_s: float = 0.0
+    problems: tuple[str, ...] = ()
+
+
+def _require_new(path: Path) -> None:
+    if path.exists():
+        raise InputError(f"{path} exists, and is not overwritten; give another path: rubberband init TRIAL OTHER.yaml")
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise InputError(f"{path} is no name of an experiment file; end it with .yaml")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        raise InputError(f"{path} exists, and is not overwritten; give another path or move it away") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _write_trial(path: Path) -> str:
+    """Write the small trial, and return its entry point."""
+    from importlib.util import find_spec
+
+    _write(path, _TORCH if find_spec("torch") is not None else _PLAIN)
+    return f"{path.stem}:MyTrial"
+
+
+# The trial's source.
+
+
+def _seen(trial: str, path: Path) -> _Seen:
+    """Import a trial and read its source. Raises EntrypointError."""
+    from rubberband.executor.training.entrypoint import Entrypoint
+    from rubberband.executor.training.torch_trial import TorchTrial
+
+    target = _entrypoint(Entrypoint, trial, path).load()
+    classes = inspect.getmro(target) if isinstance(target, type) else (target,)
+    trees = [_tree(each) for each in classes if not each.__module__.startswith(("rubberband", "abc", "builtins"))]
+    parameters = {name: default for tree in trees for name, default in _parameters(tree)}
+    reported = [name for tree in trees for name in _reported(tree)]
+    if not reported:
+        reported = ["loss"] if isinstance(target, type) and issubclass(target, TorchTrial) else ["score"]
+    better = [name for name in reported if _is_maximised(name)]
+    return _Seen(
+        space={name: _domain(name, default) for name, default in sorted(parameters.items())},
+        metric=(better or reported)[0],
+    )
+
+
+def _entrypoint(kind: type[Entrypoint], trial: str, path: Path) -> Entrypoint:
+    return kind.parse(trial, search_path=(path.absolute().parent, Path.cwd()))
+
+
+def _tree(target: Any) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(target)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+_REQUIRED = object()
+"""Default of a parameter that has none."""
+
+
+def _parameters(tree: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Iterate over the parameters that are read from the configuration, with their defaults."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value=owner, slice=ast.Constant(value=str() as name)) if _is_config(owner):
+                yield name, _REQUIRED
+            case ast.Call(
+                func=ast.Attribute(value=owner, attr="get"), args=[ast.Constant(value=str() as name), *rest]
+            ) if _is_config(owner):
+                default = rest[0].value if rest and isinstance(rest[0], ast.Constant) else _REQUIRED
+                yield name, default
+
+
+def _is_config(node: ast.AST) -> bool:
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name.strip("_") in ("config", "configuration", "cfg", "hparams", "params")
+
+
+def _reported(tree: ast.AST) -> Iterator[str]:
+    """Iterate over the metrics in the results of `iterate` and `evaluate`, and in calls of `report`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in ("iterate", "evaluate"):
+            returned = (part.value for part in ast.walk(node) if isinstance(part, ast.Return))
+            yield from (name for value in returned for name in _keys(value))
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "report":
+            yield from (name for value in node.args[:1] for name in _keys(value))
+
+
+def _keys(node: ast.AST | None) -> list[str]:
+    keys = node.keys if isinstance(node, ast.Dict) else []
+    return [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+
+
+def _is_maximised(metric: str) -> bool:
+    return re.search(r"acc|auc|f1|score|reward|return|precision|recall|bleu|iou|r2", metric.lower()) is not None
+
+
+_KNOWN = (
+    (r"lr|learning_rate|.*_lr", "{type: loguniform, lower: 1e-4, upper: 1e-1}"),
+    (r"weight_decay|wd|l2|.*_decay", "{type: loguniform, lower: 1e-6, upper: 1e-2}"),
+    (r"momentum|beta\d?", "{type: uniform, lower: 0.5, upper: 0.99}"),
+    (r"(.*_)?dropout(_.*)?|drop_.*", "{type: uniform, lower: 0.0, upper: 0.5}"),
+    (r"(.*_)?batch_size", "{type: choice, values: [32, 64, 128]}"),
+    (r"(.*_)?(layers|depth|num_layers)", "{type: randint, lower: 1, upper: 5}"),
+    (r"(.*_)?(hidden|width|units|channels|dim)(_.*)?", "{type: choice, values: [32, 64, 128]}"),
+)
+"""Usual ranges by the parameter's name."""
+
+
+def _domain(name: str, default: Any) -> tuple[str, str]:
+    """Return a parameter's domain, and a comment."""
+    is_number = isinstance(default, int | float) and not isinstance(default, bool)
+    said = f"the trial's default is {default}" if default is not _REQUIRED else ""
+    if is_number and default > 0:
+        around = [max(1, default // 2), default, 2 * default] if isinstance(default, int) else []
+        if around:
+            return f"{{type: choice, values: {sorted(set(around))}}}", said
+        return f"{{type: loguniform, lower: {default / 10:g}, upper: {default * 10:g}}}", said
+    for pattern, domain in _KNOWN:
+        if re.fullmatch(pattern, name.lower()):
+            return domain, "a usual range"
+    if isinstance(default, bool):
+        return "{type: choice, values: [true, false]}", said
+    return "{type: uniform, lower: 0.0, upper: 1.0}", "a guess: write its range"
+
+
+# The iteration that is tried.
+
+
+def _tried(seen: _Seen, trial: str, path: Path, asked: str | None) -> _Seen:
+    """Try an iteration, for its seconds, and for the metric if it has another name. Problems are kept."""
+    report = _report(seen, trial, path)
+    missing = re.search(r"the metric .* is missing; the trial reported (.*?)(;| and \d)", _first_problem(report))
+    if missing is not None and asked is None and (names := re.findall(r"'([^']+)'", missing.group(1))):
+        better = [name for name in names if _is_maximised(name)]
+        seen = replace(seen, metric=(better or names)[0])
+        report = _report(seen, trial, path)
+    return replace(
+        seen,
+        iteration_s=report.trial.seconds.get("iteration") if report.trial.metrics else None,
+        startup_s=report.trial.seconds.get("restore", 0.0),
+        problems=tuple(problem.line for problem in report.problems),
+    )
+
+
+def _first_problem(report: CheckReport) -> str:
+    return report.problems[0].line if report.problems else ""
+
+
+def _report(seen: _Seen, trial: str, path: Path) -> CheckReport:
+    from rubberband.app.check import check_experiment
+    from rubberband.spec.loading import parse_experiment
+
+    experiment = parse_experiment(_text(seen, trial), source=str(path))
+    return check_experiment(experiment, search_path=(path.absolute().parent, Path.cwd()), limit_s=CHECK_S, output=2)
+
+
+# The file.
+
+
+def _text(seen: _Seen, trial: str) -> str:
+    """Return the experiment file."""
+    iteration_s = max(0.01, _GUESSED_S if seen.iteration_s is None else seen.iteration_s)
+    deadline_s = _rounded_up(max(600.0, 3.0 * _SERIAL / _INSTANCES * iteration_s + 300.0))
+    max_cost_usd = 1 + int(1.5 * _INSTANCES * deadline_s / 3600.0 * _USD_PER_HOUR)
+    space = "\n".join(
+        f"    {_key(name)}: {domain}{f' # {comment}' if comment else ''}"
+        for name, (domain, comment) in seen.space.items()
+    )
+    measured = "guessed" if seen.iteration_s is None else "one iteration on this machine"
+    return _FILE.format(
+        name=_name(trial),
+        trial=trial,
+        space=space or "    seed: {type: randint, lower: 0, upper: 1000} # no parameter was found: write yours",
+        metric=_key(seen.metric),
+        mode="max" if _is_maximised(seen.metric) else "min",
+        trials=_TRIALS,
+        most=_MOST,
+        factor=_FACTOR,
+        deadline=f"{deadline_s // 60}m",
+        max_cost=max_cost_usd,
+        instances=_INSTANCES,
+        measured=measured,
+        iteration_s=f"{iteration_s:.2g}",
+        startup_s=f"{max(0.1, seen.startup_s):.2g}",
+    )
+
+
+def _rounded_up(seconds: float) -> int:
+    """Return whole minutes, in seconds: a multiple of ten."""
+    return 600 * math.ceil(seconds / 600)
+
+
+def _key(name: str) -> str:
+    """Return a name as YAML reads it back."""
+    plain = re.fullmatch(r"[A-Za-z_][\w/-]*", name) and name.lower() not in ("true", "false", "null", "n", "y")
+    return name if plain else "'" + name.replace("'", "''") + "'"
+
+
+def _name(trial: str) -> str:
+    attribute = trial.rpartition(":")[2].rpartition(".")[2]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", attribute).replace("_", "-").lower().removesuffix("-trial")
+    found = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:63]
+    return found if found and not keyword.iskeyword(found) else "search"
+
+
+def _conclude(found: _Seen, path: Path) -> None:
+    for problem in found.problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    again = f"rubberband check {path}"
+    print(f"Next: adapt the ranges in {path}, then {again if found.problems else f'rubberband estimate {path}'}")
+
+
+_FILE = """\
+# An experiment: what to tune, the limits, and the resources. Every key: docs/reference/experiment-file.
+#   rubberband check FILE     one iteration, here, in seconds
+#   rubberband estimate FILE  time and cost; nothing is spent
+#   rubberband run FILE       runs it
+version: 1
+name: {name}
+entrypoint: {trial}
+search:
+  # A configuration is drawn from here. Types: uniform, loguniform, randint, choice, grid_search and others; a bare
+  # value is a constant.
+  space:
+{space}
+  # Successive halving: {trials} trials train for grace_period iterations, one in {factor} goes on, up to max_t of them.
+  scheduler: {{type: sha, num_samples: {trials}, grace_period: 1, max_t: {most}, reduction_factor: {factor}}}
+  sampler: {{type: random, seed: 1}}
+  metric: {metric}
+  mode: {mode}
+constraints:
+  deadline: {deadline} # from the start of the run
+  max_cost: {max_cost} # USD, for the whole run
+resources:
+  provider: local # this machine, metered at EC2 prices and charged nothing; aws rents instances
+  instance_type: p3.2xlarge # one GPU; `rubberband prices` lists the types
+  max_instances: {instances}
+  gpus_per_trial: {{min: 1, max: 1}} # a larger max lets the last trials train on more GPUs
+# Seconds of an iteration on 1 GPU ({measured}). Without these lines the first run measures them.
+profile:
+  seconds_per_iteration: {{1: {iteration_s}}}
+  trial_startup: {startup_s}s
+"""
+
+_TORCH = '''\
+"""A trial to start from: put your model and data in place of these. Every method: docs/write-a-trial."""
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import rubberband
+
+
+class MyTrial(rubberband.TorchTrial):
+    batch_size = 64  # samples per optimizer step, over all GPUs of the trial
+
+    def build_model(self, config):
+        return nn.Sequential(nn.Linear(2, config["hidden"]), nn.Tanh(), nn.Linear(config["hidden"], 1))
+
+    def build_optimizer(self, config, model):
+        return torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=config["momentum"])
+
+    def train_dataset(self, config):  # the same on every worker
+        return _points(2048, seed=0)
+
+    def eval_dataset(self, config):  # evaluate() reports the mean loss on it, as "loss"
+        return _points(512, seed=1)
+
+    def loss(self, model, batch):  # mean loss over the batch
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
+
+
+def _points(number, seed):
+    x = torch.rand(number, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    return TensorDataset(x, torch.sin(3 * x[:, :1]) * x[:, 1:])
+'''
+
+_PLAIN = '''\
+"""A trial to start from: put your training in place of this. Every method: docs/write-a-trial."""
+
+import random
+
+import rubberband
+
+
+class MyTrial(rubberband.Trial):
+    def setup(self, config, context):
+        self.config = config
+        self.weight = self.velocity = 0.0
+
+    def iterate(self):  # one iteration: an epoch, for instance; returns its metrics
+        for _ in range(1000):
+            x = random.uniform(-1.0, 1.0)
+            gradient = 2 * x * (self.weight * x - 3.0 * x)
+            self.velocity = self.config["momentum"] * self.velocity - self.config["lr"] * gradient
+            self.weight += self.velocity
+        return {"loss": (self.weight - 3.0) ** 2}
+
+    def save(self):  # everything that load needs
+        return self.weight, self.velocity
+
+    def load(self, state):
+        self.weight, self.velocity = state
+'''

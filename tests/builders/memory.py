@@ -1,0 +1,37 @@
+"""A journal and an inbox that live as long as their process: for virtual runs by the thousand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from rubberband.executor.core.events import Event
+from rubberband.executor.journal.inbox import DriverRequest, Requests, by_age, checked_id
+
+
+class MemoryJournal:
+    """An `EventLog`."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def append(self, events: Sequence[Event]) -> None:
+        self._events.extend(events)
+
+    def events(self, after: int = -1) -> Iterator[tuple[int, Event]]:
+        return iter(list(enumerate(self._events))[after + 1 :])
+
+
+class MemoryInbox(Requests):
+    def __init__(self, requests: Sequence[DriverRequest] = ()) -> None:
+        self._requests: dict[str, DriverRequest] = {}
+        for request in requests:
+            self.put(request)
+
+    def put(self, request: DriverRequest) -> None:
+        self._requests.setdefault(checked_id(request.id), request)
+
+    def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
+        return sorted((request for id, request in self._requests.items() if id not in done), key=by_age)
+
+    def discard(self, id: str) -> None:
+        self._requests.pop(id, None)

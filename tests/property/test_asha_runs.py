@@ -1,0 +1,186 @@
+"""Asha on a virtual clock: a run takes and costs what its simulation says, and never breaks an invariant."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from random import Random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import TrialsDrawn
+from rubberband.executor.core.state import Job, Phase, State, TrialStatus
+from rubberband.executor.driver import drive, replay
+from rubberband.executor.journal.journal import Journal
+from rubberband.executor.result import jct_s
+from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.planner.asha import Draw, Trace, mean_times, simulate
+from rubberband.spec.search import asha, sha
+from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction
+from tests.bench.bench_asha import PROFILES, figures, job_of, shares_within
+from tests.builders.budget import examples
+from tests.builders.memory import MemoryJournal
+from tests.builders.strategies import faults, offers, profiles
+from tests.builders.virtual_runs import check, run_until_killed, run_virtual
+
+CENT, MILLISECOND = 0.005, 0.0005
+
+
+@st.composite
+def asha_jobs(draw: st.DrawFn, most_trials: int = 30) -> Job:
+    """A job whose trials climb rungs, with a plan that fits."""
+    offer, profile = draw(offers()), draw(profiles())
+    eta, grace = draw(st.integers(2, 4)), draw(st.integers(1, 3))
+    chain = sha(draw(st.integers(1, most_trials)), grace, grace + draw(st.integers(0, 30)), eta)
+    instances = draw(st.integers(1, offer.max_instances))
+    sizes = [size for size in gang_sizes(offer.gpus, profile.smallest_gpus, 16) if slots(instances, offer.gpus, size)]
+    assume(sizes)
+    choice = StagePlan(instances=instances, gpus_per_trial=draw(st.sampled_from(sizes)))
+    nothing = StagePrediction(start_s=0.0, provisioning_s=0.0, duration_s=0.0, cost_usd=0.0, slots=1)
+    return Job(
+        name="climb",
+        stages=(asha(chain, eta),),
+        plan=Plan(stages=(choice,)),
+        prediction=Prediction(jct_s=0.0, cost_usd=0.0, stages=(nothing,)),
+        offer=offer,
+        profile=profile,
+        metric="score",
+        mode="max",
+        replan=False,
+    )
+
+
+def simulated(job: Job, scores: list[list[float]]) -> Trace:
+    """Simulate a run in which trial `t` reports `scores[rung][t]` at the end of a rung: the highest is the best."""
+    stage, choice = job.stages[0], job.plan.stages[0]
+    startup_s, train_s = mean_times(stage, job.profile, choice.gpus_per_trial)
+    draw = Draw(
+        provision_s=job.offer.provision_delay_s,
+        init_s=job.offer.init_delay_s,
+        startup_s=startup_s,
+        train_s=train_s,
+        merits=[[-score for score in row] for row in scores],
+    )
+    return simulate(stage, choice, job.offer, draw)
+
+
+def scores_of(job: Job, seed: int) -> list[list[float]]:
+    source = Random(seed)
+    assert job.ladder is not None
+    return [[source.choice((0.1, 0.5, source.random())) for _ in range(job.num_trials)] for _ in job.ladder.totals]
+
+
+def backend_of(job: Job, scores: list[list[float]], faults: Faults | None = None) -> VirtualBackend:
+    assert job.ladder is not None
+    ends = {total: rung for rung, total in enumerate(job.ladder.totals)}
+    return VirtualBackend(
+        job.name,
+        job.offer,
+        job.profile,
+        metric=job.metric,
+        faults=faults,
+        metric_of=lambda trial, iterations: scores[ends[iterations]][trial] if iterations in ends else 0.0,
+    )
+
+
+@given(asha_jobs(), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=examples(200))
+def test_a_run_takes_and_costs_what_its_simulation_says(job: Job, seed: int) -> None:
+    scores = scores_of(job, seed)
+    controller, _, finish = run_virtual(job, backend=backend_of(job, scores))
+    state, expected = controller.state, simulated(job, scores)
+    assert finish.outcome == "done"
+    assert abs(jct_s(state, state.now) - expected.jct_s) < MILLISECOND
+    assert abs(bill_usd(controller.job, state, state.now) - expected.cost_usd) < CENT
+    assert job.ladder is not None
+    reached = tuple(sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
+    assert reached == expected.reached
+    assert any(trial.status is TrialStatus.COMPLETED for trial in state.trials)
+
+
+def require_that_the_best_of_each_rung_went_on(job: Job, state: State) -> None:
+    """What waiting for all of a rung would have promoted was promoted, unless trials failed."""
+    assert job.ladder is not None
+    for rung, total in enumerate(job.ladder.totals[:-1]):
+        ended = [trial for trial in state.trials if trial.iterations >= total]
+        ended.sort(key=lambda trial: (-trial.reports[total - 1].metrics[job.metric], trial.trial))
+        best = ended[: len(ended) // job.ladder.reduction_factor]
+        assert all(trial.rung > rung for trial in best)
+
+
+@given(asha_jobs(), faults(), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=examples(75))
+def test_faults_are_survived_and_the_best_go_on(job: Job, faults: Faults, seed: int) -> None:
+    controller, backend, finish = run_virtual(job, backend=backend_of(job, scores_of(job, seed), faults))
+    state = controller.state
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+    if finish.outcome == "done":
+        assert any(trial.status is TrialStatus.COMPLETED for trial in state.trials)
+        require_that_the_best_of_each_rung_went_on(job, state)
+
+
+@given(asha_jobs(), faults(), st.integers(0, 200), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=examples(75))
+def test_a_killed_driver_goes_on_with_the_same_promotions(
+    job: Job, faults: Faults, events_before: int, seed: int
+) -> None:
+    journal = Journal("sqlite://", job.name, create=True)
+    backend = backend_of(job, scores_of(job, seed), faults)
+    try:
+        before = Controller(job)
+        run_until_killed(before, backend, journal, events_before)
+        after, _, finish = run_virtual(job, journal=journal, backend=backend)
+        assert after.state.phase is Phase.FINISHED
+        promotions = before.state.promotions
+        assert after.state.promotions[: len(promotions)] == promotions
+        for old, new in zip(before.state.trials, after.state.trials, strict=True):
+            assert new.reports[: old.iterations] == old.reports
+        if finish.outcome == "done":
+            require_that_the_best_of_each_rung_went_on(job, after.state)
+        again = Controller(job)
+        replay(again, journal)
+        assert again.state == after.state
+    finally:
+        journal.close()
+
+
+@given(asha_jobs(), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=examples(50))
+def test_a_sampler_that_learns_draws_every_trial_when_it_starts(job: Job, seed: int) -> None:
+    job, scores, waited = dataclasses.replace(job, draws=True), scores_of(job, seed), list[int]()
+
+    def draw(job: Job, state: State, drawn: object, trials: Sequence[int], now: Callable[[], float]) -> TrialsDrawn:
+        waited.extend(trials)
+        assert all(state.trials[trial].attempt == 0 for trial in trials)
+        configurations = tuple({"x": trial} for trial in trials)
+        return TrialsDrawn(occurred_at=now(), first_trial=trials[0], configurations=configurations, reason="drawn")
+
+    journal, controller = MemoryJournal(), Controller(job)
+    finish = drive(controller, backend_of(job, scores), journal, observers=[check], draw=draw)
+    assert finish.outcome == "done"
+    assert waited == list(range(job.num_trials))
+    assert abs(jct_s(controller.state, controller.state.now) - simulated(job, scores).jct_s) < MILLISECOND
+    again = Controller(job)
+    replay(again, journal)
+    assert again.state == controller.state
+
+
+@given(asha_jobs(), st.integers(0, 60))
+@settings(deadline=None, max_examples=examples(30))
+def test_a_cancelled_run_gives_everything_back(job: Job, rounds: int) -> None:
+    controller, backend, finish = run_virtual(job, cancel_after=rounds)
+    assert finish.outcome in ("cancelled", "done")
+    assert all(status.state == "terminated" for status in backend.provider.describe())
+    assert controller.state.phase is Phase.FINISHED
+
+
+@pytest.mark.parametrize("name", list(PROFILES))
+def test_most_virtual_runs_stay_within_the_predicted_interval(name: str) -> None:
+    """About nine in ten; the bench prints the share of many runs."""
+    shares = shares_within(*figures(job_of(PROFILES[name], 27), runs=50))
+    assert min(shares) >= 0.75

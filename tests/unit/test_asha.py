@@ -1,0 +1,138 @@
+"""Asynchronous halving: its words, its rungs, and its row in an estimate."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rubberband.app.sizing import size_key
+from rubberband.errors import InfeasibleError, InputError
+from rubberband.planner import asha as planner
+from rubberband.planner.estimate import Beside, Case, estimate
+from rubberband.planner.problem import Problem
+from rubberband.planner.search import plan
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.search import asha, sha
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import PlanningConstraints, Stage
+from rubberband.values.profile import Profile
+from rubberband.values.rungs import Ladder, Rungs
+from tests.builders.experiment_words import words
+
+PROFILE = Profile(seconds_per_iteration={1: 40.0, 2: 22.0, 4: 13.0}, trial_startup_s=5.0)
+OFFER = Offer(
+    instance_type="p3.8xlarge",
+    gpus=4,
+    price_usd_per_hour=12.24,
+    max_instances=8,
+    provision_delay_s=30.0,
+    init_delay_s=20.0,
+)
+CHAIN = sha(27, 1, 40, 3)
+CLIMB = asha(CHAIN, 3)
+
+
+def search_of(**scheduler: object) -> Experiment:
+    return Experiment(**words(search__scheduler={"type": "asha", **scheduler}))
+
+
+def test_the_rungs_are_those_of_sha() -> None:
+    (only,) = search_of(num_samples=32, grace_period=1, max_t=50).brackets()
+    assert only == (Stage(trials=32, iterations=50, ladder=Ladder(totals=(1, 4, 13, 50), reduction_factor=3)),)
+    assert only[0].ladder is not None
+    assert only[0].ladder.gains == (1, 3, 9, 37)
+    assert only[0].ladder.fewest(32) == tuple(stage.trials for stage in sha(32, 1, 50, 3))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "why"),
+    [
+        ({"num_samples": 9, "grace_period": 51, "max_t": 50}, "grace_period=51 is more than max_t=50; lower grace_per"),
+        ({"num_samples": 10_001, "max_t": 50}, "num_samples: 10001 must be at most 10000; lower it"),
+        ({"num_samples": "auto", "max_t": 50}, "num_samples: auto is for sha and hyperband; write a number"),
+        ({"num_samples": 9}, "max_t"),
+        ({"num_samples": 9, "max_t": 50, "brackets": 3}, "brackets"),
+    ],
+)
+def test_wrong_words(scheduler: dict[str, object], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        search_of(**scheduler)
+
+
+def test_a_trial_is_promoted_once_it_is_among_the_best_of_its_rung() -> None:
+    rungs = Rungs(Ladder(totals=(1, 4, 13), reduction_factor=3))
+    for trial, loss in enumerate((0.5, 0.9)):
+        rungs.record(0, loss, trial)
+    assert rungs.promotable() is None
+    rungs.record(0, 0.7, 2)
+    assert rungs.promotable() == (0, 0)
+    assert rungs.promote(0) == 0
+    assert rungs.promotable() is None
+    rungs.record(0, 0.1, 3)  # better than the promoted one, which still counts in its rung
+    assert rungs.promotable() == (0, 3)
+
+
+def test_the_highest_rung_goes_first() -> None:
+    rungs = Rungs(Ladder(totals=(1, 4, 13), reduction_factor=2))
+    for trial in range(4):
+        rungs.record(0, trial, trial)
+        rungs.record(1, -trial, trial)
+    assert rungs.promotable() == (1, 3)
+
+
+@pytest.mark.parametrize("deadline_s", [None, 1800.0, 3600.0])
+def test_a_plan_keeps_the_deadline_with_the_confidence(deadline_s: float | None) -> None:
+    constraints = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=8)
+    planned = plan((CLIMB,), PROFILE, OFFER, constraints)
+    assert planned.odds is not None
+    assert planned.odds.p_both >= 0.95
+    assert planned.prediction.jct is not None
+    assert planned.prediction.jct.p90 > planned.prediction.jct.p10
+
+
+def test_equal_seeds_give_equal_plans_and_others_other_samples() -> None:
+    constraints = PlanningConstraints(deadline_s=3600.0, max_gpus_per_trial=8)
+    first, again, other = (plan((CLIMB,), PROFILE, OFFER, constraints, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first.prediction.jct != other.prediction.jct
+
+
+def test_no_plan_names_the_limit_and_the_nearest() -> None:
+    with pytest.raises(InfeasibleError, match=r"deadline 1m cannot be met with confidence 0\.95: the shortest plan"):
+        plan((CLIMB,), PROFILE, OFFER, PlanningConstraints(deadline_s=60.0, max_gpus_per_trial=8))
+    with pytest.raises(InfeasibleError, match=r"max_cost 0\.10 USD cannot be kept with confidence 0\.95"):
+        plan((CLIMB,), PROFILE, OFFER, PlanningConstraints(max_cost_usd=0.1, max_gpus_per_trial=8))
+
+
+def test_spot_is_bought_where_it_is_cheaper() -> None:
+    spot = Spot(price_usd_per_hour=4.0, interruptions_per_hour=0.05, restart_s=60.0)
+    offer = Offer(instance_type="p3.8xlarge", gpus=4, price_usd_per_hour=12.24, max_instances=8, spot=spot)
+    planned = plan((CLIMB,), PROFILE, offer, PlanningConstraints(max_gpus_per_trial=4))
+    assert planned.plan.stages[0].market == "spot"
+
+
+def test_estimates_show_the_other_scheduler_beside() -> None:
+    case = Case(offer=OFFER, profile=PROFILE, constraints=PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4))
+    with_sync = estimate([CHAIN], [case], clock=time.perf_counter, beside=Beside(scheduler="asha", stages=(CLIMB,)))
+    without = estimate([(CLIMB,)], [case], clock=time.perf_counter, beside=Beside(scheduler="sha", stages=CHAIN))
+    (row,) = [one for one in with_sync.options if one.scheduler]
+    assert (row.scheduler, row.job is not None) == ("asha", True)
+    assert [one["scheduler"] for one in with_sync.to_json()["options"] if "scheduler" in one] == ["asha"]
+    assert "static" in with_sync.baselines
+    (other,) = without.options
+    assert other.scheduler == "sha"
+    assert other.job is not None
+    assert with_sync.job is not None
+    assert other.job.prediction == with_sync.job.prediction
+
+
+def test_a_given_plan_is_predicted() -> None:
+    problem = Problem(stages=(CLIMB,), profile=PROFILE, offer=OFFER, constraints=PlanningConstraints())
+    best = plan((CLIMB,), PROFILE, OFFER, PlanningConstraints(max_gpus_per_trial=4))
+    assert planner.planned(problem, best.plan).prediction.cost_usd == best.prediction.cost_usd
+
+
+def test_only_searches_with_a_sync_are_sized() -> None:
+    with pytest.raises(InputError, match="asha cannot be sized to the limits; use the scheduler sha"):
+        size_key(search_of(num_samples=9, max_t=50))

@@ -1,0 +1,270 @@
+"""`rubberband check`: what a trial does wrong is found in seconds, without a cluster, and said with the fix."""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rubberband import cli
+from rubberband.app.check import CheckReport, check_experiment, check_first
+from rubberband.errors import EntrypointError
+from rubberband.executor.training.content import content_of, digest
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.spec.experiment import Experiment
+
+ROOT = Path(__file__).parents[2]
+
+TRIALS = """
+import os, threading, time
+import rubberband
+from helping import FACTOR
+
+class Good(rubberband.Trial):
+    def setup(self, config, context):
+        self.config, self.iterations = config, 0
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+    def iterate(self):
+        self.iterations += 1
+        print("trained", flush=True)
+        return {"score": FACTOR * self.config["x"] * self.iterations}
+    def save(self): return bytes(1_000_000 + self.iterations)
+    def load(self, state): self.iterations = len(state) - 1_000_000
+
+class Misnamed(Good):
+    def iterate(self): return {"scores": 1.0}
+    def save(self): return lambda: None
+
+class Forgetful(Good):
+    def load(self, state): raise ValueError("the state has no momentum")
+
+class Unready(Good):
+    def setup(self, config, context): self.config = config
+    def load(self, state): pass
+    def iterate(self):
+        self.iterations = getattr(self, "iterations", 0) + len(self.config)
+        return {"score": 1.0} if self.iterations == 1 else {"score": float("nan")}
+
+class Sometimes(Good):
+    def setup(self, config, context):
+        super().setup(config, context)
+        if context.trial == 0: raise ValueError("an unlucky configuration")
+
+class Leaves(Good):
+    def iterate(self): os._exit(7)
+
+class Greedy(Good):
+    def iterate(self): os.kill(os.getpid(), 9)
+
+class Hangs(Good):
+    def iterate(self): time.sleep(1000)
+
+class Gpu(Good):
+    def iterate(self): raise RuntimeError("Found no NVIDIA driver on your system")
+
+def function(config):
+    start = rubberband.get_checkpoint() or 0
+    for done in range(start + 1, 100):
+        rubberband.report({"score": done + config["x"]}, checkpoint=done)
+
+def unsaved(config):
+    while True:
+        rubberband.report({"score": 1.0})
+"""
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "checked.py").write_text(TRIALS)
+    (folder / "helping.py").write_text("FACTOR = 2.0\n")
+    return folder
+
+
+def experiment(entrypoint: str | None, **words: Any) -> Experiment:
+    search = {
+        "space": {"x": {"type": "uniform", "lower": 1, "upper": 2}},
+        "scheduler": {"type": "sha", "num_samples": 4, "grace_period": 1, "max_t": 4, "reduction_factor": 2},
+        "metric": "score",
+        "mode": "max",
+    }
+    resources = {"gpus_per_instance": 1, "price_per_hour": 1, "gpus_per_trial": {"max": 1}}
+    return Experiment(**{"name": "test", "entrypoint": entrypoint, "search": search, "resources": resources, **words})
+
+
+def checked(code: Path, name: str, limit_s: float = 60.0, **words: Any) -> CheckReport:
+    with open(os.devnull, "wb") as nothing:
+        return check_experiment(
+            experiment(f"checked:{name}", **words), search_path=(code,), limit_s=limit_s, output=nothing
+        )
+
+
+def test_a_good_trial_passes_whatever_threads_it_leaves(code: Path) -> None:
+    report = checked(code, "Good")
+    assert report.ok, report.problems
+    assert 2.0 <= report.trial.metrics["score"] <= 4.0
+    assert report.trial.checkpoint_bytes is not None
+    assert 1_000_000 < report.trial.checkpoint_bytes < 1_001_000
+    assert list(report.trial.seconds) == ["import", "set-up", "iteration", "save", "restore", "continue"]
+    assert json.loads(json.dumps(report.to_json()))["kind"] == "Trial"
+
+
+def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(code: Path) -> None:
+    good, unsaved = checked(code, "function"), checked(code, "unsaved")
+    assert good.ok
+    assert "continue" in good.trial.seconds
+    assert unsaved.ok
+    assert "Pass checkpoint=" in unsaved.remarks[0]
+    (problem,) = checked(code, "function", resources={"gpus_per_instance": 2, "price_per_hour": 1}).problems
+    assert "set it to 1, or write a rubberband.TorchTrial" in problem.line
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("Misnamed", ["did you mean 'scores'?; report it, or set search.metric", "save: the checkpoint cannot be"]),
+        ("Forgetful", ["restore: ValueError: the state has no momentum"]),
+        ("Leaves", ["iteration: the trial ended its process with exit code 7; raise an exception instead"]),
+        ("Gpu", ["iteration: it needs a GPU, and is checked on the CPU"]),
+        ("Nosuch", ["entrypoint checked:Nosuch: "]),
+    ],
+)
+def test_every_problem_is_a_line_with_the_fix(code: Path, name: str, lines: list[str]) -> None:
+    report = checked(code, name)
+    assert len(report.problems) == len(lines), report.problems
+    for problem, line in zip(report.problems, lines, strict=True):
+        assert line in problem.line
+        assert "\n" not in problem.line
+        assert "rubberband/executor" not in problem.details.partition("checked.py")[0]
+
+
+def test_a_file_that_is_no_python_is_shown_at_its_line(code: Path) -> None:
+    (code / "unclosed.py").write_text("def train(config):\n    return (\n")
+    with open(os.devnull, "wb") as nothing:
+        report = check_experiment(experiment("unclosed:train"), search_path=(code,), output=nothing)
+    (problem,) = report.problems
+    assert "entrypoint unclosed:train cannot be imported: SyntaxError" in problem.line
+    assert "unclosed.py" in problem.details
+    assert "frozen" not in problem.details
+
+
+def test_nothing_of_a_trial_outlives_its_check(code: Path, tmp_path: Path) -> None:
+    (code / "starting.py").write_text(
+        "import pathlib, subprocess, time\n"
+        "def train(config):\n"
+        f"    child = subprocess.Popen(['sleep', '1000'])\n"
+        f"    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "    time.sleep(1000)\n"
+    )
+    asked = experiment("starting:train")
+    with open(os.devnull, "wb") as nothing:
+        began_s = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):  # Ctrl-C, as soon as the trial's process is there
+            _interrupted(lambda: check_experiment(asked, search_path=(code,), output=nothing), tmp_path / "pid")
+    assert time.monotonic() - began_s < 60.0
+    command = Path(f"/proc/{(tmp_path / 'pid').read_text()}/cmdline")
+    while command.exists() and command.read_bytes() and time.monotonic() - began_s < 60.0:
+        time.sleep(0.01)  # the kernel ends it soon
+    assert not command.exists() or not command.read_bytes()
+
+
+def _interrupted(call: Any, when: Path) -> None:
+    """Call it, and interrupt it once the file `when` has been written."""
+
+    def wait() -> None:
+        while not (when.exists() and when.read_text()):
+            time.sleep(0.01)
+        _thread.interrupt_main()
+
+    threading.Thread(target=wait, daemon=True).start()
+    call()
+
+
+def test_a_single_bad_configuration_is_only_noted(code: Path) -> None:
+    report = checked(code, "Sometimes")
+    assert report.ok
+    assert "trial 0 (x=" in report.remarks[0]
+    assert "an unlucky configuration" in report.remarks[0]
+
+
+def test_a_trial_that_hangs_is_given_up(code: Path) -> None:
+    report = checked(code, "Hangs", limit_s=4.0)
+    (problem,) = report.problems
+    assert problem.line == "iteration: not over after 4s; allow more with --limit 12s"
+
+
+def test_an_adaptive_torch_trial_is_checked_as_it_trains() -> None:
+    space = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.0}
+    words = {"space": space, "scheduler": {"type": "sha", "num_samples": 2, "max_t": 4}, "metric": "accuracy"}
+    asked = experiment(
+        "examples.digits:DigitsTrial", search={**words, "mode": "max"}, batch={"policy": "goodput", "max": 512}
+    )
+    report = check_experiment(asked, search_path=(ROOT,))
+    assert report.ok, report.problems
+    assert report.trial.kind == "TorchTrial"
+    assert report.trial.metrics["accuracy"] > 0.1
+
+
+def test_before_a_run_it_is_checked_once_for_the_same_content(code: Path, tmp_path: Path) -> None:
+    said = list[str]()
+
+    def before_a_run(name: str, **words: Any) -> None:
+        said.clear()
+        asked = experiment(f"checked:{name}", **words)
+        check_first(asked, Entrypoint.parse(f"checked:{name}", (code,)), tmp_path, None, said.append)
+
+    before_a_run("Good")
+    assert said[0].startswith("checked checked:Good: 1 iteration in ")
+    before_a_run("Good", constraints={"deadline": "3h"})
+    assert said == []
+    (code / "helping.py").write_text("FACTOR = 3.0\n")
+    before_a_run("Good")
+    assert len(said) == 1
+    with pytest.raises(EntrypointError, match=r"Leaves does not pass the check: .*--no-check"):
+        before_a_run("Leaves")
+    with pytest.raises(EntrypointError, match="it needs a GPU"):
+        before_a_run("Gpu")
+    rented = {"provider": "aws", "instance_type": "g4dn.xlarge", "checkpoints": "s3://bucket/folder"}
+    for name, why in (("Gpu", "it needs a GPU"), ("Greedy", "ended by SIGKILL; it may need less memory")):
+        before_a_run(name, resources=rented)
+        (line,) = said
+        assert line.startswith("the trial was not checked, as this machine may lack what it needs: iteration: ")
+        assert why in line
+
+
+def test_the_command_prints_what_it_found(code: Path) -> None:
+    file = code / "checked.yaml"
+    words = experiment("checked:Good").to_words()
+    file.write_text(json.dumps(words))
+    done = CliRunner().invoke(cli.app, ["check", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "restored in" in done.stdout
+    assert f"run it: rubberband run {file}" in done.stdout
+    failed = CliRunner().invoke(cli.app, ["check", str(file), "-o", "json", "-s", "search.metric=scor"])
+    assert failed.exit_code == 1
+    assert "did you mean 'score'" in json.loads(failed.stdout)["problems"][0]["line"]
+
+
+def test_the_content_is_the_users_sources_and_the_versions_of_what_they_import(tmp_path: Path) -> None:
+    package = tmp_path / "own"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "deep.py").write_text("import json, numpy\nDEPTH = 1\n")
+    (package / "near.py").write_text("from . import deep\n")
+    (tmp_path / "top.py").write_text("def train(config):\n    from own.near import deep\n")
+    (tmp_path / "beside.py").write_text("")
+    entrypoint = Entrypoint.parse("top:train", (tmp_path,))
+    found = content_of(entrypoint)
+    assert found is not None
+    assert set(found) == {"python", "rubberband", "top", "own", "own.near", "own.deep", "numpy"}
+    (package / "deep.py").write_text("import json, numpy\nDEPTH = 2\n")
+    changed = content_of(entrypoint)
+    assert digest(changed) != digest(found)
+    assert content_of(Entrypoint(module="__main__", attribute="f.<locals>.train", pickled=b"")) is None

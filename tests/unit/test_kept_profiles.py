@@ -1,0 +1,124 @@
+"""Measured profiles are kept by their content, and used again by runs and estimates of the same content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rubberband import cli
+from rubberband.app.kept import content_to_measure, kept_path
+from rubberband.app.measure import measure_profile
+from rubberband.app.run import find_entrypoint, known_profiles
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.session import Setup
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.loading import default_profile_path, dump_experiment, load_experiment, names_no_profile
+from rubberband.values.offer import Offer
+from tests.builders.experiments import PROFILE, experiment
+
+TRIAL = "import rubberband\ndef train(config):\n    while True: rubberband.report({'loss': 1.0}, checkpoint=1)\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An experiment file beside its trial; what is measured is on a virtual clock."""
+
+    def make_backend(_folder: object, _setup: Setup, offer: Offer, metric: str, **_: int) -> VirtualBackend:
+        return VirtualBackend("test", offer, PROFILE, metric=metric)
+
+    monkeypatch.setattr("rubberband.app.measure.make_ray_backend", make_backend)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    (tmp_path / "kept_trial.py").write_text(TRIAL)
+    words = experiment(gpus_per_trial={"min": 1, "max": 1}).to_words() | {"entrypoint": "kept_trial:train"}
+    path = tmp_path / "kept.yaml"
+    path.write_text(dump_experiment(Experiment(**words)))
+    return path
+
+
+def content(file: Path, *overrides: str) -> Any:
+    found = load_experiment(file, overrides)
+    return content_to_measure(found, Entrypoint.parse("kept_trial:train", (file.parent,)))
+
+
+def measured(file: Path, *overrides: str) -> None:
+    """Measure it and keep it, as a first run does."""
+    found = load_experiment(file, overrides)
+    entrypoint = find_entrypoint(found, (file.parent,))
+    home = file.parent / "home"
+    profile = measure_profile(found, entrypoint, ExperimentFolder(home=home, name="test"), briefly=True)
+    profile.keep(home)
+    profile.save(default_profile_path(file))
+
+
+def known(file: Path, *overrides: str) -> tuple[bool, list[str]]:
+    """Whether a run would have a profile, and what it says."""
+    said = list[str]()
+    found = load_experiment(file, overrides)
+    at = default_profile_path(file) if names_no_profile(file, overrides) else None
+    entrypoint = Entrypoint.parse("kept_trial:train", (file.parent,))
+    return known_profiles(found, entrypoint, file.parent / "home", at, said.append) is not None, said
+
+
+def test_a_profile_is_used_again_while_its_content_is_the_same(file: Path) -> None:
+    assert known(file) == (False, [])
+    measured(file)
+    is_known, (line,) = known(file)
+    assert is_known
+    assert line.startswith("profile: kept.profile.json, measured ")
+    assert "--profile-again measures it afresh" in line
+    default_profile_path(file).unlink()
+    is_known, (line,) = known(file, "name=other")
+    assert is_known
+    assert "used again" in line
+
+
+def test_a_change_of_the_trial_is_measured_again_and_its_undoing_is_not(file: Path) -> None:
+    measured(file)
+    (file.parent / "kept_trial.py").write_text(TRIAL + "# twice the layers\n")
+    is_known, (line,) = known(file)
+    assert not is_known
+    assert "kept.profile.json was measured " in line
+    assert "for another state of the trial" in line
+    (file.parent / "kept_trial.py").write_text(TRIAL)
+    assert known(file)[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "is_other"),
+    [
+        ("search.space.x.upper=2", True),
+        ("resources.gpus_per_instance=4", True),
+        ("resources.gpus_per_trial.max=2", True),
+        ("batch.policy=goodput", True),
+        ("constraints.deadline=3h", False),
+        ("name=other", False),
+        ("search.scheduler={type: sha, num_samples: 99, max_t: 9}", False),
+    ],
+)
+def test_the_content_is_the_trial_its_space_and_the_hardware(file: Path, override: str, is_other: bool) -> None:
+    assert (content(file).key != content(file, override).key) == is_other
+
+
+def test_an_estimate_uses_the_kept_profile(file: Path) -> None:
+    refused = CliRunner().invoke(cli.app, ["estimate", str(file)])
+    assert "has no profile" in str(refused.exception)
+    measured(file)
+    default_profile_path(file).unlink()
+    done = CliRunner().invoke(cli.app, ["estimate", str(file), "-o", "json"])
+    assert done.exit_code == 0, done.output
+    assert "profile: measured" in done.stderr
+    assert json.loads(done.stdout)["feasible"]
+
+
+def test_a_damaged_or_named_profile_is_no_kept_one(file: Path) -> None:
+    measured(file)
+    kept_path(file.parent / "home", content(file)).write_text("{")
+    default_profile_path(file).rename(file.parent / "mine.json")
+    assert known(file) == (False, [])
+    assert known(file, f"profile={file.parent}/mine.json") == (True, [])

@@ -1,0 +1,286 @@
+"""Results beyond the report: as rows and data frames, as files, and as the trained trial."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import rubberband
+from rubberband import cli
+from rubberband.errors import CheckpointError, InputError, StoreAwayError
+from rubberband.executor import rows
+from rubberband.executor.checkpoints import make_store
+from rubberband.executor.result import Result, TrialResult
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor.virtual.backend import Faults
+from tests.builders.journalled_runs import recorded
+from tests.builders.results import EVERY_RESULT, a_job, a_result
+from tests.builders.segments import SEGMENT
+
+
+@pytest.mark.parametrize("kind", sorted(EVERY_RESULT))
+def test_shares_of_the_bill_add_up_to_it(kind: str) -> None:
+    result = EVERY_RESULT[kind]()
+    found = rows.trial_rows(result)
+    assert [row["trial"] for row in found] == list(range(12))
+    assert all(list(row) == list(found[0]) for row in found)
+    if any(row["gpu_s"] for row in found):
+        assert sum(row["cost_usd"] for row in found) == pytest.approx(result.actual_cost_usd)
+    assert sum(row["gpu_s"] for row in found) == pytest.approx(sum(use.end_s - use.start_s for use in result.busy))
+
+
+@pytest.mark.parametrize("kind", ["done", "faults", "unfinished"])
+def test_a_result_of_a_service_has_the_same_rows(kind: str) -> None:
+    result = EVERY_RESULT[kind]()
+    there = Result.from_json(json.loads(json.dumps(result.to_json())))
+    assert rows.trial_rows(there) == rows.trial_rows(result)
+    assert rows.report_rows(there) == rows.report_rows(result)
+
+
+def test_columns_come_in_the_order_in_which_people_look() -> None:
+    found = rows.trial_rows(a_result())
+    assert list(found[0]) == [
+        *("trial", "status", "config.lr", "config.n", "score"),
+        *("iterations", "failures", "failure", "gpu_s", "cost_usd", "checkpoint"),
+    ]
+
+
+def test_a_nested_configuration_and_a_missing_parameter_have_columns_of_their_own() -> None:
+    result = a_result()
+    one, other, *rest = result.trials
+    one = replace(one, configuration={"model": {"kind": "cnn", "width": 8}, "lr": 0.1}, metrics={"trial": 2.0})
+    other = replace(other, configuration={"model": {"kind": "mlp"}, "lr": 0.2, "depth": [1, 2]})
+    found = rows.trial_rows(replace(result, trials=(one, other, *rest)))
+    names = [name for name in found[0] if name.startswith("config.")]
+    assert names == ["config.model.kind", "config.model.width", "config.lr", "config.n", "config.depth"]
+    assert (found[0]["trial"], found[0]["metrics.trial"]) == (0, 2.0)
+    assert found[1]["config.model.width"] is None
+
+
+def test_a_data_frame_has_a_row_for_each_trial_or_for_each_report() -> None:
+    result = a_result()
+    frame = result.to_dataframe()
+    assert frame.loc[frame.score.idxmax(), "trial"] == (result.best.trial if result.best else None)
+    reports = result.to_dataframe(reports=True)
+    assert list(reports.columns) == ["trial", "iterations", "elapsed_s", "score"]
+    assert len(reports) == sum(len(trial.curve) for trial in result.trials)
+    assert reports.groupby("trial").iterations.max().to_dict() == {t.trial: t.iterations for t in result.trials}
+
+
+def test_without_pandas_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(InputError, match=r"needs pandas; pip install 'rubberband-tune\[pandas\]'"):
+        a_result().to_dataframe()
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**40), 2**40),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), max_size=8),
+    st.lists(st.integers(0, 5), max_size=3),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.fixed_dictionaries({"trial": st.integers(0, 9), "a": VALUES, "b": VALUES}), min_size=1, max_size=5))
+def test_every_file_holds_every_row(found: list[rows.Row]) -> None:
+    read = list(csv.DictReader(io.StringIO(rows.to_csv(found))))
+    assert [row["trial"] for row in read] == [str(row["trial"]) for row in found]
+    assert [row["a"] == "" for row in read] == [row["a"] in (None, "") for row in found]
+    assert json.loads(rows.to_json(found)) == found
+    frame = pandas.read_parquet(io.BytesIO(rows.to_parquet(found)))
+    assert frame.trial.tolist() == [row["trial"] for row in found]
+    assert frame.b.isna().tolist() == [row["b"] is None for row in found]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    recorded().put(folder)
+    return folder
+
+
+@pytest.fixture
+def says(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(home))
+
+    def run(*arguments: str) -> str:
+        found = CliRunner().invoke(cli.app, arguments)
+        if found.exception is not None:
+            raise found.exception
+        return found.stdout
+
+    return run
+
+
+def test_best_prints_the_configuration(says: Any) -> None:
+    lines = says("best", "digits-sha").splitlines()
+    assert lines[0].startswith("accuracy=0.9")
+    assert [line.split(":")[0] for line in lines[1:]] == ["  lr", "  momentum", "  hidden", "  optimizer"]
+    told = json.loads(says("best", "digits-sha", "-o", "json"))
+    assert set(told["configuration"]) == {"lr", "momentum", "hidden", "optimizer"}
+    assert lines[0].startswith(f"accuracy={told['metrics']['accuracy']:.6g} (trial {told['trial']}, ")
+
+
+def test_best_of_a_run_without_reports_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded().put(tmp_path, upto=2)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    with pytest.raises(InputError, match=r"no best trial: none has reported; `rubberband logs digits-sha` shows why"):
+        CliRunner().invoke(cli.app, ["best", "digits-sha"], catch_exceptions=False)
+
+
+def test_export_writes_what_the_ending_says(says: Any, tmp_path: Path) -> None:
+    printed = says("export", "digits-sha")
+    assert len(printed.splitlines()) == 28
+    for name in ("trials.csv", "trials.json", "trials.parquet"):
+        assert says("export", "digits-sha", str(tmp_path / name)) == ""
+    assert (tmp_path / "trials.csv").read_text() == printed
+    frames = [pandas.read_csv(tmp_path / "trials.csv"), pandas.read_parquet(tmp_path / "trials.parquet")]
+    frames.append(pandas.read_json(tmp_path / "trials.json"))
+    assert len({tuple(frame.columns) for frame in frames}) == 1
+    assert all(math.isclose(frame.accuracy.max(), frames[0].accuracy.max()) for frame in frames)
+    assert len(says("export", "digits-sha", "--reports").splitlines()) > 28
+    assert json.loads(says("export", "digits-sha", "--json"))[3]["trial"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--csv", "--json"), "--csv and --json were given; give one of them"),
+        (("--parquet",), "name a file to write, such as trials.parquet"),
+        (("/nosuch/trials.csv",), "/nosuch/trials.csv cannot be written"),
+    ],
+)
+def test_export_refuses(says: Any, arguments: tuple[str, ...], error: str) -> None:
+    with pytest.raises(InputError, match=error):
+        says("export", "digits-sha", *arguments)
+
+
+def test_a_result_is_loaded_by_its_name(home: Path) -> None:
+    result = rubberband.load_result("digits-sha", home=home)
+    assert result.outcome == "done"
+    assert result.best is not None
+    assert result.best.config == result.best_config
+    assert result.trials[3].seed == recorded().setup["seeds"][3]
+    with pytest.raises(InputError, match="known: digits-sha"):
+        rubberband.load_result("nosuch", home=home)
+
+
+# The trained trial, from the checkpoint of a segment that ran in this process
+
+
+class Counter(rubberband.Trial):
+    """Counts, from a start that its configuration says."""
+
+    def setup(self, config: Mapping[str, Any], context: rubberband.TrialContext) -> None:
+        self.count, self.seed = config["start"], context.seed
+
+    def iterate(self) -> Mapping[str, float]:
+        self.count += 1
+        return {"loss": 1.0 / self.count}
+
+    def save(self) -> Any:
+        return self.count
+
+    def load(self, state: Any) -> None:
+        self.count = state
+
+
+def count(config: dict[str, Any]) -> None:
+    for number in range(1, 100):
+        rubberband.report({"loss": 1.0 / number}, checkpoint={"number": number})
+
+
+def forgetful(config: dict[str, Any]) -> None:
+    for number in range(1, 100):
+        rubberband.report({"loss": 1.0 / number})
+
+
+def trained(target: Any, folder: Path, *, metric: str = "loss", **config: Any) -> Result:
+    """A result whose best trial is a segment of `target`, with its checkpoint in `folder`."""
+    store = make_store(str(folder))
+    segment = replace(SEGMENT, config=config, metric=metric)
+    reports = [
+        item for item in run_segment(Entrypoint.from_object(target), segment, store) if isinstance(item, SegmentReport)
+    ]
+    best = TrialResult(
+        trial=segment.trial,
+        status="completed",
+        configuration=config,
+        iterations=reports[-1].iterations,
+        metrics=reports[-1].metrics,
+        failures=0,
+        failure=None,
+        checkpoint=reports[-1].checkpoint,
+        curve=(),
+        seed=segment.seed,
+    )
+    return replace(a_result(), best=best, provider="local")
+
+
+def test_a_trial_is_set_up_and_loaded(tmp_path: Path) -> None:
+    best = trained(Counter, tmp_path, start=10).load_best(Counter)
+    assert isinstance(best, Counter)
+    assert (best.count, best.seed) == (14, SEGMENT.seed)
+
+
+def test_the_checkpoint_of_a_function_is_loaded(tmp_path: Path) -> None:
+    assert trained(count, tmp_path).load_best(count) == {"number": 4}
+    with pytest.raises(InputError, match=r"reported without a checkpoint.*pass checkpoint= to rubberband.report"):
+        trained(forgetful, tmp_path).load_best(forgetful)
+
+
+def test_a_torch_trial_comes_with_its_model(tmp_path: Path) -> None:
+    import torch
+
+    from tests.integration.torch_trials import Line
+
+    result = trained(Line, tmp_path, metric="train_loss", lr=0.3)
+    best = result.load_best(Line)
+    assert best.config == {"lr": 0.3}
+    assert not best.model.training
+    batch = next(iter(torch.utils.data.DataLoader(best.train_dataset(best.config), batch_size=64)))
+    assert result.best is not None
+    assert 0.0 < best.loss(best.model, batch).item() < result.best.metrics["train_loss"]
+    assert result.load_best("tests.integration.torch_trials:Line").config == best.config
+    with pytest.raises(CheckpointError, match="does not fit Wide"):
+        result.load_best(type("Wide", (Line,), {"build_model": lambda *_: torch.nn.Linear(2, 1)}))
+    with pytest.raises(CheckpointError, match=r"does not fit Counter: .*give the class that was trained"):
+        result.load_best(Counter)
+
+
+def test_a_lost_checkpoint_is_not_a_store_that_is_away(tmp_path: Path) -> None:
+    result = trained(Counter, tmp_path / "store", start=1)
+    for file in (tmp_path / "store").glob("*.ckpt"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="is missing; put it back, or run the experiment again"):
+        result.load_best(Counter)
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreAwayError, match="mount or restore it"):
+        result.load_best(Counter)
+
+
+def test_a_run_without_training_has_nothing_to_load(home: Path) -> None:
+    with pytest.raises(InputError, match="a virtual run trains no model"):
+        rubberband.load_result("digits-sha", home=home).load_best(Counter)
+    failed = a_result(a_job(), Faults(failures={(trial, 1): "not_a_number" for trial in range(12)}))
+    with pytest.raises(InputError, match="has no best trial"):
+        failed.load_best(Counter)
+    with pytest.raises(InputError, match=r"load_best\(\) got 3; give the trial's class"):
+        trained(Counter, home / "store", start=1).load_best(3)  # type: ignore[arg-type]

@@ -1,0 +1,259 @@
+"""Optuna's samplers by ask and tell: conditional spaces, results, seeds, runs that are resumed, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rubberband
+from rubberband.app.cases import sampler_notes
+from rubberband.app.measure import Spent, make_setup
+from rubberband.app.planning import plan_job
+from rubberband.errors import InputError
+from rubberband.executor import sampling, session
+from rubberband.executor.core.events import RestPlanned, Started, TrialsDrawn
+from rubberband.executor.core.state import lanes_of
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.journal import decode_event, decode_job, encode_event, encode_job
+from rubberband.executor.journal.reading import read
+from rubberband.executor.result import summarise
+from rubberband.spec import samplers, space
+from rubberband.views.narration import Narrator
+from tests.builders.sampled_runs import SampledRun, an_experiment
+from tests.builders.sessions import Killed, dying_after
+
+SGD = {
+    "name": "sgd",
+    "space": {
+        "momentum": {"type": "uniform", "lower": 0.0, "upper": 0.99},
+        "nesterov": {"type": "choice", "values": [True, False]},
+    },
+}
+MIXED: dict[str, Any] = {
+    "lr": rubberband.loguniform(1e-4, 1e-1),
+    "q": rubberband.quniform(0, 1, 0.1),
+    "ql": rubberband.qloguniform(1e-3, 1, 1e-3),
+    "n": rubberband.randn(1, 2),
+    "qn": rubberband.qrandn(0, 1, 0.5),
+    "i": rubberband.randint(0, 5),
+    "il": rubberband.lograndint(1, 100),
+    "iq": rubberband.qrandint(0, 64, 8),
+    "ilq": rubberband.qlograndint(8, 512, 8),
+    "optimizer": space.parse({"type": "choice", "values": ["adam", SGD]}),
+    "fixed": [1, 2],
+}
+ALGORITHMS = ("tpe", "gp", "cmaes", "nsgaii")
+
+
+def drawn(run: SampledRun) -> list[TrialsDrawn]:
+    return [event for _, event in run.journal.events() if isinstance(event, TrialsDrawn)]
+
+
+def mixed_objective(configuration: Any, iterations: int) -> float:
+    off = abs(math.log10(configuration["lr"]) + 2.0) + 0.1 * configuration["i"] + configuration.get("momentum", 0.5)
+    return off + 1.0 / iterations
+
+
+SMALL = {"type": "hyperband", "max_t": 9, "reduction_factor": 3}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_sampler_draws_whole_configurations_within_any_space(algorithm: str) -> None:
+    rewards = [mixed_objective(row, 9) for row in samplers.sample(MIXED, "random", 20, 1)]
+    points = samplers.sample(MIXED, "random", 20, 1)
+    experiment = an_experiment(
+        3, space=MIXED, scheduler={"type": "sha", "num_samples": 4, "max_t": 3}, sampler={"sampler": algorithm},
+        points_to_evaluate=points, evaluated_rewards=rewards,
+    )  # fmt: skip
+    run = SampledRun(experiment, mixed_objective).drive()
+    (event,) = drawn(run)
+    assert event.reason == f"by {algorithm} from 20 results after 1 iteration"
+    assert len({str(row) for row in event.configurations}) == 4
+    assert list(event.configurations) != experiment.configurations()
+    for row in event.configurations:
+        samplers.check_point(MIXED, row, complete=True)
+        assert set(row) == set(MIXED) | ({"momentum", "nesterov"} if row["optimizer"] == "sgd" else set())
+    assert drawn(SampledRun(experiment, mixed_objective).drive()) == [event]
+    other = an_experiment(4, **experiment.to_words()["search"] | {"sampler": {"sampler": algorithm, "seed": 4}})
+    assert drawn(SampledRun(other, mixed_objective).drive())[0].configurations != event.configurations
+
+
+def test_brackets_after_the_first_learn_and_the_first_equals_random() -> None:
+    run = SampledRun(an_experiment(0, scheduler=SMALL)).drive()
+    first, *later = drawn(run)
+    random = an_experiment(0, scheduler=SMALL, sampler={"type": "random"}).configurations()
+    assert list(first.configurations) == random[: len(first.configurations)]
+    assert first.reason == "at random: tpe needs 10 results and there are 0"
+    assert any(event.reason.startswith("by tpe from ") for event in later)
+    result = summarise(run.job, run.controller.state, {"configurations": []}, run.backend.now())
+    assert [dict(trial.configuration) for trial in result.trials] == [
+        run.controller.state.drawn[trial] for trial in range(len(result.trials))
+    ]
+
+
+@pytest.mark.parametrize("replan", [True, False])
+def test_a_run_that_is_killed_after_any_event_ends_as_an_undisturbed_one(replan: bool) -> None:
+    """All on one lane: with several, another lane's results may be known at another instant."""
+
+    def fresh() -> SampledRun:
+        run = SampledRun(an_experiment(1, scheduler=SMALL, resources={"max_instances": 1}))
+        run.job = dataclasses.replace(run.job, replan=replan)
+        return run
+
+    whole = fresh().drive()
+    assert len(lanes_of(whole.job)) == 1
+    events = [event for _, event in whole.journal.events()]
+    assert isinstance(events[0], TrialsDrawn)
+    assert isinstance(events[1], Started)
+    assert replan == any(isinstance(event, RestPlanned) for event in events)
+    at = [number for number, event in enumerate(events, start=1) if isinstance(event, TrialsDrawn)]
+    for kill_after in sorted({1, 2, *at, *(number - 1 for number in at[1:]), len(events) // 2}):
+        run = fresh().drive(kill_after)
+        run.drive()
+        assert [e.configurations for e in drawn(run)] == [e.configurations for e in drawn(whole)], kill_after
+        assert run.best(9) == whole.best(9)
+
+
+def test_points_are_trained_in_every_bracket() -> None:
+    points = samplers.sample(MIXED, "random", 45, 8)
+    points[44] = {"optimizer": "sgd", "momentum": 0.5}
+    run = SampledRun(an_experiment(0, space=MIXED, points_to_evaluate=points), mixed_objective).drive()
+    assert any(event.reason.startswith("by tpe") for event in drawn(run))
+    configurations = run.controller.state.drawn
+    for trial, point in enumerate(points):
+        assert {name: configurations[trial][name] for name in point} == point, trial
+
+
+def test_an_experiment_on_disk_is_resumed_with_the_same_configurations(tmp_path: Path) -> None:
+    experiment = an_experiment(5, scheduler=SMALL, resources={"max_instances": 1})
+    results = []
+    for home, dies in ((tmp_path / "whole", ()), (tmp_path / "cut", (3, 60, 110))):
+        folder = ExperimentFolder(home=home, name=experiment.name)
+        profile = experiment.loaded_profile()
+        assert profile is not None, "the words have a profile"
+        session.create(folder, plan_job(experiment, profile), make_setup(experiment, None, folder, Spent()))
+        for events in dies:
+            with contextlib.suppress(Killed):
+                session.run(folder, view=dying_after(events))
+        results.append(session.run(folder))
+        assert read(folder) == results[-1]
+    whole, cut = results
+    assert cut.resumes >= 1
+    assert [trial.configuration for trial in cut.trials] == [trial.configuration for trial in whole.trials]
+    assert all(trial.configuration for trial in whole.trials)
+
+
+def test_without_a_sync_every_trial_learns_from_those_before_and_a_resume_keeps_what_was_drawn() -> None:
+    asha = {"type": "asha", "num_samples": 24, "grace_period": 1, "max_t": 9, "reduction_factor": 3}
+    whole = SampledRun(an_experiment(0, scheduler=asha)).drive()
+    reasons = [event.reason for event in drawn(whole)]
+    assert sorted(whole.controller.state.drawn) == list(range(24))
+    assert reasons[0].startswith("at random: ")
+    assert reasons[-1].startswith("by tpe from ")
+    run = SampledRun(an_experiment(0, scheduler=asha)).drive(kill_after=120)
+    before = dict(run.controller.state.drawn)
+    assert 0 < len(before) < 24
+    run.drive()
+    assert {trial: run.controller.state.drawn[trial] for trial in before} == before
+    assert {trial: whole.controller.state.drawn[trial] for trial in before} == before
+
+
+def test_a_virtual_run_that_draws_takes_and_costs_as_planned() -> None:
+    run = SampledRun(an_experiment(2, scheduler=SMALL, sampler={"sampler": "nsgaii"})).drive()
+    result = summarise(run.job, run.controller.state, {"configurations": []}, run.backend.now())
+    assert result.actual_jct_s == pytest.approx(result.planned_jct_s, abs=0.001)
+    assert result.actual_cost_usd <= result.planned_cost_usd + 0.005
+
+
+def test_draws_and_jobs_keep_their_place_in_the_journal() -> None:
+    run = SampledRun(an_experiment(0, space=MIXED, scheduler=SMALL), mixed_objective).drive()
+    for event in drawn(run):
+        assert decode_event(*encode_event(event)) == event
+    assert decode_job(encode_job(run.job)) == run.job
+    assert not decode_job(encode_job(run.job).replace('"draws":true,', "")).draws
+
+
+def test_a_draw_is_one_line_of_the_narration() -> None:
+    run, said = SampledRun(an_experiment(0, scheduler=SMALL)), list[str]()
+    narrator = Narrator(run.job)
+    run.drive(observers=[lambda event, controller: said.extend(narrator.lines(event, controller))])
+    found = [line for line in said if " drawn " in line]
+    assert found
+    assert all(line.split(" drawn ")[1].startswith(("by tpe from ", "at random: ")) for line in found)
+
+
+def test_a_failed_trial_counts_as_the_worst_and_one_that_trains_as_unknown() -> None:
+    run = SampledRun(an_experiment(0, scheduler=SMALL)).drive()
+    state, seen = run.controller.state, dict(run.controller.state.drawn)
+    state.trials[0].reports[0] = dataclasses.replace(state.trials[0].reports[0], metrics={"loss": math.nan})
+    iterations, known = sampling._results(run.experiment.search, run.job, state, {0: seen[0], 1: seen[1]}, 1)
+    assert iterations >= 1
+    values = [each.value for each in known if each.value is not None]
+    assert all(map(math.isfinite, values))
+    assert len(known) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            {"sampler": {"type": "random", "sampler": "tpe"}},
+            "search.sampler.sampler: is for type: optuna; leave it out",
+        ),
+        ({"sampler": {"sampler": "bayes"}}, "'bayes' is not one of tpe, gp, cmaes, nsgaii"),
+        (
+            {"sampler": {"type": "quasi"}, "points_to_evaluate": [{}], "evaluated_rewards": [1.0]},
+            "evaluated_rewards: the quasi sampler learns nothing from them; write sampler: {type: optuna}",
+        ),
+        ({"evaluated_rewards": [1.0]}, "has 1 numbers and points_to_evaluate 0 points; give one for each"),
+        (
+            {"points_to_evaluate": [{"x": 1.0}], "evaluated_rewards": [1.0]},
+            r"points_to_evaluate\[0\] has no value of y; add it",
+        ),
+        (
+            {"points_to_evaluate": [{"x": 1.0, "y": 2.0}], "evaluated_rewards": [math.nan]},
+            r"evaluated_rewards.0: nan is not a finite number",
+        ),
+        ({"space": {"x": rubberband.grid_search([1])}}, "is a grid, which the optuna sampler does not walk"),
+    ],
+)
+def test_invalid_words_are_refused(words: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        an_experiment(0, **words)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "absent", "why"),
+    [
+        ("tpe", {"optuna"}, r"search.sampler: tpe needs optuna; pip install 'rubberband-tune\[optuna\]'"),
+        ("cmaes", {"cmaes"}, r"search.sampler: cmaes needs cmaes; pip install 'rubberband-tune\[optuna\]'"),
+        ("gp", {"torch"}, r"search.sampler: gp needs torch; pip install 'rubberband-tune\[ray\]'"),
+    ],
+)
+def test_a_sampler_that_is_not_installed_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, absent: set[str], why: str
+) -> None:
+    experiment = an_experiment(0, sampler={"sampler": algorithm})
+    experiment.require_runnable()
+    monkeypatch.setattr("rubberband.spec.search.find_spec", lambda name: None if name in absent else object())
+    with pytest.raises(InputError, match=why):
+        experiment.require_runnable()
+    an_experiment(0, sampler={"type": "random"}).require_runnable()
+
+
+def test_one_bracket_has_nothing_to_learn_from_and_says_so() -> None:
+    sha = {"type": "sha", "num_samples": 9, "max_t": 9}
+    (note,) = sampler_notes(an_experiment(0, scheduler=sha), 1)
+    assert "tpe has nothing to learn from, as all trials start before the first result" in note
+    assert "use scheduler: {type: hyperband}" in note
+    assert "lower resources.max_instances" in sampler_notes(an_experiment(0), 4)[0]
+    assert sampler_notes(an_experiment(0), 2) == []
+    assert sampler_notes(an_experiment(0, scheduler=sha, sampler={"type": "random"}), 1) == []
+    points = samplers.sample(an_experiment(0).search.space, "random", 10, 0)
+    given = an_experiment(0, scheduler=sha, points_to_evaluate=points, evaluated_rewards=[1.0] * 10)
+    assert sampler_notes(given, 1) == []
