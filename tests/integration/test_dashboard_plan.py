@@ -204,7 +204,7 @@ def test_a_person_without_a_mouse_submits_what_was_previewed(browser: Any, addre
         page.keyboard.press("ArrowRight")
         expect(page.get_by_role("button", name="Submit…")).to_be_enabled()
         expect(page.get_by_label("Deadline", exact=True)).to_have_value("1m13s")
-        for _ in range(3):
+        for _ in range(4):  # The budget, the size, "As in the file"
             page.keyboard.press("Tab")
         expect(page.get_by_role("button", name="Submit…")).to_be_focused()
         page.keyboard.press("Enter")

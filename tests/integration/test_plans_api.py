@@ -115,7 +115,7 @@ def test_the_examples_of_the_document_fit_its_schemas(client: Client) -> None:
     document = client.get("/openapi.json").json()
     posted = document["paths"]["/v1/plans"]["post"]
     assert posted["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Experiment"}
-    assert {each["name"] for each in posted["parameters"]} == {"policy", "frontier", "seed", "set"}
+    assert {each["name"] for each in posted["parameters"]} == {"policy", "frontier", "size", "seed", "set"}
     assert {"200", "400", "413", "415", "422", "503"} <= set(posted["responses"])
     body = posted["requestBody"]["content"]["application/json"]["examples"]["sha"]["value"]
     assert post(client, body).status_code == 200

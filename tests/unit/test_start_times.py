@@ -207,6 +207,7 @@ def test_the_service_counts_it_and_distinguishes_old_answers_from_new_ones(tmp_p
         "now": 0.0,
         "policy": "optimal",
         "frontier": False,
+        "size": False,
         "seed": 0,
         "most_usd": None,
     }
