@@ -23,7 +23,7 @@ import torch
 from torch.optim import Optimizer
 
 from rubberband.executor.training.agent import BatchAgent, BatchChoice
-from rubberband.executor.training.data import Batching
+from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
 from rubberband.executor.training.noise_scale import is_adaptive

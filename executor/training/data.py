@@ -1,18 +1,15 @@
-"""Batches: from positions in a dataset to tensors on the device, and how large they are."""
+"""Data: from positions in a dataset to a batch on the device."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, Indices
-from rubberband.executor.training.segment import BatchReport
+from rubberband.executor.training.sampler import Indices
 
 Collate = Callable[[list[Any]], Any]
 
@@ -64,97 +61,15 @@ def num_samples(dataset: Dataset[Any], what: str) -> int:
     return len(dataset)
 
 
-class EvalLoader:
-    """The evaluation set in order, as batches on the device; it can be iterated any number of times."""
+class Feed:
+    """The training set of one worker: batches on its device, by position."""
 
-    def __init__(
-        self, dataset: Dataset[Any], *, batch_size: int, device: torch.device, collate: Collate | None
-    ) -> None:
-        self.dataset = dataset
-        self._parts = [
-            np.arange(start, min(start + batch_size, total))
-            for total in [num_samples(dataset, "eval_dataset()")]
-            for start in range(0, total, batch_size)
-        ]
+    def __init__(self, dataset: Dataset[Any], *, device: torch.device, collate: Collate | None) -> None:
+        self.num_samples = num_samples(dataset, "train_dataset()")
+        self._dataset = dataset
         self._device = device
         self._collate = collate
 
-    @property
-    def sizes(self) -> list[int]:
-        """Samples in each batch."""
-        return [len(part) for part in self._parts]
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (to_device(fetch(self.dataset, part, self._collate), self._device) for part in self._parts)
-
-
-class Batching(ABC):
-    """Decides how large a worker's batches are, step by step; by default nothing is adapted.
-
-    Every worker of a gang comes to the same decisions, at the same steps.
-    """
-
-    batch_size: int
-    """M: samples of the next optimizer step, over the gang."""
-    per_gpu: int
-    """m: the most samples that go through the model at once."""
-
-    @abstractmethod
-    def begin(self, iterations: int) -> None:
-        """Begin the iteration after which `iterations` are done."""
-
-    @abstractmethod
-    def is_over(self) -> bool:
-        """Whether the iteration is over."""
-
-    def wants_halves(self, share: int) -> bool:
-        """Whether this worker's `share` of the next step, which goes through the model at once, should go in two."""
-        return False
-
-    def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:  # noqa: B027 - optional hook
-        """Note that a step begins; `parts` are the sizes of this worker's micro-batches."""
-
-    def after_part(self) -> None:  # noqa: B027 - optional hook
-        """Note that the gradient of a micro-batch is computed."""
-
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the optimizer use the gradient of the whole gang."""
-        optimizer.step()
-
-    def after_step(self, batch: GlobalBatch) -> int:
-        """Note that the step is over; return by how many batches an LR schedule that counts batches advances."""
-        return 1
-
-    def end(self) -> BatchReport:
-        """End the iteration; return what to report of its batches."""
-        return BatchReport()
-
-    def state(self) -> dict[str, Any] | None:
-        """Return plain values for `restore`; None if there are none."""
-        return None
-
-    def restore(self, state: dict[str, Any] | None) -> None:  # noqa: B027 - optional hook
-        """Continue from the `state`, on any number of workers."""
-
-    def close(self) -> None:  # noqa: B027 - optional hook
-        """Drop model and optimizer."""
-
-
-@dataclass(eq=False)
-class FixedBatching(Batching):
-    """The same size for every step and every gang; an iteration is a number of samples."""
-
-    sampler: GlobalBatchSampler
-    batch_size: int
-    per_gpu: int
-    samples_per_iteration: int
-    _until_samples: int = field(default=0, init=False)
-
-    def begin(self, iterations: int) -> None:
-        self._until_samples = iterations * self.samples_per_iteration
-
-    def is_over(self) -> bool:
-        return self.sampler.samples_done >= self._until_samples
+    def load(self, indices: Indices) -> Any:
+        """Return the samples at `indices` as one batch on the device."""
+        return to_device(fetch(self._dataset, indices, self._collate), self._device)

@@ -17,31 +17,22 @@ from __future__ import annotations
 
 import gc
 import io
-import math
 import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.errors import CheckpointError
-from rubberband.executor.training.data import Batching, EvalLoader, FixedBatching, fetch, num_samples, to_device
+from rubberband.executor.training.batching import Batching, FixedBatching
+from rubberband.executor.training.data import Feed
+from rubberband.executor.training.evaluation import EvalLoader, evaluate
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.runner import FORMAT, Runner, clean_metrics, expect
-from rubberband.executor.training.sampler import (
-    GlobalBatch,
-    GlobalBatchSampler,
-    Indices,
-    SharePolicy,
-    even_shares,
-    reseed,
-)
+from rubberband.executor.training.sampler import GlobalBatchSampler, SharePolicy, even_shares, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
+from rubberband.executor.training.step import TrainStep
 from rubberband.executor.training.torch_trial import TorchTrial
 
 
@@ -54,21 +45,21 @@ class TorchRunner(Runner):
         self._gang = gang
         self._shares = shares
         self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
-        self._collate = None if type(trial).collate is TorchTrial.collate else trial.collate
         self._batch_size = _positive("global_batch_size()", trial.global_batch_size(segment.config))
         self._limit: int | None = None
         if trial.max_batch_size_per_gpu is not None:
             self._limit = _positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu)
         self._build_data()
         self._build_model()
-        self._batching = self._make_batching()
+        self._batching = self._step.batching = self._make_batching()
         self._batch_report = BatchReport()
 
     def _build_data(self) -> None:
         segment, trial = self._segment, self._trial
+        collate = None if type(trial).collate is TorchTrial.collate else trial.collate
         reseed("setup", segment.seed)
-        self._dataset = trial.train_dataset(segment.config)
-        total = num_samples(self._dataset, "train_dataset()")
+        self._feed = Feed(trial.train_dataset(segment.config), device=self._device, collate=collate)
+        total = self._feed.num_samples
         self._sampler = GlobalBatchSampler(total, segment.seed, crosses=segment.batch is not None)
         self._samples_per_iteration = _positive("samples_per_iteration", trial.samples_per_iteration or total)
         self._loader: EvalLoader | None = None
@@ -77,7 +68,7 @@ class TorchRunner(Runner):
             dataset = trial.eval_dataset(segment.config)
             if dataset is not None:
                 size = min(self._batch_size, self._limit or self._batch_size)
-                self._loader = EvalLoader(dataset, batch_size=size, device=self._device, collate=self._collate)
+                self._loader = EvalLoader(dataset, batch_size=size, device=self._device, collate=collate)
 
     def _build_model(self) -> None:
         segment, trial = self._segment, self._trial
@@ -86,15 +77,15 @@ class TorchRunner(Runner):
         reseed("setup", segment.seed)
         self._optimizer = trial.build_optimizer(segment.config, self._module)
         self._scheduler = trial.build_scheduler(segment.config, self._optimizer)
-        has_batch_norm = any(isinstance(module, _BatchNorm) for module in self._module.modules())
-        self._least = 2 if has_batch_norm else 1
-        self._wrapped: torch.nn.Module = self._module
-        if segment.num_workers > 1:
-            self._wrapped = DistributedDataParallel(
-                self._module,
-                device_ids=[0] if self._device.type == "cuda" else None,
-                find_unused_parameters=trial.find_unused_parameters,
-            )
+        self._step = TrainStep(
+            trial,
+            segment,
+            self._gang,
+            module=self._module,
+            optimizer=self._optimizer,
+            feed=self._feed,
+            device=self._device,
+        )
 
     def _make_batching(self) -> Batching:
         segment = self._segment
@@ -107,13 +98,13 @@ class TorchRunner(Runner):
             segment,
             self._gang,
             self._optimizer,
-            self._wrapped,
+            self._step.wrapped,
             batch_size=self._batch_size,
             per_gpu=self._limit,
             samples_per_iteration=self._samples_per_iteration,
-            num_samples=self._sampler.num_samples,
-            least_per_gpu=self._least,
-            fits=self._fits,
+            num_samples=self._feed.num_samples,
+            least_per_gpu=self._step.least,
+            fits=self._step.fits,
         )
 
     def restore(self, payload: bytes) -> None:
@@ -144,7 +135,9 @@ class TorchRunner(Runner):
         metrics: dict[str, float] = {}
         if segment.rank == 0:
             reseed("evaluate", segment.seed, iterations)
-            metrics = clean_metrics({"train_loss": train_loss, **self._evaluate()}, segment.metric)
+            metrics = clean_metrics(
+                {"train_loss": train_loss, **evaluate(self._trial, self._module, self._loader)}, segment.metric
+            )
         value = self._gang.agree(metrics.get(segment.metric))
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(value)
@@ -181,8 +174,8 @@ class TorchRunner(Runner):
         """Drop the model and all that refers to it, as the gang requires before it is left."""
         if hasattr(self, "_batching"):
             self._batching.close()
-        wrapped = weakref.ref(self._wrapped) if hasattr(self, "_wrapped") else None
-        for name in ("_wrapped", "_module", "_optimizer", "_scheduler", "_trial", "_collate", "_loader", "_batching"):
+        wrapped = weakref.ref(self._step.wrapped) if hasattr(self, "_step") else None
+        for name in ("_step", "_module", "_optimizer", "_scheduler", "_trial", "_feed", "_loader", "_batching"):
             self.__dict__.pop(name, None)
         if wrapped is not None and wrapped() is not None:
             gc.collect()
@@ -192,14 +185,14 @@ class TorchRunner(Runner):
 
     def _train(self, iterations: int) -> float:
         """Train until that many iterations are done, one step at least; return the mean loss over their samples."""
-        self._wrapped.train()
+        self._step.wrapped.train()
         self._batching.begin(iterations)
         done = self._sampler.samples_done
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         over = False
         while not over:
             batch = self._sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
-            loss_sum += self._step(batch)
+            loss_sum += self._step.take(batch)
             batches = self._batching.after_step(batch)
             if self._scheduler is not None and self._trial.scheduler_step == "batch":
                 for _ in range(batches):
@@ -207,77 +200,6 @@ class TorchRunner(Runner):
             over = self._batching.is_over()
         self._batch_report = self._batching.end()
         return self._gang.sum(loss_sum).item() / (self._sampler.samples_done - done)
-
-    def _step(self, batch: GlobalBatch) -> torch.Tensor:
-        """Take one optimizer step; return the sum of the losses of this worker's samples."""
-        self._optimizer.zero_grad()
-        mine = batch.of(self._segment.rank)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        parts = _micro_batches(mine, self._batching.per_gpu, self._least)
-        if len(parts) == 1 and self._batching.wants_halves(len(mine)):
-            parts = np.array_split(mine, 2)
-        # A worker without a share still contributes a gradient, of weight 0; two samples, because of BatchNorm.
-        weights = [len(part) for part in parts] or [0]
-        parts = parts or [batch.indices[: min(2, self._batching.per_gpu)]]
-        self._batching.before_step(batch, weights)
-        for part, weight in zip(parts, weights, strict=True):
-            with nullcontext() if part is parts[-1] else self._accumulate():
-                loss = self._loss(self._wrapped, part)
-                (loss * (self._segment.num_workers * weight / batch.size)).backward()  # type: ignore[no-untyped-call]
-            self._batching.after_part()
-            loss_sum += loss.detach() * weight
-        self._batching.update(self._optimizer)
-        return loss_sum
-
-    def _loss(self, model: torch.nn.Module, part: Indices) -> torch.Tensor:
-        batch = to_device(fetch(self._dataset, part, self._collate), self._device)
-        return self._trial.loss(model, batch)
-
-    def _fits(self, per_gpu: int) -> bool:
-        """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.
-
-        The model is used without its DDP, whose collectives would leave the others waiting if one worker runs out of
-        memory. As much memory as the parameters take is held meanwhile: the noise scale keeps Adam's P during a pass.
-        A tenth more samples are used: others may be larger, and memory is fragmented.
-        """
-        part = np.arange(per_gpu + per_gpu // 10) % self._sampler.num_samples
-        buffers = [buffer.clone() for buffer in self._module.buffers()]
-        failed = torch.zeros((), device=self._device)
-        with torch.random.fork_rng(devices=[0] if self._device.type == "cuda" else []):
-            try:
-                spare = [torch.empty_like(parameter) for parameter in self._module.parameters()]
-                self._loss(self._module, part).backward()  # type: ignore[no-untyped-call]
-                del spare
-            except torch.OutOfMemoryError:
-                failed += 1
-        self._optimizer.zero_grad()
-        for buffer, saved in zip(self._module.buffers(), buffers, strict=True):
-            buffer.copy_(saved)
-        return self._gang.sum(failed).item() == 0.0
-
-    def _accumulate(self) -> AbstractContextManager[None]:
-        if isinstance(self._wrapped, DistributedDataParallel):
-            return self._wrapped.no_sync()
-        return nullcontext()
-
-    def _evaluate(self) -> Mapping[str, Any]:
-        if self._loader is None:
-            return {}
-        self._module.eval()
-        with torch.no_grad():
-            metrics = self._trial.evaluate(self._module, self._loader)
-        if not isinstance(metrics, Mapping):
-            raise TypeError(f"evaluate() must return a mapping of metrics, not {type(metrics).__name__}")
-        return metrics
-
-
-def _micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:
-    """Split into as few parts of `least` to `limit` samples as possible, of about equal size.
-
-    With a limit of 2 and a least of 2 there is no way to divide 3: they stay together.
-    """
-    parts = min(math.ceil(len(indices) / limit), max(1, len(indices) // min(least, limit)))
-    return np.array_split(indices, parts) if len(indices) else []
 
 
 def _positive(name: str, value: int) -> int:

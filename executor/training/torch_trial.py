@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
 
-    from rubberband.executor.training.data import EvalLoader
+    from rubberband.executor.training.evaluation import EvalLoader
 
 
 class TorchTrial(ABC):

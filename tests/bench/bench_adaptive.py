@@ -26,6 +26,7 @@ from goodput import PlainDigits  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import rubberband  # noqa: E402
+from rubberband.executor.training.evaluation import evaluate  # noqa: E402
 from rubberband.executor.training.gang import Gang  # noqa: E402
 from rubberband.executor.training.loop import TorchRunner  # noqa: E402
 from rubberband.executor.training.segment import Segment  # noqa: E402
@@ -152,7 +153,9 @@ def train(gang: Gang, trial: type[rubberband.TorchTrial], batch: AdaptiveBatch |
         runner._train(iterations)
         seconds += time.perf_counter() - began
         largest = max([largest, *(use.batch_size for use in runner.batch_report().batches)])
-        accuracy.append(runner._evaluate().get("accuracy", 0.0) if gang.rank == 0 else 0.0)
+        accuracy.append(
+            evaluate(runner._trial, runner._module, runner._loader).get("accuracy", 0.0) if gang.rank == 0 else 0.0
+        )
         gang.agree(0.0)
     runner.close()
     return seconds, fmean(accuracy[-3:]), largest

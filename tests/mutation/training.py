@@ -66,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="gradients-not-weighted",
         harm="a gang with unequal shares learns another thing than one GPU",
-        file="executor/training/loop.py",
+        file="executor/training/step.py",
         old="(loss * (self._segment.num_workers * weight / batch.size)).backward()",
         new="(loss * (1.0 / len(parts))).backward()",
         tests=("tests/unit/test_loop.py::test_accumulation_changes_nothing",),
@@ -83,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="trained-on-evaluation-mode",
         harm="dropout and BatchNorm are off after the first evaluation",
         file="executor/training/loop.py",
-        old="        self._wrapped.train()\n",
+        old="        self._step.wrapped.train()\n",
         new="",
         tests=("tests/unit/test_loop.py::test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit",),
     ),

@@ -16,8 +16,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.training.data import EvalLoader, fetch
+from rubberband.executor.training.data import fetch
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.evaluation import EvalLoader
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
 from tests.builders import segments

@@ -1,0 +1,82 @@
+"""How large the batches of a worker are, step by step: `Batching`, and batches of a fixed size."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
+from rubberband.executor.training.segment import BatchReport
+
+
+class Batching(ABC):
+    """Decides how large a worker's batches are, step by step; by default nothing is adapted.
+
+    Every worker of a gang comes to the same decisions, at the same steps.
+    """
+
+    batch_size: int
+    """M: samples of the next optimizer step, over the gang."""
+    per_gpu: int
+    """m: the most samples that go through the model at once."""
+
+    @abstractmethod
+    def begin(self, iterations: int) -> None:
+        """Begin the iteration after which `iterations` are done."""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether the iteration is over."""
+
+    def wants_halves(self, share: int) -> bool:
+        """Whether this worker's `share` of the next step, which goes through the model at once, should go in two."""
+        return False
+
+    def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:  # noqa: B027 - optional hook
+        """Note that a step begins; `parts` are the sizes of this worker's micro-batches."""
+
+    def after_part(self) -> None:  # noqa: B027 - optional hook
+        """Note that the gradient of a micro-batch is computed."""
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the optimizer use the gradient of the whole gang."""
+        optimizer.step()
+
+    def after_step(self, batch: GlobalBatch) -> int:
+        """Note that the step is over; return by how many batches an LR schedule that counts batches advances."""
+        return 1
+
+    def end(self) -> BatchReport:
+        """End the iteration; return what to report of its batches."""
+        return BatchReport()
+
+    def state(self) -> dict[str, Any] | None:
+        """Return plain values for `restore`; None if there are none."""
+        return None
+
+    def restore(self, state: dict[str, Any] | None) -> None:  # noqa: B027 - optional hook
+        """Continue from the `state`, on any number of workers."""
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Drop model and optimizer."""
+
+
+@dataclass(eq=False)
+class FixedBatching(Batching):
+    """The same size for every step and every gang; an iteration is a number of samples."""
+
+    sampler: GlobalBatchSampler
+    batch_size: int
+    per_gpu: int
+    samples_per_iteration: int
+    _until_samples: int = field(default=0, init=False)
+
+    def begin(self, iterations: int) -> None:
+        self._until_samples = iterations * self.samples_per_iteration
+
+    def is_over(self) -> bool:
+        return self.sampler.samples_done >= self._until_samples
