@@ -20,6 +20,15 @@ os.environ.pop("RUBBERBAND_STORE", None)  # what tests run must not get among th
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mix the files with real parts, which mostly wait, with those that compute: together they use the cores best."""
     files = list(dict.fromkeys(item.path for item in items))
