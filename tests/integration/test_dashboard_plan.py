@@ -65,7 +65,7 @@ def preview(visit: Visit, text: str = SCALING) -> Any:
 
 def planned(page: Any) -> None:
     """Wait until the plan and the curve are there."""
-    expect(page.locator("#headline")).to_contain_text("within the limits")
+    expect(page.locator("#headline .badge")).to_have_text("within the limits")
     page.locator("#frontier .scatterlayer").wait_for(state="attached")
     expect(page.get_by_role("button", name="Submit…")).to_be_enabled()
 

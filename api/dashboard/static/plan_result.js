@@ -46,11 +46,17 @@ export function show_none(estimate, problem, curve, fix) {
   for (const section of byId("body").children) show(section, section.contains(byId("frontier")) && Boolean(curve));
   headline("No plan meets these limits", ["failed", "not within the limits"], []);
   const remedies = problem.remedies?.length ? problem.remedies.map(told) : nearest(estimate?.constraints, problem.nearest, curve);
-  byId("fixes").replaceChildren(
-    make("p", {}, sentence((remedies.length && estimate?.obstacle) || problem.detail)),
-    make("p", { class: "buttons" }, ...remedies.map(({ label, brings, changes }) =>
-      make("button", { type: "button", onclick: () => fix(changes) }, label, brings ? make("small", {}, ` ${brings}`) : null))),
-  );
+  const line = sentence((remedies.length && estimate?.obstacle) || problem.detail);
+  // The same remedies are shown again when the curve arrives: a button that has the focus keeps it.
+  const same = JSON.stringify([line, remedies]);
+  if (byId("fixes").dataset.shown !== same) {
+    byId("fixes").dataset.shown = same;
+    byId("fixes").replaceChildren(
+      make("p", {}, line),
+      make("p", { class: "buttons" }, ...remedies.map(({ label, brings, changes }) =>
+        make("button", { type: "button", onclick: () => fix(changes) }, label, brings ? make("small", {}, ` ${brings}`) : null))),
+    );
+  }
   show(byId("fixes"));
 }
 
