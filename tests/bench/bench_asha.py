@@ -121,7 +121,7 @@ def spread(runs: int) -> None:
 def real() -> None:
     """Print predicted and actual time and cost of both schedulers on local instances."""
     os.chdir(ROOT)
-    print(f"\n{'scheduler':12}{'predicted':>24}{'actual':>24}{'best loss':>12}{'iterations':>12}")
+    print(f"\n{'scheduler':12}{'predicted':>24}{'actual':>24}{'winner':>12}{'its loss':>12}{'iterations':>12}")
     for scheduler in ("sha", "asha"):
         settings = [f"search.scheduler.type={scheduler}", "constraints.deadline=80s", f"name=bench-{scheduler}"]
         experiment = load_experiment(ROOT / "examples/scaling.yaml", settings)
@@ -131,8 +131,9 @@ def real() -> None:
         planned = f"{result.planned_jct_s:.1f} s, {result.planned_cost_usd:.3f} USD"
         actual = f"{result.actual_jct_s:.1f} s, {result.actual_cost_usd:.3f} USD"
         best = "-" if result.best is None else f"{result.best.metrics[result.metric]:.4f}"
+        winner = "-" if result.best is None else f"trial {result.best.trial}"
         done = sum(trial.iterations for trial in result.trials)
-        print(f"{scheduler:12}{planned:>24}{actual:>24}{best:>12}{done:>12}", flush=True)
+        print(f"{scheduler:12}{planned:>24}{actual:>24}{winner:>12}{best:>12}{done:>12}", flush=True)
         reached = " > ".join(str(rung.trials) for rung in result.rungs)
         print(f"{'':12}{result.outcome}{'; trials in each rung: ' * bool(reached)}{reached}")
 
