@@ -137,6 +137,31 @@ def test_hyperband_survives_a_killed_driver_and_a_reclaimed_instance(command_lin
 
 
 @pytest.mark.long
+def test_asha_survives_a_killed_driver_and_a_reclaimed_instance(command_line: Ec2CommandLine) -> None:
+    climbing = (
+        *TALKATIVE,
+        "search.scheduler={type: asha, num_samples: 8, max_t: 7, reduction_factor: 2}",
+        "constraints={deadline: 20m, max_cost: 5, objective: min_time}",
+        "resources.max_instances=2",
+    )
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *climbing))
+    before = command_line.wait_for(driver, lambda result: iterations(result) >= 5, "digits")
+    driver.kill()
+    driver.communicate()
+    driver = command_line.start("resume", "digits")
+    command_line.wait_for(driver, lambda result: iterations(result) >= iterations(before) + 1, "digits")
+    command_line.aws.fake.reclaim(command_line.aws.fake.living[0].instance_id, notice_s=20.0)
+    _, result = finished(command_line, driver)
+    assert (result.resumes, result.interruptions) == (1, 1)
+    assert result.redone_iterations <= 1
+    assert [rung.iterations for rung in result.rungs] == [1, 3, 7]
+    # The metric is the learning rate, so that the greatest is the best of each rung.
+    assert result.best is not None
+    assert result.best.trial == max(result.trials, key=lambda trial: trial.configuration["lr"]).trial
+    assert result.best.iterations == 7
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("notice_s", [3.0, None], ids=["late", "none"])
 def test_a_spot_instance_is_taken_away_with_little_notice(command_line: Ec2CommandLine, notice_s: float | None) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *SPOT, *FEW))

@@ -99,6 +99,39 @@ def test_hyperband_is_killed_resumed_and_extended_by_the_service(tmp_path: Path)
     house.store.close()
 
 
+def test_asha_with_a_sampler_that_learns_is_killed_and_resumed_by_the_service(tmp_path: Path) -> None:
+    house = House(tmp_path, tmp_path)
+    plain = experiment(max_cost=50.0).to_words()
+    plain["search"]["scheduler"] = {"type": "asha", "num_samples": 16, "max_t": 4, "reduction_factor": 2}
+    plain["search"]["sampler"] = {"type": "optuna", "seed": 3}
+    with house.open(SLOW) as runs:
+        runs.submit(Experiment(**plain))
+        wait_for_reports(house, runs, 1)
+        mark = read_mark(folder_of(house))
+        assert mark is not None
+        os.kill(mark.pid, signal.SIGKILL)
+        house.wait("one", INTERRUPTED)
+        before = runs.result("one")
+        runs.resume("one")
+        house.go()
+        house.wait("one", DONE)
+        result = runs.result("one")
+        said, _ = runs.lines("one", source="process")
+    assert before is not None
+    assert result is not None
+    assert (result.outcome, result.resumes) == ("done", 1)
+    drawn = [trial.configuration for trial in before.trials if trial.configuration]
+    assert drawn
+    assert [trial.configuration for trial in result.trials[: len(drawn)]] == drawn
+    assert [rung.iterations for rung in result.rungs] == [1, 3, 4]
+    assert result.best is not None
+    assert result.best.iterations == 4
+    assert any(" drawn by tpe " in line.text for line in said)
+    for trial in result.trials:
+        assert [iterations for _, iterations, _ in trial.curve] == list(range(1, trial.iterations + 1))
+    house.store.close()
+
+
 @pytest.mark.long
 def test_a_killed_run_restarts_automatically_where_it_was(tmp_path: Path) -> None:
     house = House(tmp_path, tmp_path)

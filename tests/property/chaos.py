@@ -9,12 +9,14 @@ import argparse
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
+from rubberband.executor import sampling
 from rubberband.executor.core.budget import bill_usd, instance_cost_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
@@ -27,9 +29,10 @@ from rubberband.executor.core.events import (
     LimitsChanged,
     StartTrial,
     TrialReported,
+    TrialsDrawn,
 )
 from rubberband.executor.core.invariants import validate
-from rubberband.executor.core.state import Phase
+from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.inbox import DriverRequest
 from rubberband.executor.virtual.backend import VirtualBackend
@@ -37,8 +40,10 @@ from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.property.chaos_cases import (
     BREEZE,
     CALM,
+    FAMILIES,
     LEASE_S,
     READY_TIMEOUT_S,
+    SEARCH,
     WEATHERS,
     Case,
     Chance,
@@ -233,6 +238,7 @@ class Run:
                     observers=[self._observe],
                     cancelled=lambda: next(self._rounds) == self._cancel_at,
                     requests=self.inbox,
+                    draw=self._draw if self.case.job.draws else None,
                 )
             except DriverDied:
                 if not self._comes_back():
@@ -245,6 +251,24 @@ class Run:
                 if finish.outcome != "budget" or self._user.random() >= self.weather.extends:
                     return finish
                 self._go_on()
+
+    def _draw(
+        self,
+        job: Job,
+        state: State,
+        drawn: Mapping[int, Mapping[str, Any]],
+        trials: Sequence[int],
+        now: Callable[[], float],
+    ) -> TrialsDrawn:
+        """Draw as a run does; the driver may die before or after it. The journal has no trial's configuration twice."""
+        self.backend.count()
+        assert list(trials) == list(range(trials[0], trials[0] + len(trials))), f"{trials} are not in a row"
+        known = [trial for trial in trials if trial in drawn or state.trials[trial].attempt]
+        assert not known, f"trials {known} have configurations, and are to be drawn again"
+        event = sampling.draw(SEARCH, job, state, drawn, trials, now)
+        self.seen["drawn at random" if event.reason.startswith("at random") else "drawn from results"] += 1
+        self.backend.count()
+        return event
 
     def _go_on(self) -> None:
         """The cap ended it; the user raises that, and resumes some time later."""
@@ -278,6 +302,9 @@ class Run:
             self.story.append(f"{self.clock.now():10.1f} {event}")
         if isinstance(event, LimitsChanged):
             self._check_extension(controller, event.occurred_at)
+        if controller.job.draws:
+            bare = [t.trial for t in controller.state.trials if t.attempt and t.trial not in controller.state.drawn]
+            assert not bare, f"trials {bare} started without a configuration"
         if isinstance(event, TrialReported):  # written anew, where what it had trained was lost
             self.backend.discarded.discard(event.checkpoint.url)
         if self.watch is not None:
@@ -308,7 +335,7 @@ class Run:
 def _standing(controller: Controller) -> tuple[object, ...]:
     state = controller.state
     records = [(record.status, record.ended_at) for record in state.instances.values()]
-    return state.phase, state.outcome, [(t.status, t.iterations) for t in state.trials], records
+    return state.phase, state.outcome, [(t.status, t.iterations) for t in state.trials], records, state.drawn
 
 
 def run_seed(
@@ -397,7 +424,7 @@ def main(arguments: Collection[str] | None = None) -> None:
     """Tell the story of a seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--family", choices=["27 trials", "random", "brackets", "asha"])
+    parser.add_argument("--family", choices=FAMILIES)
     parser.add_argument(
         "--replan", action=argparse.BooleanOptionalAction, help="plan again at every SYNC, or hold the plan fixed"
     )

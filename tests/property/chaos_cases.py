@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.core.events import FailureKind
@@ -15,7 +15,7 @@ from rubberband.executor.core.state import Bracket, Job, brackets_of
 from rubberband.executor.virtual.fleet import AttemptFate, Messages
 from rubberband.planner.asha import Draw, mean_times, simulate
 from rubberband.planner.model import predict
-from rubberband.spec.search import asha, sha
+from rubberband.spec.search import Search, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
@@ -31,9 +31,22 @@ TWENTY_SEVEN = (
 )
 """SHA(27, 1, 27, 3)."""
 
-Family = Literal["27 trials", "random", "brackets", "asha"]
-"""The last two are drawn only where they are asked for: two to four brackets in up to three lanes, and trials that
-climb rungs."""
+Family = Literal["27 trials", "random", "brackets", "asha", "brackets that learn", "asha that learns"]
+"""All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
+climb rungs, and both with configurations that a sampler draws from results."""
+FAMILIES: tuple[Family, ...] = get_args(Family)
+LEARNING: tuple[Family, ...] = ("brackets that learn", "asha that learns")
+
+SEARCH = Search.model_validate(
+    {
+        "space": {"x": {"type": "uniform", "lower": 0, "upper": 1}, "y": {"type": "choice", "values": [1, 2]}},
+        "scheduler": {"type": "sha", "num_samples": 1, "max_t": 1},
+        "sampler": {"type": "optuna"},
+        "metric": "score",
+        "mode": "max",
+    }
+)
+"""What the sampler draws from, in families that learn; tpe after ten results. Its scheduler is the job's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +176,8 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
     family = family or ("27 trials" if source.random() < 0.8 else "random")
     stages = TWENTY_SEVEN if family == "27 trials" else _stages(source)
     offer, profile = _offer(source, family), _profile(source)
-    divided = _divided(source, offer) if family == "brackets" else None
-    if family == "asha":
+    divided = _divided(source, offer) if family in ("brackets", "brackets that learn") else None
+    if family in ("asha", "asha that learns"):
         eta = source.randint(2, 4)
         stages, replan = (asha(sha(source.randint(1, 27), 1, source.randint(1, 27), eta), eta),), False
         plan = _plan(source, stages, offer)
@@ -197,6 +210,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         start_attempts=3,
         brackets=() if divided is None else divided.brackets,
         lane_instances=() if divided is None else divided.quotas,
+        draws=family in LEARNING,
     )
     weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]
     return Case(job=job, weather=weather, family=family)

@@ -49,9 +49,11 @@ MARKETS: dict[str, tuple[Market, Market]] = {
     "hours": ("spot", "spot"),
     "brackets": ("spot", "on_demand"),
     "asha": ("spot", "spot"),
+    "learning": ("spot", "spot"),
 }
 """The job of `hours` takes an hour and a half, so that the price of an instance changes while it runs. The job of
-`brackets` has two brackets beside the one: the three are in two lanes. The trials of `asha` climb rungs."""
+`brackets` has two brackets beside the one: the three are in two lanes. The trials of `asha` climb rungs, and those of
+`learning` too, each with a configuration that a sampler draws when it starts."""
 ITERATION_S = {"hours": 1900.0}
 LOOKS_APART = 100
 """Of a longer run, only one look in so many is a point, others with another seed."""
@@ -217,8 +219,8 @@ def job_of(markets: str, cap: Cap) -> Job:
         boot_lease_s=BOOT_LEASE_S,
         start_attempts=3,
     )
-    if markets == "asha":
-        return _climbing(job, first)
+    if markets in ("asha", "learning"):
+        return _climbing(replace(job, draws=markets == "learning"), first)
     return _divided(job, first) if markets == "brackets" else job
 
 

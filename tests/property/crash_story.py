@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rubberband.cloud.aws.calls import INSTANCE_TAG
@@ -18,6 +19,7 @@ from rubberband.cloud.aws.fleet import SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.guards import SLACK_S
 from rubberband.cloud.aws.sweeping import end_everything, sweep
 from rubberband.errors import RubberbandError
+from rubberband.executor import sampling
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
@@ -28,6 +30,7 @@ from tests.builders.aws_account import START_AT
 from tests.builders.memory import MemoryJournal
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.spot_prices import HOUR_S
+from tests.property.chaos_cases import SEARCH
 from tests.property.crash_cases import (
     BOOT_S,
     SWING,
@@ -161,7 +164,14 @@ class Story:
         backend = CloudBackend(self.world, self.world.provider())
         try:
             controller = Controller(self.job)
-            finish = drive(controller, backend, self.journal, observers=[self._note], cancelled=self._is_cancelled)
+            finish = drive(
+                controller,
+                backend,
+                self.journal,
+                observers=[self._note],
+                cancelled=self._is_cancelled,
+                draw=partial(sampling.draw, SEARCH) if self.job.draws else None,
+            )
         except RubberbandError:
             backend.close()
             raise

@@ -10,7 +10,7 @@ import pytest
 from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
 from tests.property.chaos import Outcome, replay_command, run_seed
-from tests.property.chaos_cases import Family
+from tests.property.chaos_cases import LEARNING, Family
 
 FEW, MANY, BLOCK = 240, 1_000, 80
 
@@ -50,6 +50,19 @@ def test_brackets_in_lanes_keep_all_that_one_does(seeds: int, replan: bool) -> N
 
 def test_trials_that_climb_rungs_keep_all_that_stages_do() -> None:
     found = failures(range(100), check_every=5, family="asha")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("family", LEARNING)
+def test_configurations_that_follow_from_results_are_drawn_once_each(family: Family) -> None:
+    found = failures(range(20), check_every=5, family=family)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", LEARNING)
+def test_a_thousand_that_learn(family: Family) -> None:
+    found = failures(range(MANY), check_every=10, family=family)
     assert not found, "\n".join(found)
 
 
