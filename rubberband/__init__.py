@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from rubberband.executor.callbacks import Callback, ReportInfo, RunInfo, SyncInfo
     from rubberband.executor.result import Result
-    from rubberband.executor.training.torch_trial import TorchTrial
+    from rubberband.executor.training.torch_trial import Mean, TorchTrial
     from rubberband.executor.training.trial import Trial, TrialContext, get_checkpoint, report
     from rubberband.spec.experiment import Experiment
     from rubberband.spec.loading import load_experiment
@@ -55,6 +55,7 @@ __all__ = [
     "InfeasibleError",
     "InputError",
     "JournalError",
+    "Mean",
     "NameTakenError",
     "ProfileMissingError",
     "ProviderError",
@@ -95,7 +96,7 @@ _MODULES = {
         "ProviderError RubberbandError ServiceError"
     ),
     "rubberband.client.client": "AsyncClient Client",
-    "rubberband.executor.training.torch_trial": "TorchTrial",
+    "rubberband.executor.training.torch_trial": "Mean TorchTrial",
     "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
     "rubberband.executor.callbacks": "Callback ReportInfo RunInfo SyncInfo",
     "rubberband.executor.result": "Result",

@@ -75,6 +75,20 @@ class Gang:
             dist.all_reduce(tensor)
         return tensor
 
+    def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrite the tensors with those of rank 0."""
+        if self._store is not None:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def gather(self, found: Any) -> list[Any]:
+        """Return what every rank found, in their order; it is small and can be pickled."""
+        if self._store is None:
+            return [found]
+        gathered: list[Any] = [None] * self.num_workers
+        dist.all_gather_object(gathered, found)
+        return gathered
+
     def share(self, values: Sequence[float]) -> list[float]:
         """Return rank 0's `values` on every rank, by a collective; the others pass as many, which do not count."""
         if self._store is None:

@@ -9,8 +9,7 @@ The learning curve does not depend on the gang, except for the order of floating
 * Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and resuming from it is
   exact. Random draws in training (dropout, augmentation) differ with the number of workers, and are equal only in
   distribution; so are the statistics of BatchNorm, which see a worker's micro-batch.
-* `evaluate` runs on rank 0 with the whole set while the others wait: custom metrics cannot be averaged over parts of
-  the set in general, and evaluation is short beside training.
+* Evaluation is described in `evaluation.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from rubberband.errors import CheckpointError
 from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.data import Feed
-from rubberband.executor.training.evaluation import EvalLoader, evaluate
+from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.runner import FORMAT, Runner, clean_metrics, expect
 from rubberband.executor.training.sampler import GlobalBatchSampler, SharePolicy, even_shares, reseed
@@ -62,13 +61,11 @@ class TorchRunner(Runner):
         total = self._feed.num_samples
         self._sampler = GlobalBatchSampler(total, segment.seed, crosses=segment.batch is not None)
         self._samples_per_iteration = _positive("samples_per_iteration", trial.samples_per_iteration or total)
-        self._loader: EvalLoader | None = None
-        if segment.rank == 0:
-            reseed("setup", segment.seed)
-            dataset = trial.eval_dataset(segment.config)
-            if dataset is not None:
-                size = min(self._batch_size, self._limit or self._batch_size)
-                self._loader = EvalLoader(dataset, batch_size=size, device=self._device, collate=collate)
+        self._evaluation = Evaluation(trial, segment, self._gang, every=_positive("eval_every", trial.eval_every))
+        size = min(self._batch_size, self._limit or self._batch_size)
+        if trial.eval_batch_size is not None:
+            size = _positive("eval_batch_size", trial.eval_batch_size)
+        self._evaluation.load(batch_size=size, device=self._device, collate=collate)
 
     def _build_model(self) -> None:
         segment, trial = self._segment, self._trial
@@ -123,24 +120,24 @@ class TorchRunner(Runner):
                 self._scheduler.load_state_dict(content["scheduler"])
             self._sampler.move_to(*content["sampler"])
             self._batching.restore(content.get("batching"))
+            self._evaluation.restore(content.get("evaluation"))
         except Exception as error:
             reason = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit the trial: {type(error).__name__}: {reason}") from error
 
     def iterate(self, iterations: int) -> Mapping[str, float]:
-        """Train one iteration, evaluate on rank 0, and step the LR schedule."""
+        """Train one iteration, evaluate, and step the LR schedule."""
         segment = self._segment
         reseed("train", segment.seed, iterations, segment.rank)
         train_loss = self._train(iterations)
+        evaluated = self._evaluation.metrics(self._module, iterations)
         metrics: dict[str, float] = {}
         if segment.rank == 0:
-            reseed("evaluate", segment.seed, iterations)
-            metrics = clean_metrics(
-                {"train_loss": train_loss, **evaluate(self._trial, self._module, self._loader)}, segment.metric
-            )
+            metrics = clean_metrics({"train_loss": train_loss, **evaluated}, segment.metric)
         value = self._gang.agree(metrics.get(segment.metric))
         if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(value)
+            if self._evaluation.is_regular(iterations):
+                self._scheduler.step(value)
         elif self._scheduler is not None and self._trial.scheduler_step == "iteration":
             self._scheduler.step()
         return metrics
@@ -158,6 +155,7 @@ class TorchRunner(Runner):
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "sampler": (self._sampler.epoch, self._sampler.position),
             "batching": self._batching.state(),
+            "evaluation": self._evaluation.state(),
         }
         buffer = io.BytesIO()
         try:
@@ -175,7 +173,7 @@ class TorchRunner(Runner):
         if hasattr(self, "_batching"):
             self._batching.close()
         wrapped = weakref.ref(self._step.wrapped) if hasattr(self, "_step") else None
-        for name in ("_step", "_module", "_optimizer", "_scheduler", "_trial", "_feed", "_loader", "_batching"):
+        for name in ("_step", "_module", "_optimizer", "_scheduler", "_trial", "_feed", "_evaluation", "_batching"):
             self.__dict__.pop(name, None)
         if wrapped is not None and wrapped() is not None:
             gc.collect()

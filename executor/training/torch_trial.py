@@ -5,6 +5,7 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,6 +15,33 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from rubberband.executor.training.evaluation import EvalLoader
+
+
+class Mean(float):
+    """A mean over samples that knows its sum and count, so that the parts of several workers can be joined.
+
+    It is the float `sum / count`; not a number if the count is 0.
+    """
+
+    sum: float
+    """Sum over the samples."""
+    count: float
+    """Number of samples, or their total weight."""
+
+    def __new__(cls, sum: Any, count: Any) -> Mean:
+        """`sum` and `count` are numbers, or tensors of one. Raises TypeError for others."""
+        try:
+            total, number = float(sum), float(count)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"Mean(sum, count) takes two numbers, not {sum!r:.40} and {count!r:.40}; give the sum over the samples"
+            ) from None
+        mean = super().__new__(cls, total / number if number else math.nan)
+        mean.sum, mean.count = total, number
+        return mean
+
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
+        return self.sum, self.count
 
 
 class TorchTrial(ABC):
@@ -34,6 +62,14 @@ class TorchTrial(ABC):
     """When the LR schedule steps: after every iteration (ReduceLROnPlateau: with the metric), or after every batch."""
     find_unused_parameters: ClassVar[bool] = False
     """DistributedDataParallel's flag: needed if the loss does not use every parameter."""
+    eval_batch_size: int | None = None
+    """Samples of a batch of the evaluation set. None: `batch_size`, or `max_batch_size_per_gpu` if that is smaller.
+    Where memory runs out it is halved."""
+    eval_every: int = 1
+    """Iterations from one evaluation to the next. Those between report the latest metrics again, and the iteration of
+    these as `evaluated_at`. A trial's first iteration, and its last before it is compared, are always evaluated."""
+    eval_on_all_ranks: ClassVar[bool] = False
+    """Whether each worker calls an overridden `evaluate` with its part of the set; all metrics are `Mean`s then."""
     config: Mapping[str, Any]
     """Its configuration; only of a trial that `Result.load_best` returned."""
     model: torch.nn.Module
@@ -68,13 +104,14 @@ class TorchTrial(ABC):
     def evaluate(self, model: torch.nn.Module, loader: EvalLoader) -> Mapping[str, Any]:
         """Return metrics over the evaluation set; by default the mean loss as `loss`.
 
-        Runs on rank 0 alone, in evaluation mode and without gradients, with the model unwrapped. `loader` is an
-        iterable of batches on the model's device, in the order of the set, with `len` (batches), `sizes` (samples of
-        each batch) and `dataset`. `train_loss`, the mean loss of the iteration's training samples, is added to the
+        It is called in evaluation mode and without gradients, with the model unwrapped: on rank 0 with the whole set,
+        while the others wait; the default, and one with `eval_on_all_ranks`, on each rank with its part. `loader` is
+        an iterable of batches on the model's device, in the order of the set, with `len` (batches), `sizes` (samples
+        of each batch) and `dataset`. `train_loss`, the mean loss of the iteration's training samples, is added to the
         result.
         """
         total = sum(self.loss(model, batch).item() * size for batch, size in zip(loader, loader.sizes, strict=True))
-        return {"loss": total / sum(loader.sizes)}
+        return {"loss": Mean(total, sum(loader.sizes))}
 
     def collate(self, samples: list[Any]) -> Any:
         """Make a batch from samples of a dataset; by default torch's `default_collate`."""

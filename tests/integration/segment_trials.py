@@ -72,3 +72,29 @@ class Accumulating(Regression):
     """The same in micro-batches of at most three samples."""
 
     max_batch_size_per_gpu = 3
+
+
+class Summing(Regression):
+    """Every worker evaluates its part: sums of batches whose loss is no mean over samples, and BatchNorm's buffers."""
+
+    eval_batch_size = 4
+    eval_on_all_ranks = True
+
+    def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
+        return torch.nn.Sequential(super().build_model(config), torch.nn.BatchNorm1d(1)).double()
+
+    def evaluate(self, model: torch.nn.Module, loader: Any) -> dict[str, Any]:
+        errors = torch.tensor([self.loss(model, batch).item() for batch in loader], dtype=torch.float64)
+        if self.config.get("evaluate") == "float":
+            return {"loss": errors.mean()}
+        return {
+            "loss": rubberband.Mean(errors.sqrt().sum(), len(errors)),
+            "ones": rubberband.Mean(*loader.sizes[:1] * 2),
+        }
+
+
+class Wide(Regression):
+    """The default evaluation of a set of two batches."""
+
+    eval_batch_size = 25
+    evaluate = rubberband.TorchTrial.evaluate

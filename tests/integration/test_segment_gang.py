@@ -13,13 +13,17 @@ import torch
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.evaluation import EvalLoader
 from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
 from tests.builders import segments
 from tests.integration.segment_worker import Worker, run_gang, run_unequal
 
 REGRESSION = Entrypoint.parse("segment_trials:Regression", [Path(__file__).parent])
 ACCUMULATING = Entrypoint.parse("segment_trials:Accumulating", [Path(__file__).parent])
+SUMMING = Entrypoint.parse("segment_trials:Summing", [Path(__file__).parent])
+WIDE = Entrypoint.parse("segment_trials:Wide", [Path(__file__).parent])
 SEGMENT = replace(segments.SEGMENT, until_iterations=6)
 
 
@@ -141,3 +145,42 @@ def test_a_worker_whose_process_ends_leaves_an_echo(store):
             worker.stop()
     assert dead is None
     assert survivor[-1].secondary
+
+
+@pytest.mark.parametrize("entrypoint", [SUMMING, WIDE], ids=str)
+def test_workers_that_evaluate_their_parts_find_what_one_finds(workers, store, entrypoint):
+    (trained,) = reports(list(run_segment(entrypoint, replace(SEGMENT, until_iterations=1), store)))
+    segment = replace(SEGMENT, from_iterations=1, until_iterations=2, checkpoint=trained.checkpoint)
+    (alone,) = reports(list(run_segment(entrypoint, segment, store)))
+    for num_workers in (2, 3):  # Wide's third worker has no batch
+        first, *others = run_gang(workers[:num_workers], entrypoint, segment, store)
+        (found,) = reports(first)
+        assert others == [[]] * (num_workers - 1)
+        if entrypoint is WIDE:
+            assert found.metrics == pytest.approx(dict(alone.metrics), rel=1e-10)
+        else:  # the statistics of BatchNorm are those of rank 0's part in training
+            assert set(found.metrics) == {"loss", "ones", "train_loss"}
+
+
+def test_parts_are_evaluated_with_the_statistics_of_rank_0(workers, store):
+    segment = replace(SEGMENT, until_iterations=1)
+    (found,) = reports(run_gang(workers[:2], SUMMING, segment, store)[0])
+    model = content(store, found)["model"]
+    trial = SUMMING.load()()
+    module = trial.build_model({})
+    module.load_state_dict(model)
+    reseed("setup", segment.seed)
+    data = trial.eval_dataset({})
+    loader = EvalLoader(data, batch_size=4, device=torch.device("cpu"), collate=None)
+    with torch.no_grad():
+        expected = trial.evaluate(module.eval(), loader)
+    assert found.metrics["loss"] == pytest.approx(expected["loss"], rel=1e-10)
+
+
+def test_an_error_names_the_remedy_where_metrics_cannot_be_joined(workers, store):
+    results = run_gang(workers[:2], SUMMING, replace(SEGMENT, config={"evaluate": "float"}), store)
+    failure = next(items[-1] for items in results if not items[-1].secondary)
+    assert failure.message == (
+        "evaluate() returned loss as a Tensor, which the workers cannot join; return rubberband.Mean(sum, count), "
+        "or set eval_on_all_ranks = False"
+    )

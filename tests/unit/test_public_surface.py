@@ -21,6 +21,7 @@ NAMES = [
     "InfeasibleError",
     "InputError",
     "JournalError",
+    "Mean",
     "NameTakenError",
     "ProfileMissingError",
     "ProviderError",
