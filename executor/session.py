@@ -249,6 +249,7 @@ def make_backend(
         dearest_usd_per_hour=job.dearest_usd_per_hour,
         not_before=last_event_at or 0.0,
         largest_gang=job.largest_gang,
+        max_iterations=job.max_iterations,
     )
 
 
@@ -263,13 +264,14 @@ def make_ray_backend(
     dearest_usd_per_hour: float | None = None,
     not_before: float = 0.0,
     largest_gang: int = 1,
+    max_iterations: int | None = None,
 ) -> Backend:
     """A backend of real instances; `known_points` is what a profile knows of the trials' steps.
 
     `store` keeps the checkpoints; None: that of `setup`, made where there is none, for runs that are not resumed.
     `largest_gang` is the most GPUs that a trial may have: where trials may span instances, all are in one zone.
     `dearest_usd_per_hour` is the highest price of an instance of another type that is used instead of the offer's. The
-    backend's clock goes on from `not_before` at least. Raises
+    backend's clock goes on from `not_before` at least. A trial that trains to the end has `max_iterations`. Raises
     InputError for what cannot be rented or sent to instances, before anything is.
     """
     from rubberband.executor.ray.backend import RayBackend
@@ -300,6 +302,7 @@ def make_ray_backend(
         device=provider.device,
         batch=setup.batch,
         known_points=known_points,
+        max_iterations=max_iterations,
         logs=folder.logs,
         log_limit_bytes=setup.log_limit_bytes,
         code=code,

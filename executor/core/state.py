@@ -131,6 +131,11 @@ class Job:
         """The bracket that a stage belongs to."""
         return next(bracket for bracket in self.all_brackets() if stage < bracket.end_stage)
 
+    @property
+    def max_iterations(self) -> int:
+        """Iterations of a trial that trains to the end."""
+        return max(self.iterations_by(bracket.end_stage - 1) for bracket in self.all_brackets())
+
     def iterations_by(self, stage: int) -> int:
         """Iterations that a trial of the stage's bracket has done in all at the stage's end."""
         return total_iterations(self.stages[self.bracket_of(stage).first_stage : stage + 1])

@@ -88,6 +88,8 @@ class RayBackend:
     """How trials adapt their batch size; None: it is fixed."""
     known_points: Sequence[BatchPoint] = ()
     """Steps that profiling timed."""
+    max_iterations: int | None = None
+    """Iterations of a trial that trains to the end, for LR schedules."""
     logs: Path | None = None
     """A directory of this machine: trial 7 prints to `trial-007.log` in it."""
     log_limit_bytes: int = LOG_LIMIT_BYTES
@@ -189,6 +191,7 @@ class RayBackend:
             batch=self.batch,
             known_points=tuple(self.known_points),
             batch_mode=start.batch_mode,
+            max_iterations=self.max_iterations,
         )
         attempt = Attempt(start, segment, self._log(start.trial), self._fleet.workers, self._mailbox.put)
         self._attempts[start.trial, start.attempt] = attempt

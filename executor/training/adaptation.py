@@ -265,6 +265,7 @@ def make_adaptive(
     num_samples: int,
     least_per_gpu: int,
     fits: Callable[[int], bool],
+    gradient_scale: Callable[[], torch.Tensor | None],
 ) -> AdaptiveBatching:
     """Return the adaptive batches of a trial on one worker; `batch_size` and `per_gpu` are the trial's own.
 
@@ -293,6 +294,7 @@ def make_adaptive(
             num_workers=segment.num_workers,
             initial_batch=limits.initial,
             total=gang.sum,
+            gradient_scale=gradient_scale,
         ),
         scaling=make_lr_scaling(segment.batch.lr_scaling, optimizer, segment.batch.warmup_epochs),
         least_per_gpu=least_per_gpu,
@@ -309,6 +311,8 @@ class _Stretch:
     untimed: int = 0
     """First steps that are not timed: the first of a size sets up memory and kernels."""
     steps: int = 0
+    skipped: int = 0
+    """Steps whose gradients overflowed: they take time and make no progress."""
     duration_s: float = 0.0
     timed_steps: int = 0
     timed_s: float = 0.0
@@ -392,15 +396,18 @@ class AdaptiveBatching(Batching):
     def after_part(self) -> None:
         self.noise.after_part()
 
-    def update(self, optimizer: Optimizer) -> None:
+    def update(self, optimizer: Optimizer, step: Callable[[], bool]) -> bool:
         """Show the gradient to the noise scale, and step with the learning rate for this batch."""
         self.noise.before_update()
         with scaled_lr(optimizer, self._lr_factor):
-            optimizer.step()
+            return step()
 
-    def after_step(self, batch: GlobalBatch) -> int:
+    def after_step(self, batch: GlobalBatch, *, has_stepped: bool = True) -> int:
         """Count the step, and decide again when due. The LR schedule advances by progress in batches of M0."""
-        self._progress += self._useful * batch.size
+        if has_stepped:
+            self._progress += self._useful * batch.size
+        else:
+            self._stretch.skipped += 1
         self._stretch.steps += 1
         self._since_decision += 1
         if self._stretch.steps == self._stretch.untimed:
@@ -517,6 +524,7 @@ class AdaptiveBatching(Batching):
     def _use(self, stretch: _Stretch, noise_scale: float | None) -> BatchUse:
         initial = self._agent.limits.initial
         useful = 1.0 if noise_scale is None else float(efficiency(noise_scale, initial, stretch.batch.batch_size))
+        useful *= 1.0 - stretch.skipped / stretch.steps
         return BatchUse(
             instances=self.segment.num_instances,
             gpus=self.segment.num_workers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,13 +42,13 @@ class Batching(ABC):
     def after_part(self) -> None:  # noqa: B027 - optional hook
         """Note that the gradient of a micro-batch is computed."""
 
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the optimizer use the gradient of the whole gang."""
-        optimizer.step()
+    def update(self, optimizer: torch.optim.Optimizer, step: Callable[[], bool]) -> bool:
+        """Let the optimizer use the gradient of the whole gang by `step`, which returns False if it skips it."""
+        return step()
 
-    def after_step(self, batch: GlobalBatch) -> int:
+    def after_step(self, batch: GlobalBatch, *, has_stepped: bool = True) -> int:
         """Note that the step is over; return by how many batches an LR schedule that counts batches advances."""
-        return 1
+        return int(has_stepped)
 
     def end(self) -> BatchReport:
         """End the iteration; return what to report of its batches."""

@@ -47,9 +47,7 @@ class CheckOrder:
 
     entrypoint: Entrypoint
     segment: Segment
-    """Its first iteration, on one worker."""
-    iterations: int
-    """The most iterations of a trial; with 1, no trial is continued."""
+    """Its first iteration, on one worker; a trial of no more than one is not continued."""
     max_gpus: int
     """The most GPUs of a trial."""
     device_id: str = ""
@@ -211,7 +209,7 @@ class _Check:
         self._found.checkpoint_bytes = len(payload)
         if saved == 0:
             self._found.remarks.append(f"the function {WITHOUT_CHECKPOINT}")
-        elif order.iterations > 1:
+        elif segment.max_iterations != 1:
             self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
 
     def _made(self, segment: Segment, resources: list[Any]) -> Runner:

@@ -65,17 +65,18 @@ class GradientNoise:
         initial_batch: int,
         total: Callable[[Tensor], Tensor],
         every: int = EVERY,
+        gradient_scale: Callable[[], Tensor | None] = lambda: None,
     ) -> None:
         """`total` sums a tensor over the workers in place; `wrapped` is a DDP if and only if there are several.
 
-        An estimate is made `every` few steps. `initial_batch` is M0.
+        An estimate is made `every` few steps. `initial_batch` is M0. Gradients come multiplied by `gradient_scale()`.
         """
         if every < 2:
             raise ValueError(f"every={every}: an estimate may take two steps; use 2 or more")
         self._rank, self._num_workers, self._initial_batch = rank, num_workers, initial_batch
         self._total, self._every = total, every
         self._scale = NoiseScale()
-        self._preconditioner = Preconditioner(optimizer)
+        self._preconditioner = Preconditioner(optimizer, gradient_scale)
         self._device = next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
         self._step: _Step | None = None
         self._pair: _Step | None = None

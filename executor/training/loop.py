@@ -33,6 +33,8 @@ from rubberband.executor.training.sampler import GlobalBatchSampler, SharePolicy
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import TrainStep
 from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.words import build_optimizer, build_scheduler, check_words, fixed_steps
+from rubberband.executor.training.wrapping import prepare
 
 
 class TorchRunner(Runner):
@@ -71,9 +73,12 @@ class TorchRunner(Runner):
         segment, trial = self._segment, self._trial
         reseed("setup", segment.seed)
         self._module = trial.build_model(segment.config).to(self._device)
+        check_words(trial)
+        prepare(self._module, trial)
         reseed("setup", segment.seed)
-        self._optimizer = trial.build_optimizer(segment.config, self._module)
-        self._scheduler = trial.build_scheduler(segment.config, self._optimizer)
+        self._optimizer = build_optimizer(trial, segment.config, self._module)
+        self._scheduler = build_scheduler(trial, segment.config, self._optimizer, self._total_steps())
+        share = max(self._shares(self._batch_size, segment.num_workers))
         self._step = TrainStep(
             trial,
             segment,
@@ -82,6 +87,22 @@ class TorchRunner(Runner):
             optimizer=self._optimizer,
             feed=self._feed,
             device=self._device,
+            is_one_pass=self._limit is None or share <= self._limit,
+        )
+
+    def _total_steps(self) -> int:
+        """Return how often the LR schedule steps in a trial that trains to the end."""
+        segment = self._segment
+        iterations = max(segment.max_iterations or 0, segment.until_iterations)
+        if self._trial.scheduler_step == "iteration":
+            return iterations
+        if segment.batch is not None:
+            return max(1, iterations * self._samples_per_iteration // (segment.batch.initial or self._batch_size))
+        return fixed_steps(
+            iterations,
+            num_samples=self._feed.num_samples,
+            batch_size=self._batch_size,
+            samples_per_iteration=self._samples_per_iteration,
         )
 
     def _make_batching(self) -> Batching:
@@ -102,6 +123,7 @@ class TorchRunner(Runner):
             num_samples=self._feed.num_samples,
             least_per_gpu=self._step.least,
             fits=self._step.fits,
+            gradient_scale=self._step.precision.scale,
         )
 
     def restore(self, payload: bytes) -> None:
@@ -121,6 +143,7 @@ class TorchRunner(Runner):
             self._sampler.move_to(*content["sampler"])
             self._batching.restore(content.get("batching"))
             self._evaluation.restore(content.get("evaluation"))
+            self._step.precision.restore(content.get("precision"))
         except Exception as error:
             reason = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit the trial: {type(error).__name__}: {reason}") from error
@@ -130,7 +153,8 @@ class TorchRunner(Runner):
         segment = self._segment
         reseed("train", segment.seed, iterations, segment.rank)
         train_loss = self._train(iterations)
-        evaluated = self._evaluation.metrics(self._module, iterations)
+        with self._step.precision.autocast():
+            evaluated = self._evaluation.metrics(self._module, iterations)
         metrics: dict[str, float] = {}
         if segment.rank == 0:
             metrics = clean_metrics({"train_loss": train_loss, **evaluated}, segment.metric)
@@ -156,6 +180,7 @@ class TorchRunner(Runner):
             "sampler": (self._sampler.epoch, self._sampler.position),
             "batching": self._batching.state(),
             "evaluation": self._evaluation.state(),
+            "precision": self._step.precision.state(),
         }
         buffer = io.BytesIO()
         try:
@@ -173,6 +198,10 @@ class TorchRunner(Runner):
         if hasattr(self, "_batching"):
             self._batching.close()
         wrapped = weakref.ref(self._step.wrapped) if hasattr(self, "_step") else None
+        if wrapped is not None:
+            self._step.precision.close()
+            if self._trial.compile:
+                torch.compiler.reset()
         for name in ("_step", "_module", "_optimizer", "_scheduler", "_trial", "_feed", "_evaluation", "_batching"):
             self.__dict__.pop(name, None)
         if wrapped is not None and wrapped() is not None:
@@ -191,7 +220,7 @@ class TorchRunner(Runner):
         while not over:
             batch = self._sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
             loss_sum += self._step.take(batch)
-            batches = self._batching.after_step(batch)
+            batches = self._batching.after_step(batch, has_stepped=self._step.has_stepped)
             if self._scheduler is not None and self._trial.scheduler_step == "batch":
                 for _ in range(batches):
                     self._scheduler.step()

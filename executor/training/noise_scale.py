@@ -302,8 +302,9 @@ _DENOMINATORS: tuple[tuple[type[Optimizer], str, Denominator], ...] = (
 class Preconditioning:
     """P of one step: for every parameter that takes part, the denominators 1 / P; None for P = I."""
 
-    def __init__(self, denominators: dict[Tensor, Tensor | None]) -> None:
+    def __init__(self, denominators: dict[Tensor, Tensor | None], gradient_scale: Callable[[], Tensor | None]) -> None:
         self._denominators = denominators
+        self._gradient_scale = gradient_scale
 
     @property
     def parameters(self) -> Iterable[Tensor]:
@@ -313,6 +314,7 @@ class Preconditioning:
     def apply(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor | None:
         """Return P g in one new vector, 0 without a gradient; None if no parameter takes part.
 
+        The scale of the loss (fp16) is divided out.
         Parameters that the optimizer does not train, or has too little state of, and sparse gradients are left out.
         """
         values, divisors = [], []
@@ -327,14 +329,19 @@ class Preconditioning:
         vector: Tensor = torch._C._nn.flatten_dense_tensors(values)
         if len(values) == 1:
             vector = vector.clone()
+        scale = self._gradient_scale()
+        if scale is not None:
+            vector.div_(scale)
         return vector.div_(torch.cat(divisors)) if divisors else vector
 
 
 class Preconditioner:
     """Scaling of gradients by an optimizer; unknown optimizers count as P = I, and the log says so."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, gradient_scale: Callable[[], Tensor | None] = lambda: None) -> None:
+        """`gradient_scale` returns what the gradients are multiplied by."""
         self._optimizer = optimizer
+        self._gradient_scale = gradient_scale
         found = [(kind, function) for owner, kind, function in _DENOMINATORS if isinstance(optimizer, owner)]
         self.kind: str = found[0][0] if found else "identity"
         """Name of the rule; estimates under different rules cannot be averaged."""
@@ -353,7 +360,7 @@ class Preconditioner:
             for parameter in group["params"]:
                 if parameter.requires_grad and self._is_settled(parameter):
                     denominators[parameter] = self._denominator_of(parameter, group)
-        return Preconditioning(denominators) if denominators else None
+        return Preconditioning(denominators, self._gradient_scale) if denominators else None
 
     def _is_settled(self, parameter: Tensor) -> bool:
         if self._denominator is not None and parameter not in self._settled:

@@ -41,6 +41,8 @@ class Segment:
     """Steps that profiling timed; the agent starts with them."""
     batch_mode: BatchMode = "adapt"
     """Whether to adapt the batch, or, for profiling, hold or sweep it."""
+    max_iterations: int | None = None
+    """Iterations of a trial that trains to the end, for LR schedules; None: `until_iterations`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.precision import Precision
 from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.wrapping import wrap
 
 
 class TrainStep:
@@ -33,7 +35,9 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         feed: Feed,
         device: torch.device,
+        is_one_pass: bool,
     ) -> None:
+        """`is_one_pass`: the share of a worker goes through the model at once, in the first step at least."""
         self._trial = trial
         self._segment = segment
         self._gang = gang
@@ -47,11 +51,11 @@ class TrainStep:
         self.wrapped: torch.nn.Module = module
         """The model, in its DistributedDataParallel if there are several workers."""
         if segment.num_workers > 1:
-            self.wrapped = DistributedDataParallel(
-                module,
-                device_ids=[0] if device.type == "cuda" else None,
-                find_unused_parameters=trial.find_unused_parameters,
-            )
+            is_adaptive = segment.batch is not None
+            self.wrapped = wrap(module, trial, device, is_adaptive=is_adaptive, is_one_pass=is_one_pass)
+        self.precision = Precision(trial.precision, device, optimizer, trial.gradient_clip_norm)
+        self.has_stepped = True
+        """Whether the latest step was not skipped."""
 
     def take(self, batch: GlobalBatch) -> torch.Tensor:
         """Take one optimizer step; return the sum of the losses of this worker's samples."""
@@ -68,15 +72,16 @@ class TrainStep:
         for part, weight in zip(parts, weights, strict=True):
             with nullcontext() if part is parts[-1] else self._accumulate():
                 loss = self._loss(self.wrapped, part)
-                (loss * (self._segment.num_workers * weight / batch.size)).backward()  # type: ignore[no-untyped-call]
+                self.precision.backward(loss * (self._segment.num_workers * weight / batch.size))
             self.batching.after_part()
-            loss_sum += loss.detach() * weight
-        self.batching.update(self._optimizer)
+            loss_sum += loss.detach().double() * weight
+        self.has_stepped = self.batching.update(self._optimizer, self.precision.step)
         return loss_sum
 
     def _loss(self, model: torch.nn.Module, part: Indices) -> torch.Tensor:
         batch = self._feed.load(part)
-        return self._trial.loss(model, batch)
+        with self.precision.autocast():
+            return self._trial.loss(model, batch)
 
     def fits(self, per_gpu: int) -> bool:
         """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from rubberband.executor.training.evaluation import EvalLoader
 
 
+PrecisionName = Literal["32", "bf16", "fp16"]
+SchedulerStep = Literal["iteration", "batch"]
+
+
 class Mean(float):
     """A mean over samples that knows its sum and count, so that the parts of several workers can be joined.
 
@@ -58,8 +62,20 @@ class TorchTrial(ABC):
     """Most samples that go through the model at once; a larger share is accumulated. None: no limit."""
     samples_per_iteration: ClassVar[int | None] = None
     """Training samples of one iteration (rounded up to whole batches). None: one epoch."""
-    scheduler_step: ClassVar[Literal["iteration", "batch"]] = "iteration"
+    scheduler_step: ClassVar[SchedulerStep] = "iteration"
     """When the LR schedule steps: after every iteration (ReduceLROnPlateau: with the metric), or after every batch."""
+    precision: PrecisionName = "32"
+    """Arithmetic of model and loss: `bf16` and `fp16` compute under autocast; parameters stay as they were built.
+
+    With fp16 the loss is scaled, and steps whose gradients overflow are skipped. `build_model` may set this and the
+    words below on `self`, from the configuration.
+    """
+    gradient_clip_norm: float | None = None
+    """Largest norm of the gradient of a step, over the whole gang; a larger gradient is scaled down. None: no limit."""
+    compile: bool = False
+    """Whether `torch.compile` compiles the model; the machine keeps the result for later trials of the same model."""
+    channels_last: bool = False
+    """Whether weights of convolutions are laid out with their channels last, which is faster on GPUs in 16 bits."""
     find_unused_parameters: ClassVar[bool] = False
     """DistributedDataParallel's flag: needed if the loss does not use every parameter."""
     eval_batch_size: int | None = None
@@ -70,6 +86,13 @@ class TorchTrial(ABC):
     these as `evaluated_at`. A trial's first iteration, and its last before it is compared, are always evaluated."""
     eval_on_all_ranks: ClassVar[bool] = False
     """Whether each worker calls an overridden `evaluate` with its part of the set; all metrics are `Mean`s then."""
+    static_graph: bool = False
+    """DistributedDataParallel's flag: every step uses the same parameters in the same way.
+
+    It is not used with adaptive batches, nor if a step takes several passes.
+    """
+    gradient_compression: Literal["bf16"] | None = None
+    """Gangs exchange gradients in this type, with half the traffic. None: in that of the parameters."""
     config: Mapping[str, Any]
     """Its configuration; only of a trial that `Result.load_best` returned."""
     model: torch.nn.Module
@@ -84,9 +107,13 @@ class TorchTrial(ABC):
         """Return the optimizer over the parameters of `model`."""
 
     def build_scheduler(
-        self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer
+        self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, total_steps: int
     ) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """Return the LR schedule, or None for a constant learning rate. It steps as `scheduler_step` says."""
+        """Return the LR schedule, or None for a constant learning rate. It steps as `scheduler_step` says.
+
+        `total_steps` is how often it steps in a trial that trains to the end (adaptive batches: in batches of their
+        initial size), for OneCycleLR or a warm-up. A method without this parameter is called without it.
+        """
         return None
 
     @abstractmethod

@@ -28,6 +28,7 @@ from rubberband.executor.training.segment import Segment
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration
 from rubberband.values.offer import Offer
+from rubberband.values.plan import total_iterations
 
 LIMIT_S = 300.0
 """Default time of `rubberband check`."""
@@ -201,7 +202,6 @@ def _checked(
         order = CheckOrder(
             entrypoint=entrypoint,
             segment=_segment(experiment, number, configuration, seeds[number], "cuda" if devices else "cpu"),
-            iterations=max(sum(stage.iterations for stage in bracket) for bracket in experiment.brackets()),
             max_gpus=max_gpus,
             device_id=devices[0] if devices else "",
         )
@@ -252,6 +252,7 @@ def _segment(experiment: Experiment, trial: int, configuration: Mapping[str, Any
         until_iterations=1,
         checkpoint=None,
         batch=experiment.batch.to_plain(),
+        max_iterations=max(map(total_iterations, experiment.brackets())),
     )
 
 

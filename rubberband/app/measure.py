@@ -31,7 +31,7 @@ from rubberband.spec.profile_file import save_profile
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import PlanningConstraints, Stage
+from rubberband.values.plan import PlanningConstraints, Stage, total_iterations
 from rubberband.values.profile import Profile
 from rubberband.values.start_times import record, start_of
 
@@ -242,7 +242,14 @@ def _backend(
         _end_leftovers(scratch, setup, rented)
         for old in (scratch.instances, scratch.checkpoints, scratch.logs):
             shutil.rmtree(old, ignore_errors=True)
-        backend = make_ray_backend(scratch, setup, rented, experiment.search.metric, largest_gang=largest_gang)
+        backend = make_ray_backend(
+            scratch,
+            setup,
+            rented,
+            experiment.search.metric,
+            largest_gang=largest_gang,
+            max_iterations=max(map(total_iterations, experiment.brackets())),
+        )
         stack.callback(_close, backend, scratch)
         yield backend, setup
 
@@ -251,7 +258,7 @@ def _job_iterations(experiment: Experiment, rented: Offer, limits: PlanningConst
     """Return how many iterations the job trains one after another, on all instances with the fewest GPUs per trial."""
     slots = max(1, rented.max_instances * rented.gpus // limits.min_gpus_per_trial)
     brackets = experiment.brackets()
-    longest = max(sum(stage.iterations for stage in bracket) for bracket in brackets)
+    longest = max(map(total_iterations, brackets))
     every = sum(_iterations(stage) for bracket in brackets for stage in bracket)
     return max(float(longest), every / slots)
 

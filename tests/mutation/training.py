@@ -67,8 +67,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="gradients-not-weighted",
         harm="a gang with unequal shares learns another thing than one GPU",
         file="executor/training/step.py",
-        old="(loss * (self._segment.num_workers * weight / batch.size)).backward()",
-        new="(loss * (1.0 / len(parts))).backward()",
+        old="loss * (self._segment.num_workers * weight / batch.size)",
+        new="loss * (1.0 / len(parts))",
         tests=("tests/unit/test_loop.py::test_accumulation_changes_nothing",),
     ),
     Mutant(

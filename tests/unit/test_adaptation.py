@@ -97,7 +97,7 @@ def iterate(batching: AdaptiveBatching, device: Device, iterations: int = 1) -> 
         batch = sampler.next_batch([size])
         batching.before_step(batch, [size // passes] * passes)
         device.now += passes * device.constant_s + size * device.per_sample_s
-        batching.update(optimizer)
+        batching.update(optimizer, lambda: True)
         scheduled += batching.after_step(batch)
         sizes.append(size)
     return batching.end(), sum(sizes), scheduled, sizes

@@ -1,0 +1,105 @@
+"""The words of a `TorchTrial` about its step, checked; and the optimizer and LR schedule that it builds.
+
+What cannot be done is a TrialFailure of one line, with the remedy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from rubberband.executor.training.runner import TrialFailure
+from rubberband.executor.training.torch_trial import PrecisionName, SchedulerStep, TorchTrial
+from rubberband.units import shown
+
+_FLAGS = ("compile", "channels_last", "find_unused_parameters", "static_graph")
+
+
+def check_words(trial: TorchTrial) -> None:
+    """Raise TrialFailure for a value that a word cannot have. Called once the model is built, which may set them."""
+    _check_among("precision", trial.precision, get_args(PrecisionName))
+    _check_among("scheduler_step", trial.scheduler_step, get_args(SchedulerStep))
+    _check_among("gradient_compression", trial.gradient_compression, (None, "bf16"))
+    for name in _FLAGS:
+        _check_among(name, getattr(trial, name), (False, True))
+    norm: Any = trial.gradient_clip_norm
+    is_number = isinstance(norm, (int, float)) and not isinstance(norm, bool)
+    if norm is not None and not (is_number and math.isfinite(norm) and norm > 0.0):
+        raise _refused(f"gradient_clip_norm={shown(norm)} is no positive number; use one such as 1.0, or None")
+
+
+def _check_among(name: str, value: Any, allowed: Sequence[Any]) -> None:
+    if not any(type(value) is type(each) and value == each for each in allowed):
+        *others, last = map(repr, allowed)
+        raise _refused(f"{name}={shown(value)} is not known; use {', '.join(others)} or {last}")
+
+
+def build_optimizer(trial: TorchTrial, config: Mapping[str, Any], module: torch.nn.Module) -> Optimizer:
+    """Return the trial's optimizer. Raises TrialFailure for several, or for one that needs a closure."""
+    optimizer: Any = trial.build_optimizer(config, module)
+    if isinstance(optimizer, (list, tuple)):
+        raise _refused(
+            f"build_optimizer() returned a {type(optimizer).__name__} of {len(optimizer)}; return one optimizer with "
+            "several parameter groups, or override step() for several optimizers"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise _refused(f"build_optimizer() returned {shown(optimizer)}; return a torch.optim.Optimizer")
+    if _needs_closure(optimizer.step):
+        raise _refused(
+            f"{type(optimizer).__name__} needs a closure, which computes the loss again within a step; use another "
+            "optimizer such as AdamW, or override step()"
+        )
+    return optimizer
+
+
+def _needs_closure(step: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(step).bind()
+    except TypeError:
+        return True
+    except ValueError:  # Some built-in functions have no signature.
+        return False
+    return False
+
+
+def build_scheduler(
+    trial: TorchTrial, config: Mapping[str, Any], optimizer: Optimizer, total_steps: int
+) -> LRScheduler | None:
+    """Return the trial's LR schedule; it gets `total_steps` if it has a parameter of that name.
+
+    Raises TrialFailure for anything that is no schedule, or needs the metric after every batch.
+    """
+    build: Any = trial.build_scheduler
+    parameters = inspect.signature(build).parameters
+    wants_total = "total_steps" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    scheduler: Any = build(config, optimizer, **({"total_steps": total_steps} if wants_total else {}))
+    if scheduler is None:
+        return None
+    if not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+        raise _refused(f"build_scheduler() returned {shown(scheduler)}; return a schedule of torch.optim, or None")
+    if isinstance(scheduler, ReduceLROnPlateau) and trial.scheduler_step == "batch":
+        raise _refused(
+            'ReduceLROnPlateau needs the metric, which is there once an iteration; use scheduler_step = "iteration"'
+        )
+    schedule: LRScheduler = scheduler
+    return schedule
+
+
+def fixed_steps(iterations: int, *, num_samples: int, batch_size: int, samples_per_iteration: int) -> int:
+    """Return the batches of that many iterations: the last one of an epoch is smaller, and each iteration has one."""
+    per_epoch = math.ceil(num_samples / batch_size)
+    steps = 0
+    for iteration in range(1, iterations + 1):
+        epochs, rest = divmod(iteration * samples_per_iteration, num_samples)
+        steps = max(steps + 1, epochs * per_epoch + math.ceil(rest / batch_size))
+    return steps
+
+
+def _refused(line: str) -> TrialFailure:
+    return TrialFailure("raised", line)

@@ -1,0 +1,360 @@
+"""The words of a trial about its step: precision, clipping, compilation, schedules by step; and what they refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+
+import rubberband
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training.sampler import GlobalBatchSampler
+from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor.training.words import fixed_steps
+from rubberband.values.adaptive import AdaptiveBatch
+from tests.unit.test_loop import Exact, Noisy, assert_identical, content, failure, reports, train
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+class Plain(Noisy):
+    """In single precision, with nothing random but dropout; its gradients are small enough for the first scale."""
+
+    def build_optimizer(self, config, model):
+        return torch.optim.SGD(model.parameters(), lr=5.0, momentum=0.9)
+
+    def build_scheduler(self, config, optimizer):
+        return None
+
+    def loss(self, model, batch):
+        inputs, targets = batch
+        self.seen = model(inputs)
+        return 0.01 * torch.nn.functional.mse_loss(self.seen, targets)
+
+
+class Halved(Plain):
+    """The precision comes from the configuration; the loss reports the type that the model computes in."""
+
+    def build_model(self, config):
+        self.precision = config["precision"]
+        return super().build_model(config)
+
+    def evaluate(self, model, loader):
+        found = super().evaluate(model, loader)
+        return {**found, "bits": torch.finfo(self.seen.dtype).bits, "is_bf16": self.seen.dtype == torch.bfloat16}
+
+
+@pytest.mark.parametrize(("precision", "bits"), [("32", 32), ("bf16", 16), ("fp16", 16)])
+def test_training_and_evaluation_compute_in_the_precision_and_parameters_stay(store, precision, bits):
+    *_, last = reports(train(Halved, store, config={"precision": precision}))
+    assert last.metrics["bits"] == bits
+    assert last.metrics["is_bf16"] == (precision == "bf16")
+    saved = content(store, last.checkpoint)
+    assert all(value.dtype == torch.float32 for value in saved["model"].values() if value.is_floating_point())
+    assert (saved["precision"] is not None) == (precision == "fp16")
+    plain = reports(train(Plain, store))[-1]
+    assert last.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=0.05)
+
+
+class Overflowing(Halved):
+    """Its gradients overflow in half precision in the third and the fourth step."""
+
+    batch_size = 4
+    scheduler_step = "batch"
+
+    def build_optimizer(self, config, model):
+        self.steps = 0
+        return super().build_optimizer(config, model)
+
+    def build_scheduler(self, config, optimizer):
+        return torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=100)
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        self.steps += model.training
+        return loss * (math.inf if model.training and self.steps in (3, 4) else 1.0)
+
+    def evaluate(self, model, loader):
+        return {"loss": 1.0}
+
+
+def test_a_step_that_overflows_is_skipped_and_halves_the_scale(store):
+    (report,) = reports(train(Overflowing, store, config={"precision": "fp16"}, until_iterations=1))
+    saved = content(store, report.checkpoint)
+    assert saved["precision"]["scale"] == 65536 / 4
+    assert saved["scheduler"]["last_epoch"] == 3  # of five batches
+    assert all(torch.isfinite(value).all() for value in saved["model"].values())
+
+
+def test_a_fused_optimizer_skips_the_same_steps(store):
+    class Fused(Overflowing):
+        def build_optimizer(self, config, model):
+            self.steps = 0
+            return torch.optim.SGD(model.parameters(), lr=5.0, momentum=0.9, fused=True)
+
+    one, other = (
+        content(store, reports(train(trial, store, config={"precision": "fp16"}, until_iterations=1))[0].checkpoint)
+        for trial in (Overflowing, Fused)
+    )
+    assert one["precision"] == other["precision"]
+    assert one["scheduler"]["last_epoch"] == other["scheduler"]["last_epoch"] == 3
+    for name, value in one["model"].items():
+        torch.testing.assert_close(value, other["model"][name])
+
+
+def test_skipped_steps_are_no_progress_of_an_adaptive_batch(store):
+    changes = {"config": {"precision": "fp16"}, "until_iterations": 1, "batch": AdaptiveBatch(max=4)}
+    (report,) = reports(train(Overflowing, store, **changes))
+    saved = content(store, report.checkpoint)
+    skipped = round(math.log2(65536 / saved["precision"]["scale"]))
+    assert skipped in (1, 2)  # an estimate of the noise scale takes two passes in a step
+    assert saved["batching"]["progress"] == 20  # an iteration of five useful steps
+    assert saved["sampler"] == (1, 4 * skipped)
+    assert saved["scheduler"]["last_epoch"] == 5
+    assert sum(use.steps * use.batch_size * use.efficiency for use in report.batch.batches) == pytest.approx(20)
+
+
+def test_gradients_that_never_are_finite_end_the_trial_with_a_remedy(store):
+    class Never(Halved):
+        samples_per_iteration = 2000
+
+        def loss(self, model, batch):
+            return super().loss(model, batch) * math.inf
+
+    found = failure(train(Never, store, config={"precision": "fp16"}, until_iterations=1))
+    assert found.kind == "not_a_number"
+    assert found.message == (
+        'the gradients were not finite in 40 steps in a row with precision = "fp16"; use "bf16" or "32", or a lower '
+        "learning rate"
+    )
+
+
+class Growing(Halved):
+    """Half precision, with everything random that `Noisy` has; its scale grows and overflows."""
+
+    gradient_clip_norm = 0.5
+    loss = Noisy.loss
+
+    def evaluate(self, model, loader):
+        return rubberband.TorchTrial.evaluate(self, model, loader)
+
+
+def test_resuming_with_a_loss_scale_equals_a_straight_run(store):
+    straight = reports(train(Growing, store, config={"precision": "fp16"}))
+    before: SegmentReport | None = None
+    for iterations in range(4):
+        checkpoint: CheckpointRef | None = before and before.checkpoint
+        (before,) = reports(
+            train(
+                Growing,
+                store,
+                config={"precision": "fp16"},
+                from_iterations=iterations,
+                until_iterations=iterations + 1,
+                checkpoint=checkpoint,
+            )
+        )
+        assert before.metrics == straight[iterations].metrics
+        assert_identical(content(store, before.checkpoint), content(store, straight[iterations].checkpoint))
+
+
+def test_a_checkpoint_of_another_precision_is_read(store):
+    first = reports(train(Halved, store, config={"precision": "32"}, until_iterations=1))[0]
+    changes = {"from_iterations": 1, "until_iterations": 2, "checkpoint": first.checkpoint}
+    second = reports(train(Halved, store, config={"precision": "fp16"}, **changes))[0]
+    changes = {"from_iterations": 2, "until_iterations": 3, "checkpoint": second.checkpoint}
+    assert reports(train(Halved, store, config={"precision": "bf16"}, **changes))[0].metrics["bits"] == 16
+
+
+class Steep(Exact):
+    """Large gradients, plain steps of size 1 along them."""
+
+    batch_size = 20
+    norm: float | None = None
+
+    def build_optimizer(self, config, model):
+        self.gradient_clip_norm = config.get("norm")
+        return torch.optim.SGD(model.parameters(), lr=config.get("lr", 1.0))
+
+    def build_scheduler(self, config, optimizer):
+        return None
+
+    def loss(self, model, batch):
+        return 100.0 * super().loss(model, batch)
+
+    def evaluate(self, model, loader):
+        return {"loss": 0.0, "norm": torch.nn.utils.get_total_norm(list(model.parameters())).item()}
+
+
+@pytest.mark.parametrize("norm", [0.25, 1e-3, 1])
+def test_a_step_is_no_longer_than_the_clip_norm(store, norm):
+    before = content(store, reports(train(Steep, store, config={"norm": 1e-12}, until_iterations=1))[0].checkpoint)
+    after = content(store, reports(train(Steep, store, config={"norm": norm}, until_iterations=1))[0].checkpoint)
+    moved = [value - before["model"][name] for name, value in after["model"].items()]
+    assert torch.nn.utils.get_total_norm(moved).item() == pytest.approx(norm, rel=1e-4)
+
+
+def test_a_norm_that_is_never_reached_changes_nothing(store):
+    free, clipped = (reports(train(Steep, store, config={"norm": norm, "lr": 1e-3})) for norm in (None, 1e9))
+    assert [report.metrics for report in free] == [report.metrics for report in clipped]
+
+
+def test_channels_last_changes_the_layout_and_nothing_else(store):
+    class Convolution(Exact):
+        def build_model(self, config):
+            self.channels_last = config["channels_last"]
+            layers = torch.nn.Unflatten(1, (1, 2, 2)), torch.nn.Conv2d(1, 3, 2), torch.nn.Flatten()
+            return torch.nn.Sequential(*layers, torch.nn.Linear(3, 1)).double()
+
+    first, last = (reports(train(Convolution, store, config={"channels_last": word})) for word in (False, True))
+    assert [report.metrics["loss"] for report in last] == pytest.approx([report.metrics["loss"] for report in first])
+    weights = [content(store, runs[-1].checkpoint)["model"]["1.weight"] for runs in (first, last)]
+    torch.testing.assert_close(*weights)
+
+
+class OneCycle(Exact):
+    """Its schedule fails if it steps more often than `total_steps`."""
+
+    scheduler_step = "batch"
+    samples_per_iteration = 13
+
+    def build_scheduler(self, config, optimizer, total_steps):
+        return OneCycleLR(optimizer, max_lr=0.1, total_steps=total_steps)
+
+
+@pytest.mark.parametrize("batch", [None, AdaptiveBatch(max=8)], ids=["fixed", "adaptive"])
+def test_total_steps_are_those_of_the_whole_trial_in_whatever_segments(store, batch):
+    changes = {"batch": batch, "max_iterations": 4}
+    (first,) = reports(train(OneCycle, store, until_iterations=1, **changes))
+    changes |= {"from_iterations": 1, "until_iterations": 4, "checkpoint": first.checkpoint}
+    *_, last = reports(train(OneCycle, store, **changes))
+    schedule = content(store, last.checkpoint)["scheduler"]
+    assert schedule["last_epoch"] == schedule["total_steps"]
+
+
+def test_a_schedule_of_iterations_has_as_many_steps_as_the_trial_iterations(store):
+    class EveryIteration(OneCycle):
+        scheduler_step = "iteration"
+
+        def build_scheduler(self, config, optimizer, **words):
+            assert words == {"total_steps": 9}
+            return OneCycleLR(optimizer, max_lr=0.1, **words)
+
+    assert len(reports(train(EveryIteration, store, max_iterations=9))) == 4
+
+
+@given(
+    num_samples=st.integers(1, 60),
+    batch_size=st.integers(1, 70),
+    samples_per_iteration=st.integers(1, 150),
+    iterations=st.integers(1, 8),
+)
+def test_the_steps_of_a_trial_are_counted_without_taking_them(
+    num_samples, batch_size, samples_per_iteration, iterations
+):
+    sampler, steps = GlobalBatchSampler(num_samples, 0), 0
+    for iteration in range(1, iterations + 1):
+        is_over = False
+        while not is_over:
+            sampler.next_shared(batch_size, 1, lambda size, _: [size])
+            steps += 1
+            is_over = sampler.samples_done >= iteration * samples_per_iteration
+    found = fixed_steps(
+        iterations, num_samples=num_samples, batch_size=batch_size, samples_per_iteration=samples_per_iteration
+    )
+    assert found == steps
+
+
+def with_words(**words: Any) -> type:
+    class Worded(Exact):
+        pass
+
+    for name, value in words.items():
+        setattr(Worded, name, value)
+    return Worded
+
+
+def builds(optimizer: Callable[[Any], Any]) -> type:
+    return with_words(build_optimizer=lambda self, config, model: optimizer(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({"precision": "16"}, "precision='16' is not known; use '32', 'bf16' or 'fp16'"),
+        ({"precision": 32}, "precision=32 is not known; use '32', 'bf16' or 'fp16'"),
+        ({"scheduler_step": "epoch"}, "scheduler_step='epoch' is not known; use 'iteration' or 'batch'"),
+        ({"gradient_compression": "fp16"}, "gradient_compression='fp16' is not known; use None or 'bf16'"),
+        ({"compile": "max-autotune"}, "compile='max-autotune' is not known; use False or True"),
+        ({"channels_last": 1}, "channels_last=1 is not known; use False or True"),
+        ({"static_graph": None}, "static_graph=None is not known; use False or True"),
+        *(
+            (
+                {"gradient_clip_norm": norm},
+                f"gradient_clip_norm={norm!r} is no positive number; use one such as 1.0, or None",
+            )
+            for norm in (0, -1.0, math.nan, math.inf, True, "1")
+        ),
+    ],
+)
+def test_a_word_with_another_value_is_refused_in_one_line(store, words, line):
+    assert failure(train(with_words(**words), store)).message == line
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "line"),
+    [
+        (
+            torch.optim.LBFGS,
+            "LBFGS needs a closure, which computes the loss again within a step; use another optimizer such as AdamW, "
+            "or override step()",
+        ),
+        (
+            lambda parameters: [torch.optim.SGD([each], lr=0.1) for each in parameters],
+            "build_optimizer() returned a list of 4; return one optimizer with several parameter groups, or override "
+            "step() for several optimizers",
+        ),
+        (
+            lambda parameters: (torch.optim.SGD(parameters, lr=0.1), None),
+            "build_optimizer() returned a tuple of 2; return one optimizer with several parameter groups, or override "
+            "step() for several optimizers",
+        ),
+        (lambda parameters: None, "build_optimizer() returned None; return a torch.optim.Optimizer"),
+    ],
+)
+def test_an_optimizer_that_the_loop_cannot_use_is_refused_in_one_line(store, optimizer, line):
+    assert failure(train(builds(optimizer), store)).message == line
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        (
+            ReduceLROnPlateau,
+            'ReduceLROnPlateau needs the metric, which is there once an iteration; use scheduler_step = "iteration"',
+        ),
+        (lambda optimizer: [], "build_scheduler() returned []; return a schedule of torch.optim, or None"),
+    ],
+)
+def test_a_schedule_that_cannot_step_is_refused_in_one_line(store, scheduler, line):
+    trial = with_words(scheduler_step="batch", build_scheduler=lambda self, config, optimizer: scheduler(optimizer))
+    assert failure(train(trial, store)).message == line
