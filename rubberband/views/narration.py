@@ -262,11 +262,11 @@ class Narrator:
     def _training(self, state: State) -> list[str]:
         said, job = list[str](), self._job
         for lane in state.lanes:
-            if not lane.stages or lane.stage.training_at is None or not lane.runners:
+            if not lane.stages or lane.stage.stage in self._stages_trained:
+                continue
+            if lane.stage.training_at is None or not lane.runners:
                 continue
             stage, per_instance, size = lane.stage, job.offer.gpus, len(lane.running()[0].gang)
-            if stage.stage in self._stages_trained:
-                continue
             self._stages_trained.add(stage.stage)
             ready = len(state.held(lane).ready)
             said.append(
@@ -277,6 +277,8 @@ class Narrator:
         return said
 
     def _promoted(self, state: State) -> list[str]:
+        if len(state.promotions) == self._promotions:
+            return []
         fresh, ladder = state.promotions[self._promotions :], self._job.ladder
         self._promotions = len(state.promotions)
         if ladder is None:
@@ -319,7 +321,7 @@ class Narrator:
         parts.append(f"{failed} failed" if failed else "")
         expected = forecast(job, state, state.now)
         parts.append(f"spent {format_usd(bill_usd(job, state, state.now))}")
-        if state.phase in (Phase.SCALING, Phase.TRAINING, Phase.PLANNING):
+        if state.course == "running":
             parts.append(f"forecast {duration(expected.jct_s)}, {format_usd(expected.cost_usd)}")
         if job.ladder is not None:
             reached = (sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
@@ -345,14 +347,16 @@ class Narrator:
         return [went_back(setback) for setback in fresh]
 
     def _ended(self, state: State) -> list[str]:
+        if state.course not in ("ending", "finished"):
+            return []
         said = []
-        if state.phase in (Phase.ENDING, Phase.FINISHED) and not self._ending:
+        if not self._ending:
             self._ending = True
             going = [r.instance for r in state.instances.values() if r.status is InstanceStatus.RELEASING]
             why = f" ({printable(state.reason)})" if state.reason else ""
             releasing = f": {len(going)} -> 0 instances, releasing {listed(going)}" if going else ""
             said += [f"ending{why}{releasing}"] if going or why else []
-        if state.phase is Phase.FINISHED and state.ended_at is not None:
+        if state.course == "finished" and state.ended_at is not None:
             best, found = best_trial(state, self._job.metric, self._job.mode), "no trial reported"
             if best is not None:
                 which = f"trial {best.trial}, {counted(best.iterations, 'iteration')}{_batch(best)}"
