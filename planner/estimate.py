@@ -194,6 +194,7 @@ class Estimate:
             "objective": self.objective,
             "instance_type": self.offer.instance_type,
             "batch": self.case.batch,
+            **({"scheduler": "asha"} if self.brackets[0][0].ladder is not None else {}),
             "constraints": {
                 "deadline_s": self.constraints.deadline_s,
                 "max_cost_usd": self.constraints.max_cost_usd,

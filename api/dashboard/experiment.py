@@ -486,7 +486,8 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
     return shown | {
         "troubles": words.troubles(result),
         "cards": words.cards(experiment, result),
-        "stages": words.stage_rows(result),
+        "stages": words.stage_rows(result, experiment.summary.target_iterations),
+        "rungs": words.rungs_reached(result),
         "happenings": words.happenings(result),
         "trials": trial_page(result, asked),
         "tables": [_shortened(table) for table in (failures(result), incidents(result)) if table.rows],

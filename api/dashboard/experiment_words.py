@@ -282,20 +282,29 @@ def _rest(result: Result) -> list[Card]:
     ]
 
 
-def stage_rows(result: Result) -> list[StageRow]:
-    """Return the rows of all stages."""
+def rungs_reached(result: Result) -> str:
+    """Return a sentence on the trials that reached each rung; empty unless trials climb rungs."""
+    if not result.rungs:
+        return ""
+    reached = " > ".join(str(rung.trials) for rung in result.rungs)
+    ends = ", ".join(str(rung.iterations) for rung in result.rungs)
+    return f"Trials that reached each rung: {reached}. The rungs end after {ends} iterations."
+
+
+def stage_rows(result: Result, target_iterations: int = 0) -> list[StageRow]:
+    """Return the rows of all stages; `target_iterations` are those expected of the job, where trials climb rungs."""
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd))
     before, rows = 0, []
     for stage in result.stages:
         before = 0 if stage.rung == 0 and stage.bracket is not None else before
-        rows.append(_stage_row(result, stage, before, decimals))
+        rows.append(_stage_row(result, stage, before, decimals, target_iterations))
         before += stage.iterations
     return rows
 
 
-def _stage_row(result: Result, stage: StageResult, before: int, decimals: int) -> StageRow:
+def _stage_row(result: Result, stage: StageResult, before: int, decimals: int, target_iterations: int) -> StageRow:
     begun, over = stage.actual_s is not None, bool(stage.promoted)
-    target = stage.trials * stage.iterations
+    target = target_iterations if result.rungs else stage.trials * stage.iterations
     ours = [trial.iterations for trial in result.trials if trial.bracket == stage.bracket]
     done = sum([min(iterations - before, stage.iterations) for iterations in ours if iterations > before])
     standing = "done" if over else "current" if result.outcome == "unfinished" else "ended"
@@ -339,7 +348,8 @@ def _syncs(result: Result) -> Iterator[Happening]:
         last = is_last_of_bracket(result.stages, stage)
         went = "finished" if last else "promoted"
         told = f"{len(stage.promoted)} of {counted(stage.trials, 'trial')} {went}: {listed(stage.promoted)}"
-        yield Happening(at_s=at_s, what=f"SYNC of {stage.title}", told=told, kind="sync")
+        what = "end of the search" if result.rungs else f"SYNC of {stage.title}"
+        yield Happening(at_s=at_s, what=what, told=told, kind="sync")
 
 
 def _decided(result: Result, decision: DecisionResult) -> Happening:

@@ -2,8 +2,8 @@
 
 A size fits if `run` would accept it: its plan keeps the limits with the confidence, and leaves a reserve for the
 release of its instances. One more does not fit. A larger search needs no less than a smaller one, except where it has
-a stage more (`Sha.falls`): those are looked at one by one. Hyperband's rounding, and the samples of times that vary,
-may break the order by a little.
+a stage more (`Sha.falls`): those are looked at one by one. Hyperband's rounding, and the samples of times that vary
+and of asha's results, may break the order by a little.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rubberband.planner.estimate import Case
 from rubberband.planner.sampling import steady, varies
 from rubberband.planner.sizing import Size, SizeAt, largest
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import MAX_TRIALS, Hyperband, Sha
+from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS, Asha, Hyperband, Sha
 from rubberband.values.plan import Policy, SizeKey
 
 MOST_ITERATIONS = 1_000_000_000
@@ -39,11 +39,11 @@ def size_key(experiment: Experiment) -> SizeKey:
     search = experiment.search
     if search.auto is not None:
         return search.auto
-    if search.scheduler.type == "sha":
+    if search.scheduler.type in ("sha", "asha"):
         return "max_t" if search.sampler.type == "grid" else "num_samples"
     if search.scheduler.type == "hyperband" and search.sampler.type != "grid":
         return "max_t"
-    written = {"stages": "stages written out", "asha": "asha", "hyperband": "a grid with hyperband"}
+    written = {"stages": "stages written out", "hyperband": "a grid with hyperband"}
     raise InputError(
         f"search.scheduler: {written[search.scheduler.type]} cannot be sized to the limits; use the scheduler sha"
     )
@@ -90,6 +90,8 @@ def refused(found: Size, error: InfeasibleError) -> InfeasibleError:
 
 def _frontier(sizer: Sizer, at: SizeAt) -> tuple[tuple[SizeAt, ...], bool]:
     """Return the sizes within shares and multiples of the limits, and whether they are those of mean times."""
+    if sizer.is_simulated:  # a table of such sizes would take minutes
+        return (at,), False
     share_s = share_usd = 1.0
     quick = sizer.on_average()
     if quick is not sizer:
@@ -135,7 +137,14 @@ class Sizer:
     @property
     def most(self) -> int:
         """The largest size that a search may have."""
-        return MAX_TRIALS if self.key == "num_samples" else MOST_ITERATIONS
+        if self.key == "max_t":
+            return MOST_ITERATIONS
+        return MAX_ASHA_TRIALS if self.is_simulated else MAX_TRIALS
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether a plan is found by simulation (asha), which takes up to seconds; its bounds are not tight."""
+        return self.experiment.search.scheduler.type == "asha"
 
     @property
     def confidence(self) -> float:
@@ -145,7 +154,7 @@ class Sizer:
     @property
     def _starts(self) -> list[int]:
         scheduler = self.experiment.search.scheduler
-        assert isinstance(scheduler, Sha | Hyperband), "stages are not sized"
+        assert isinstance(scheduler, Sha | Asha | Hyperband), "stages are not sized"
         return scheduler.falls(self.key)
 
     def on_average(self) -> Sizer:
@@ -164,6 +173,9 @@ class Sizer:
         def may_fit(number: int) -> bool:
             return self._may_fit(number, cases)
 
+        def fits(number: int) -> bool:
+            return self.job(number, deadline_s, max_cost_usd) is not None
+
         def guess(number: int) -> int:
             """Return the largest size on mean times, where these are as far below the limits as in a sampled plan."""
             for _ in range(2):
@@ -173,7 +185,7 @@ class Sizer:
                     number = quick.largest(_times(deadline_s, shares[0]), _times(max_cost_usd, shares[1])) or number
             return number
 
-        if may_fit(self.most):
+        if may_fit(self.most) and (not self.is_simulated or fits(self.most)):
             raise InputError(
                 f"search.scheduler.{self.key}: the limits allow more than {self.most:,}, so that they size nothing; "
                 "write a number, or set a lower constraints.deadline or constraints.max_cost"
@@ -181,7 +193,7 @@ class Sizer:
         return largest(
             self._starts,
             self.most,
-            lambda number: self.job(number, deadline_s, max_cost_usd) is not None,
+            fits,
             may_fit,
             None if quick is self else guess,
         )

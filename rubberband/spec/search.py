@@ -8,11 +8,10 @@ import operator
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -78,6 +77,7 @@ AUTO = "auto"
 _BY_KIND = Discriminator(lambda value: AUTO if value == AUTO else "number")
 Auto = Annotated[Literal["auto"], Tag(AUTO)]
 """As large as the deadline and the budget allow."""
+AshaTrials = Annotated[int, Field(strict=True, ge=1, le=MAX_ASHA_TRIALS)]
 SizedTrials = Annotated[Annotated[Trials, Tag("number")] | Auto, _BY_KIND]
 SizedCount = Annotated[Annotated[Count, Tag("number")] | Auto, _BY_KIND]
 PROBE = 1024
@@ -133,24 +133,7 @@ def _bracket(trials: int, s: int, max_t: int, eta: int) -> tuple[Stage, ...]:
 class _Halving(Words):
     """Successive halving of some trials; the grid sampler needs no number of them."""
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        found = super().__get_pydantic_json_schema__(schema, handler)
-        handler.resolve_ref_schema(found)["required"].remove("num_samples")
-        return found
-
-    @staticmethod
-    def _check_grace(grace_period: int, max_t: int) -> None:
-        if max_t < grace_period:
-            raise fault(
-                f"grace_period={grace_period} is more than max_t={max_t}; lower grace_period to {max_t} or raise max_t"
-            )
-
-
-class Sha(_Halving):
-    """Successive halving (Ray Tune's words)."""
-
-    type: Literal["sha"]
+    type: Literal["sha", "asha"]
     num_samples: SizedTrials
     """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
     the grid is a trial."""
@@ -159,19 +142,28 @@ class Sha(_Halving):
     """Iterations of a trial that is never stopped; auto: as many as deadline and budget allow."""
     reduction_factor: ReductionFactor = 3
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = super().__get_pydantic_json_schema__(schema, handler)
+        handler.resolve_ref_schema(found)["required"].remove("num_samples")
+        return found
+
     @model_validator(mode="after")
-    def _agrees(self) -> Sha:
+    def _agrees(self) -> Self:
         if self.num_samples == "auto" and self.max_t == "auto":
             raise fault("num_samples and max_t are both auto, and one follows from the other; write one as a number")
-        if self.max_t != "auto":
-            self._check_grace(self.grace_period, self.max_t)
+        if self.max_t != "auto" and self.max_t < self.grace_period:
+            raise fault(
+                f"grace_period={self.grace_period} is more than max_t={self.max_t}; lower grace_period to {self.max_t} "
+                "or raise max_t"
+            )
         return self
 
-    def brackets(self) -> tuple[tuple[Stage, ...], ...]:
-        """Its one chain of stages. Raises InputError if its size is auto."""
+    def stages(self) -> tuple[Stage, ...]:
+        """Its chain of stages, with a SYNC after every rung. Raises InputError if its size is auto."""
         if self.num_samples == "auto" or self.max_t == "auto":
             raise _unsized(self)
-        return (sha(self.num_samples, self.grace_period, self.max_t, self.reduction_factor),)
+        return sha(self.num_samples, self.grace_period, self.max_t, self.reduction_factor)
 
     def falls(self, key: SizeKey) -> list[int]:
         """Return the sizes, in order, from which on a search of more trials (or iterations) never needs less.
@@ -190,13 +182,14 @@ class Sha(_Halving):
         return found
 
 
-def _number(value: Any) -> Any:
-    if value == AUTO:
-        raise fault("auto is for sha and hyperband; write a number, or use one of them")
-    return value
+class Sha(_Halving):
+    """Successive halving (Ray Tune's words)."""
 
+    type: Literal["sha"]
 
-_NUMBER = BeforeValidator(_number)
+    def brackets(self) -> tuple[tuple[Stage, ...], ...]:
+        """Its one chain of stages. Raises InputError if its size is auto."""
+        return (self.stages(),)
 
 
 class Asha(_Halving):
@@ -208,23 +201,12 @@ class Asha(_Halving):
     """
 
     type: Literal["asha"]
-    num_samples: Annotated[int, Field(strict=True, ge=1, le=MAX_ASHA_TRIALS), _NUMBER]
-    """Trials to start. The grid sampler needs none: every configuration of the grid is a trial."""
-    grace_period: Count = 1
-    max_t: Annotated[Count, _NUMBER]
-    reduction_factor: ReductionFactor = 3
-
-    @model_validator(mode="after")
-    def _agrees(self) -> Asha:
-        self._check_grace(self.grace_period, self.max_t)
-        return self
-
-    def stages(self) -> tuple[Stage, ...]:
-        """The same search with a SYNC after every rung (`sha`)."""
-        return sha(self.num_samples, self.grace_period, self.max_t, self.reduction_factor)
+    num_samples: Annotated[Annotated[AshaTrials, Tag("number")] | Auto, _BY_KIND]
+    """Trials to start; auto: as many as deadline and budget allow. The grid sampler needs none: every configuration of
+    the grid is a trial."""
 
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
-        """One stage, whose trials climb the rungs."""
+        """One stage, whose trials climb the rungs. Raises InputError if its size is auto."""
         return ((asha(self.stages(), self.reduction_factor),),)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -32,7 +33,7 @@ _ROW_PX, _SMALL_ROW_PX, _TINY_ROW_PX, _STEPS_PX, _AROUND_PX = 22, 14, 6, 130, 15
 _MOST_ROWS, _MOST_BARS = 160, 3000
 ALLOCATION_NOTE = (
     "Above: instances planned and held. Below: what each GPU did; the number in a bar is the trial, its colour the "
-    "stage (or bracket); the dashed areas behind are the plan. Dotted lines are the ends of stages (SYNC)."
+    "stage (or bracket, or rung); the dashed areas behind are the plan. Dotted lines are the ends of stages."
 )
 
 
@@ -206,20 +207,21 @@ def _busy_bars(result: Result, busy: Sequence[Busy], unit_s: float) -> list[Figu
     startup: list[Stretch] = []
     training: dict[int, list[Stretch]] = {}
     for use in busy:
-        row = _row(use.instance, use.gpu)
+        row, step = _row(use.instance, use.gpu), _step_of(result, use)
         first_s = use.end_s if use.training_s is None else use.training_s
         number = "" if use.trial == SEVERAL else str(use.trial)
         trial = f"trial {number}" if number else "several trials"
-        what = f"{trial}, {result.stages[use.stage].title}, on {row}"
+        title = f"rung {step}" if result.rungs else result.stages[use.stage].title
+        what = f"{trial}, {title}, on {row}"
         if first_s > use.start_s:
             startup.append((row, use.start_s, first_s, f"start-up of {what}", ""))
         if use.end_s > first_s:
-            training.setdefault(use.stage, []).append((row, first_s, use.end_s, what, number))
+            training.setdefault(step, []).append((row, first_s, use.end_s, what, number))
     bars = [_bar("start-up of a trial", STARTUP, startup, unit_s)] if startup else []
     named = set[str]()
     for stage, stretches in sorted(training.items()):
-        bracket = result.stages[stage].bracket
-        name = f"stage {stage}" if bracket is None else f"bracket {bracket}"
+        bracket = None if result.rungs else result.stages[stage].bracket
+        name = f"{'rung' if result.rungs else 'stage'} {stage}" if bracket is None else f"bracket {bracket}"
         colour = STAGE_COLOURS[(stage if bracket is None else bracket) % len(STAGE_COLOURS)]
         bar = _bar(name, colour, stretches, unit_s) | {"legendgroup": name, "showlegend": name not in named}
         named.add(name)
@@ -227,6 +229,16 @@ def _busy_bars(result: Result, busy: Sequence[Busy], unit_s: float) -> list[Figu
         bar["textfont"] = {"color": "#fff"}
         bars.append(bar)
     return bars
+
+
+def _step_of(result: Result, use: Busy) -> int:
+    """Return the stage of a stretch, or its rung if trials climb rungs: by the iterations done before it."""
+    if not result.rungs or use.trial == SEVERAL:
+        return 0 if result.rungs else use.stage
+    curve = result.trials[use.trial].curve
+    before = bisect_right(curve, use.start_s, key=lambda report: report[0])
+    done = curve[before - 1][1] if before else 0
+    return min(sum(rung.iterations <= done for rung in result.rungs), len(result.rungs) - 1)
 
 
 def _lost(rented: Sequence[InstanceResult], gpus: int, unit_s: float) -> list[Figure]:

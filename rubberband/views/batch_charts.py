@@ -35,7 +35,7 @@ from rubberband.views.words import amount, counted, duration
 BATCHES_NOTE = (
     "Each line is a trial, coloured as its learning curve; gaps are waits for the next stage. Efficiency: how much a "
     "sample counts, against one at the initial batch size. Noise scale: the larger, the larger a batch pays off. "
-    "Dotted lines are the ends of stages (SYNC)."
+    "Dotted lines are the ends of stages."
 )
 _ROW_PX, _GAP_PX, _AROUND_PX = 120, 22, 150
 _MOST_TICKS = 7

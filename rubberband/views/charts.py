@@ -86,15 +86,16 @@ def stage_spans(result: Result) -> Iterator[tuple[StageResult, float, float]]:
 def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
     """Return lines at the ends of stages, the deadline and (while it runs) now, and the names of the stages.
 
-    Stages of several brackets run at once, and are not named.
+    Stages of several brackets run at once, and are not named; nor is the only stage of trials that climb rungs.
     """
     lines: list[tuple[float, str]] = []
     names: list[Figure] = []
+    is_one_chain = all(stage.bracket is None for stage in result.stages) and not result.rungs
     due_s = math.inf if result.deadline_s is None else result.deadline_s
     for stage, start_s, end_s in stage_spans(result):
         middle_s = (start_s + end_s) / 2
         beside_deadline = -0.05 < (due_s - middle_s) / horizon_s < 0.2
-        if end_s - start_s > 0.07 * horizon_s and not beside_deadline and stage.bracket is None:
+        if end_s - start_s > 0.07 * horizon_s and not beside_deadline and is_one_chain:
             names.append(note(middle_s / unit_s, f"stage {stage.stage}"))
         if stage.promoted:
             lines.append((end_s, "dot"))

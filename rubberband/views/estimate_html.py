@@ -27,6 +27,10 @@ _FRONTIER = (
     "The lowest cost at which the job is done by each deadline: with instances that change from stage to stage, and "
     "with a cluster of a fixed size."
 )
+_ALLOCATION_OF_ASHA = (
+    "The most instances that the plan holds, until its expected end. Those without a trial are released before."
+)
+_FRONTIER_OF_ASHA = "The lowest cost at which the job is done by each deadline."
 _TIMES = "Time that the plan takes, over all samples."
 _COSTS = "Cost of the plan, over all samples."
 
@@ -41,13 +45,15 @@ def render_estimate(
         drawn["sizes"] = sizes
     stages = [table for table in tables if "Stages" in table.title]
     rest = [table for table in tables if "Stages" not in table.title]
+    climbs = answer.brackets[0][0].ladder is not None
+    instances, costs = (_ALLOCATION_OF_ASHA, _FRONTIER_OF_ASHA) if climbs else (_ALLOCATION, _FRONTIER)
     body = "\n".join(
         [
             _header(answer, lines),
-            chart_section("allocation", "Instances over time", _ALLOCATION, drawn),
+            chart_section("allocation", "Instances over time", instances, drawn),
             *(table_section(table) for table in stages),
             chart_section("sizes", "Size of the search", CHART_NOTE, drawn),
-            chart_section("frontier", "Cost against deadline", _FRONTIER, drawn),
+            chart_section("frontier", "Cost against deadline", costs, drawn),
             _certain(answer),
             chart_section("times", "Distribution of the time", _TIMES, drawn),
             chart_section("costs", "Distribution of the cost", _COSTS, drawn),
@@ -142,7 +148,8 @@ def allocation(answer: Estimate) -> Figure:
     totals = [sum(_at(spans, edge_s)[0] for spans in held) for edge_s in edges_s]
     most = max(totals)
     limits = _limits([(deadline_s, "deadline", "x", unit_s)])
-    names = _names(job.lanes[0], unit_s) if len(job.lanes) == 1 else []
+    is_one_chain = len(job.lanes) == 1 and answer.brackets[0][0].ladder is None
+    names = _names(job.lanes[0], unit_s) if is_one_chain else []
     layout: Figure = {
         "height": 360,
         "showlegend": True,
@@ -227,7 +234,8 @@ def frontier(answer: Estimate, sure_s: float) -> Figure:
     deadline_s, budget_usd = answer.constraints.deadline_s, answer.constraints.max_cost_usd
     far_s = max(answer.frontier[-1][0], *(point[0] for point in answer.static_frontier), deadline_s or 0.0)
     unit, unit_s = time_unit(far_s)
-    traces = [_steps("elastic: the cheapest plan", answer.frontier, far_s * 1.05, unit_s, ELASTIC)]
+    cheapest = "elastic: the cheapest plan" if answer.brackets[0][0].ladder is None else "the cheapest plan"
+    traces = [_steps(cheapest, answer.frontier, far_s * 1.05, unit_s, ELASTIC)]
     if answer.static_frontier:
         traces.append(_steps("fixed cluster: the best size", answer.static_frontier, far_s * 1.05, unit_s, FIXED))
     if answer.job is not None:

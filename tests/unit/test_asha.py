@@ -6,8 +6,13 @@ import time
 
 import pytest
 
-from rubberband.app.sizing import size_key
+from rubberband.api.dashboard.experiment_words import happenings, rungs_reached, stage_rows
+from rubberband.app.cases import cases
+from rubberband.app.planning import plan_job
+from rubberband.app.sizing import size
 from rubberband.errors import InfeasibleError, InputError
+from rubberband.executor.core.forecast import expected_iterations
+from rubberband.executor.result import summarise
 from rubberband.planner import asha as planner
 from rubberband.planner.estimate import Beside, Case, estimate
 from rubberband.planner.problem import Problem
@@ -18,7 +23,11 @@ from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 from rubberband.values.rungs import Ladder, Rungs
+from rubberband.views.allocation_chart import allocation
+from rubberband.views.estimate_html import render_estimate
+from rubberband.views.report_html import render_html
 from tests.builders.experiment_words import words
+from tests.builders.virtual_runs import run_virtual
 
 PROFILE = Profile(seconds_per_iteration={1: 40.0, 2: 22.0, 4: 13.0}, trial_startup_s=5.0)
 OFFER = Offer(
@@ -50,7 +59,7 @@ def test_the_rungs_are_those_of_sha() -> None:
     [
         ({"num_samples": 9, "grace_period": 51, "max_t": 50}, "grace_period=51 is more than max_t=50; lower grace_per"),
         ({"num_samples": 10_001, "max_t": 50}, "num_samples: 10001 must be at most 10000; lower it"),
-        ({"num_samples": "auto", "max_t": 50}, "num_samples: auto is for sha and hyperband; write a number"),
+        ({"num_samples": "auto", "max_t": "auto"}, "num_samples and max_t are both auto, and one follows from the"),
         ({"num_samples": 9}, "max_t"),
         ({"num_samples": 9, "max_t": 50, "brackets": 3}, "brackets"),
     ],
@@ -133,6 +142,50 @@ def test_a_given_plan_is_predicted() -> None:
     assert planner.planned(problem, best.plan).prediction.cost_usd == best.prediction.cost_usd
 
 
-def test_only_searches_with_a_sync_are_sized() -> None:
-    with pytest.raises(InputError, match="asha cannot be sized to the limits; use the scheduler sha"):
-        size_key(search_of(num_samples=9, max_t=50))
+@pytest.mark.parametrize("auto", ["num_samples", "max_t"])
+def test_it_is_sized_to_the_limits(auto: str) -> None:
+    scheduler = {"type": "asha", "num_samples": 9, "max_t": 9, auto: "auto"}
+    resources = {"provider": "virtual", "instance_type": "p3.8xlarge", "max_instances": 2}
+    asked = Experiment(**words(search__scheduler=scheduler, constraints__deadline="12m", resources=resources))
+    found, sized = size(asked, cases(asked, PROFILE, 0.0), "optimal", frontier=True)
+    assert found.key == auto
+    assert found.number is not None
+    assert found.frontier == (found.at,)  # more would take minutes
+    job = plan_job(sized, PROFILE)
+    assert job.deadline_s == 720.0
+    with pytest.raises(InfeasibleError):
+        plan_job(asked.sized(found.key, found.number + 1), PROFILE)
+
+
+def test_its_views_have_rungs_and_no_sync() -> None:
+    experiment = search_of(num_samples=9, max_t=9)
+    job = plan_job(experiment, PROFILE)
+    state = run_virtual(job)[0].state
+    result = summarise(job, state, {"configurations": experiment.configurations()}, state.now)
+    drawn = allocation(result)
+    assert drawn is not None
+    names = [bar["name"] for bar in drawn["data"]]
+    assert [f"rung {rung}" for rung in range(3)] == [name for name in names if name.startswith("rung")]
+    (row,) = stage_rows(result, expected_iterations(job, state))
+    assert row.share == 1.0
+    assert row.iterations == f"{sum(trial.iterations for trial in result.trials)} of {expected_iterations(job, state)}"
+    assert [happening.what for happening in happenings(result)] == ["end of the search"]
+    assert rungs_reached(result).startswith("Trials that reached each rung: 9 > ")
+    assert "SYNC" not in render_html(result)
+
+
+def test_a_page_of_its_estimate_names_no_stage_and_no_elasticity() -> None:
+    case = Case(offer=OFFER, profile=PROFILE, constraints=PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4))
+    found = estimate([(CLIMB,)], [case], clock=time.perf_counter, with_frontier=True)
+    assert found.to_json()["scheduler"] == "asha"
+    page = render_estimate(found, ["x"], [])
+    assert "elastic" not in page.split("</script>", 1)[1]
+    assert "from stage to stage" not in page
+
+
+def test_limits_that_allow_more_than_asha_may_have_are_refused() -> None:
+    scheduler = {"type": "asha", "num_samples": "auto", "max_t": 1}
+    resources = {"provider": "virtual", "instance_type": "p3.8xlarge", "max_instances": 100}
+    asked = Experiment(**words(search__scheduler=scheduler, constraints__deadline="100d", resources=resources))
+    with pytest.raises(InputError, match="the limits allow more than 10,000"):
+        size(asked, cases(asked, Profile(seconds_per_iteration={1: 0.01}), 0.0), "optimal")

@@ -61,7 +61,6 @@ def estimated(asked: Experiment, **more: Any) -> EstimateAnswer:
     [
         ({**AUTO, "max_t": "auto"}, {}, "num_samples and max_t are both auto, and one follows from the other"),
         ({**AUTO, "num_samples": "many"}, {}, "num_samples: 'many' is not a whole number"),
-        ({**AUTO, "type": "asha"}, {}, "num_samples: auto is for sha and hyperband; write a number"),
         ({"type": "stages", "stages": [{"trials": "auto", "iterations": 1}]}, {}, "'auto' is not a whole number"),
         (AUTO, {"sampler": {"type": "grid"}, "space": {"x": {"type": "grid", "values": [1, 2]}}}, "2 configurations"),
         (
@@ -194,7 +193,6 @@ def test_a_table_a_line_and_a_chart_say_the_size(limits: dict[str, Any]) -> None
     ("scheduler", "says"),
     [
         ({"type": "stages", "stages": [{"trials": 2, "iterations": 1}]}, "stages written out cannot be sized"),
-        ({"type": "asha", "num_samples": 4, "max_t": 9}, "asha cannot be sized to the limits; use the scheduler sha"),
     ],
 )
 def test_a_scheduler_without_a_size_is_refused(scheduler: dict[str, Any], says: str) -> None:

@@ -66,7 +66,7 @@ export function frontier_figure(curve, limits, point) {
   const [unit, unit_s] = time_unit(far_s);
   const costs = [...curve.frontier, ...curve.static_frontier].map((one) => one.cost_usd);
   const top_usd = Math.max(...costs, point?.cost_usd ?? 0) * 1.08;
-  const data = [steps("elastic: the cheapest plan", curve.frontier, far_s, unit_s, { color: STAGES[0] })];
+  const data = [steps(curve.static_frontier.length ? "elastic: the cheapest plan" : "the cheapest plan", curve.frontier, far_s, unit_s, { color: STAGES[0] })];
   if (curve.static_frontier.length) {
     data.push(steps("fixed cluster: the best size", curve.static_frontier, far_s, unit_s, { color: STAGES[1], dash: "dot" }));
   }
@@ -125,7 +125,7 @@ export function allocation_figure(estimate) {
   const edges = [...new Set(lanes.flat().flatMap((stage) => [stage.start_s, ends(stage)]))].sort((a, b) => a - b);
   const data = lanes.map((stages, at) => lane(stages, at, lanes.length, edges, unit_s));
   const most = Math.max(...edges.map((edge) => lanes.reduce((sum, stages) => sum + (held(stages, edge)?.instances ?? 0), 0)));
-  const names = lanes.length > 1 ? [] : lanes[0].filter((stage) => ends(stage) - stage.start_s > 0.06 * end_s).map((stage) => ({
+  const names = lanes.length > 1 || estimate.scheduler ? [] : lanes[0].filter((stage) => ends(stage) - stage.start_s > 0.06 * end_s).map((stage) => ({
     x: (stage.start_s + ends(stage)) / 2 / unit_s, y: stage.instances, yanchor: "bottom", showarrow: false,
     text: estimate.brackets ? `${stage.bracket}.${stage.stage}`
       : ends(stage) - stage.start_s > 0.12 * end_s ? `stage ${stage.stage}` : String(stage.stage),

@@ -134,7 +134,7 @@ function stages(estimate) {
     ...(markets ? [["market", "words"]] : []), ["GPUs per trial", ""], ["starts", ""], ["start-up", ""], ["training", ""], ["cost (USD)", ""]];
   const dearest = Math.max(...estimate.plan.stages.map((stage) => stage.cost_usd));
   const rows = estimate.plan.stages.map((stage) => [String(stage.stage), ...(several ? [String(stage.bracket)] : []),
-    String(stage.trials), String(stage.iterations), String(stage.instances), ...(markets ? [stage.market.replace("_", " ")] : []),
+    String(stage.trials), `${estimate.scheduler ? "up to " : ""}${stage.iterations}`, String(stage.instances), ...(markets ? [stage.market.replace("_", " ")] : []),
     String(stage.gpus_per_trial), duration(stage.start_s), duration(stage.provisioning_s), duration(stage.duration_s), usd(stage.cost_usd, dearest)]);
   return table("The plan by stage", columns, rows);
 }
@@ -151,15 +151,15 @@ function options(estimate) {
   const spot = estimate.options.some((one) => one.spot);
   const batches = new Set([estimate.batch, ...estimate.options.map((one) => one.batch)]).size > 1;
   const name = (one, own) => [
-    own ? `this plan: ${words_of(estimate)}` : SCHEDULERS[one.scheduler] ?? POLICIES[one.policy] ?? one.policy,
+    own ? `this plan: ${SCHEDULERS[estimate.scheduler] ?? words_of(estimate)}` : SCHEDULERS[one.scheduler] ?? POLICIES[one.policy] ?? one.policy,
     types.size > 1 ? `on ${one.instance_type}` : "", spot && !own ? (one.spot ? "spot where it pays" : "on demand only") : "",
     batches && one.batch === "fixed" ? "fixed batch" : "",
   ].filter(Boolean).join(", ");
   const row = (one, own) => (one.prediction
     ? [name(one, own), shape(one), duration(one.prediction.jct_s.mean), usd(one.prediction.cost_usd.mean),
-      fixed ? difference(one.prediction.cost_usd.mean, fixed.prediction.cost_usd.mean) : ""]
+      own && !fixed ? "" : difference(one.prediction.cost_usd.mean, (fixed ?? estimate).prediction.cost_usd.mean)]
     : [name(one, own), "none within the limits", "-", "-", "-"]);
-  const columns = [["option", "words"], ["instances", "words"], ["time", ""], ["cost (USD)", ""], ["against fixed", ""]];
+  const columns = [["option", "words"], ["instances", "words"], ["time", ""], ["cost (USD)", ""], [fixed ? "against fixed" : "against this plan", ""]];
   return table("Options", columns, [row(estimate, true), ...estimate.options.map((one) => row(one, false))]);
 }
 
