@@ -46,6 +46,7 @@ class TorchRunner(Runner):
         self._gang = gang
         self._shares = shares
         self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
+        reseed("setup", segment.seed)
         self._batch_size = _positive("global_batch_size()", trial.global_batch_size(segment.config))
         self._limit: int | None = None
         if trial.max_batch_size_per_gpu is not None:
@@ -57,7 +58,7 @@ class TorchRunner(Runner):
 
     def _build_data(self) -> None:
         segment, trial = self._segment, self._trial
-        collate = None if type(trial).collate is TorchTrial.collate else trial.collate
+        collate = None if getattr(trial.collate, "__func__", None) is TorchTrial.collate else trial.collate
         reseed("setup", segment.seed)
         self._feed = Feed(trial.train_dataset(segment.config), device=self._device, collate=collate)
         total = self._feed.num_samples
@@ -158,7 +159,10 @@ class TorchRunner(Runner):
         metrics: dict[str, float] = {}
         if segment.rank == 0:
             metrics = clean_metrics({"train_loss": train_loss, **evaluated}, segment.metric)
-        value = self._gang.agree(metrics.get(segment.metric))
+        watched = self._trial.scheduler_metric or segment.metric
+        if segment.rank == 0 and watched not in metrics:
+            raise ValueError(f"scheduler_metric {watched!r} is not reported; the trial reports {', '.join(metrics)}")
+        value = self._gang.agree(metrics.get(watched))
         if isinstance(self._scheduler, ReduceLROnPlateau):
             if self._evaluation.is_regular(iterations):
                 self._scheduler.step(value)
@@ -213,6 +217,7 @@ class TorchRunner(Runner):
     def _train(self, iterations: int) -> float:
         """Train until that many iterations are done, one step at least; return the mean loss over their samples."""
         self._step.wrapped.train()
+        self._trial.on_iteration(self._module, iterations)
         self._batching.begin(iterations)
         done = self._sampler.samples_done
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)

@@ -76,6 +76,8 @@ class TorchTrial(ABC):
     """Whether `torch.compile` compiles the model; the machine keeps the result for later trials of the same model."""
     channels_last: bool = False
     """Whether weights of convolutions are laid out with their channels last, which is faster on GPUs in 16 bits."""
+    scheduler_metric: str | None = None
+    """The metric that ReduceLROnPlateau steps with; None: the experiment's."""
     find_unused_parameters: ClassVar[bool] = False
     """DistributedDataParallel's flag: needed if the loss does not use every parameter."""
     eval_batch_size: int | None = None
@@ -123,6 +125,9 @@ class TorchTrial(ABC):
     def eval_dataset(self, config: Mapping[str, Any]) -> Dataset[Any] | None:
         """Return the map-style evaluation set; None: `evaluate` is not called and `train_loss` is the only metric."""
         return None
+
+    def on_iteration(self, model: torch.nn.Module, iterations: int) -> None:  # noqa: B027 - optional hook
+        """Note that an iteration begins, after which `iterations` are done; called on every rank."""
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:

@@ -50,7 +50,7 @@ def build_optimizer(trial: TorchTrial, config: Mapping[str, Any], module: torch.
         )
     if not isinstance(optimizer, Optimizer):
         raise _refused(f"build_optimizer() returned {shown(optimizer)}; return a torch.optim.Optimizer")
-    if _needs_closure(optimizer.step):
+    if _needs_closure(type(optimizer).step):  # a schedule wraps that of the object
         raise _refused(
             f"{type(optimizer).__name__} needs a closure, which computes the loss again within a step; use another "
             "optimizer such as AdamW, or override step()"
@@ -60,7 +60,7 @@ def build_optimizer(trial: TorchTrial, config: Mapping[str, Any], module: torch.
 
 def _needs_closure(step: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(step).bind()
+        inspect.signature(step).bind(None)
     except TypeError:
         return True
     except ValueError:  # Some built-in functions have no signature.

@@ -96,6 +96,16 @@ class Accumulating(Exact):
     max_batch_size_per_gpu = 3
 
 
+class Plateau(Exact):
+    """Notes its iterations, and steps the schedule with the loss in training."""
+
+    scheduler_metric: str | None = "train_loss"
+
+    def on_iteration(self, model, iterations):
+        assert model.training
+        print(f"iteration {iterations}")
+
+
 def train(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
     return list(run_segment(Entrypoint.from_object(trial), replace(SEGMENT, **changes), store))
 
@@ -314,3 +324,16 @@ def test_every_step_of_every_iteration_draws_anew_and_the_same_after_a_restore(s
     Drawing.drawn.clear()
     reports(train(Drawing, store, from_iterations=1, checkpoint=told[0].checkpoint))
     assert Drawing.drawn == straight[len(straight) // len(told) :]
+
+
+def test_a_trial_notes_each_iteration_and_names_the_metric_of_a_plateau(store, capsys):
+    train(Plateau, store, config={"scheduler": "plateau"}, until_iterations=2)
+    assert capsys.readouterr().out == "iteration 1\niteration 2\n"
+
+
+def test_a_plateau_of_a_metric_that_is_not_reported_is_refused(store):
+    class Missing(Plateau):
+        scheduler_metric = "accuracy"
+
+    message = failure(train(Missing, store)).message
+    assert message == "ValueError: scheduler_metric 'accuracy' is not reported; the trial reports train_loss, loss"

@@ -1,0 +1,571 @@
+"""`LightningTrial`: a LightningModule, with its LightningDataModule, in the training loop of a `TorchTrial`.
+
+No Lightning Trainer runs. The loop is RubberBand's, so that gangs, resizing, exact resumes and adaptive batches work;
+it calls the module's steps and hooks at the places where a Trainer would. What cannot be kept is refused in one line.
+Works with `lightning` and with `pytorch_lightning`; neither is imported here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import inspect
+import os
+import sys
+import tempfile
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from rubberband.errors import InputError
+from rubberband.executor.training.torch_trial import Mean, TorchTrial
+from rubberband.installation import install_hint
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    from rubberband.executor.training.evaluation import EvalLoader
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_OWN_LOOP = "write a rubberband.TorchTrial, or call rubberband.report() from a Callback of your own Trainer"
+_REFUSED = {
+    "backward": _OWN_LOOP,
+    "configure_callbacks": "use the hooks of the module instead",
+    "configure_gradient_clipping": "clip in on_before_optimizer_step()",
+    "configure_sharded_model": "make the layers in configure_model()",
+    "lr_scheduler_step": _OWN_LOOP,
+    "on_after_backward": "use on_before_optimizer_step()",
+    "on_before_batch_transfer": "use the collate_fn of the DataLoader, or on_after_batch_transfer()",
+    "on_before_zero_grad": "use on_train_batch_end()",
+    "on_load_checkpoint": "keep state in buffers (register_buffer)",
+    "on_save_checkpoint": "keep state in buffers (register_buffer)",
+    "on_train_epoch_end": "use on_validation_epoch_end()",
+    "optimizer_step": _OWN_LOOP,
+    "optimizer_zero_grad": _OWN_LOOP,
+    "transfer_batch_to_device": "use the collate_fn of the DataLoader, or on_after_batch_transfer()",
+}
+"""Hooks of a module or data module that the loop does not call -> what to do instead."""
+
+
+class LightningTrial(TorchTrial):
+    """A LightningModule as a trial: subclass it, and return the module and its data.
+
+    An iteration is an epoch, or `samples_per_iteration`. Batches are those of `train_dataloader()`: its dataset,
+    `batch_size` (over the whole gang) and `collate_fn`; their order is RubberBand's, shuffled in every epoch. Metrics
+    are what `self.log` gets: means over the samples by default, or what a torchmetrics.Metric computes.
+
+    The module's `trainer` is a stand-in with `current_epoch`, `global_step`, `datamodule` and the like. One optimizer
+    is stepped, with an LR schedule of interval `epoch` or `step`. Manual optimization, several optimizers and hooks
+    that replace parts of the loop raise ValueError, which names what to do instead.
+    """
+
+    @abstractmethod
+    def build_module(self, config: Mapping[str, Any]) -> Any:
+        """Return the LightningModule of a configuration."""
+
+    def build_datamodule(self, config: Mapping[str, Any]) -> Any:
+        """Return the LightningDataModule; None: the module has `train_dataloader` and `val_dataloader` itself."""
+        return None
+
+    def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
+        """Return the module, after its `configure_model` and `setup`."""
+        model: torch.nn.Module = self._source(config).module(config)
+        return model
+
+    def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer of `configure_optimizers`."""
+        self._run = _Run(self._source(config), model)
+        optimizer, self._schedule = _divided(self._run.module.configure_optimizers())
+        self.scheduler_step = "batch" if self._schedule.interval == "step" else "iteration"  # type: ignore[misc]
+        self.scheduler_metric = self._schedule.monitor
+        self._run.watch(optimizer, self._schedule.scheduler)
+        return optimizer
+
+    def build_scheduler(self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, total_steps: int) -> Any:
+        """Return the LR schedule of `configure_optimizers`, or None."""
+        return self._schedule.scheduler
+
+    def train_dataset(self, config: Mapping[str, Any]) -> Dataset[Any]:
+        """Return the dataset of `train_dataloader()`."""
+        return self._source(config).loaders.train.dataset
+
+    def eval_dataset(self, config: Mapping[str, Any]) -> Dataset[Any] | None:
+        """Return the dataset of `val_dataloader()`; None if there is none."""
+        return self._source(config).loaders.eval_dataset()
+
+    def global_batch_size(self, config: Mapping[str, Any]) -> int:
+        """Return the `batch_size` of `train_dataloader()`."""
+        loaders = self._source(config).loaders
+        if loaders.collate is not None:
+            vars(self)["collate"] = loaders.collate
+        if self.eval_batch_size is None and loaders.val is not None:
+            self.eval_batch_size = loaders.val.batch_size
+        assert loaders.train.batch_size is not None
+        return loaders.train.batch_size
+
+    def on_iteration(self, model: torch.nn.Module, iterations: int) -> None:
+        """Call the hooks of an epoch's start."""
+        self._run.begin(iterations)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Return the loss of `training_step`."""
+        return self._run.train(model, batch)
+
+    def evaluate(self, model: torch.nn.Module, loader: EvalLoader) -> Mapping[str, Any]:
+        """Return what `validation_step` and its hooks log, and what `training_step` has logged since."""
+        return self._run.validate(loader, as_parts=self.eval_on_all_ranks)
+
+    def _source(self, config: Mapping[str, Any]) -> _Source:
+        if not hasattr(self, "_made"):
+            self._made = _Source(self, config)
+        return self._made
+
+
+@dataclass
+class _Loaders:
+    """The loaders of a module or data module, checked."""
+
+    train: DataLoader[Any]
+    val: DataLoader[Any] | None
+
+    @property
+    def collate(self) -> Callable[[Any], Any] | None:
+        """The collate function of both; None: torch's default."""
+        from torch.utils.data import default_collate
+
+        train, val = self.train.collate_fn, self._collate_val()
+        if train == val:
+            return None if train is default_collate else train
+        return lambda samples: (val if isinstance(samples, _Apart) else train)(samples)
+
+    def eval_dataset(self) -> Dataset[Any] | None:
+        """Return the evaluation set; marked, where its collate function is another one."""
+        if self.val is None or self.train.collate_fn == self.val.collate_fn:
+            return None if self.val is None else self.val.dataset
+        return _Marked(self.val.dataset)  # type: ignore[return-value]
+
+    def _collate_val(self) -> Callable[[Any], Any]:
+        return self.train.collate_fn if self.val is None else self.val.collate_fn
+
+
+class _Apart(list[Any]):
+    """Samples of the evaluation set."""
+
+
+class _Marked:
+    """An evaluation set whose samples are told apart, for a collate function of their own."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.dataset[position]
+
+    def __getitems__(self, positions: list[int]) -> _Apart:
+        if hasattr(self.dataset, "__getitems__"):
+            return _Apart(self.dataset.__getitems__(positions))
+        return _Apart(self.dataset[position] for position in positions)
+
+
+class _Source:
+    """Makes the module, the data module and their loaders, each once."""
+
+    def __init__(self, trial: LightningTrial, config: Mapping[str, Any]) -> None:
+        self._trial = trial
+        self._config = config
+        self._module: Any = None
+        self.place = _Place(self)
+        self.datamodule = trial.build_datamodule(config)
+        if self.datamodule is not None:
+            _check(self.datamodule, "LightningDataModule", f"{type(trial).__name__}.build_datamodule()")
+            self.datamodule.trainer = self.place
+        self._loaders: _Loaders | None = None
+
+    def module(self, config: Mapping[str, Any]) -> Any:
+        """Return the module, set up."""
+        if self._module is None:
+            what = f"{type(self._trial).__name__}.build_module()"
+            module = _check(self._trial.build_module(config), "LightningModule", what)
+            if not module.automatic_optimization:
+                raise ValueError(f"{type(module).__name__} sets automatic_optimization = False; {_OWN_LOOP}")
+            if self.datamodule is None:
+                _prepared(module)
+            module.trainer = self.place
+            module.configure_model()
+            module.setup("fit")
+            module.trainer = None  # a model that is only loaded can go to a Trainer
+            self._module = module
+        return self._module
+
+    @property
+    def loaders(self) -> _Loaders:
+        """The loaders, after `prepare_data` and `setup`."""
+        if self._loaders is None:
+            source = self.datamodule
+            if source is None:
+                source = self.module(self._config)
+                source.trainer = self.place
+            else:
+                _prepared(source)
+                source.setup("fit")
+            self._loaders = _Loaders(
+                train=_loader(source, "train_dataloader"),
+                val=_loader(source, "val_dataloader") if _overrides(source, "val_dataloader") else None,
+            )
+        return self._loaders
+
+
+class _Place:
+    """Stands in for `self.trainer`: how far the training is, and who it is in the gang."""
+
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+        self.current_epoch = 0
+        self.global_step = 0
+        self.training = True
+        self.validating = self.testing = self.predicting = self.sanity_checking = self.fast_dev_run = False
+        self.logger = self.progress_bar_callback = None
+        self.loggers: list[Any] = []
+        self.callbacks: list[Any] = []
+        self.optimizers: list[Any] = []
+        self.lr_scheduler_configs: list[Any] = []
+        self.accumulate_grad_batches = 1
+
+    @property
+    def datamodule(self) -> Any:
+        """The data module, or None."""
+        return self._source.datamodule
+
+    @property
+    def global_rank(self) -> int:
+        """This worker's place in the gang."""
+        import torch.distributed as dist
+
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+    local_rank = global_rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this worker reports."""
+        return self.global_rank == 0
+
+    @property
+    def world_size(self) -> int:
+        """Workers of the gang."""
+        import torch.distributed as dist
+
+        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+    @property
+    def num_training_batches(self) -> int:
+        """Batches of an epoch."""
+        return len(self._source.loaders.train)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"self.trainer.{name} is not there in a LightningTrial, which has no Trainer; {_OWN_LOOP}")
+
+
+class _Run:
+    """Trains and validates a module, and keeps what it logs."""
+
+    def __init__(self, source: _Source, model: Any) -> None:
+        self.module = model
+        self._place = source.place
+        self._batch_hooks = source.datamodule if _overrides(source.datamodule, "on_after_batch_transfer") else model
+        self._log = self._train_log = _Log()
+        self._batch_index = 0
+        self._began = False
+        self._latest: tuple[Any, Any] = (None, None)
+        model.trainer = self._place
+        for part in model.modules():
+            if hasattr(part, "log_dict"):
+                part.log, part.log_dict = self._add, self._add_all
+            if hasattr(part, "distributed_available_fn"):  # a torchmetrics.Metric: evaluation is on one worker alone
+                part.distributed_available_fn = lambda: False
+
+    def _add(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        self._log.add(name, value, options)
+
+    def _add_all(self, values: Mapping[str, Any], *args: Any, **options: Any) -> None:
+        for name, value in values.items():
+            self._log.add(name, value, options)
+
+    def watch(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        """Count the steps of the optimizer, and call the hooks around them."""
+        self._place.optimizers = [optimizer]
+        self._place.lr_scheduler_configs = [] if scheduler is None else [SimpleNamespace(scheduler=scheduler)]
+        optimizer.register_step_pre_hook(lambda *_: self.module.on_before_optimizer_step(optimizer))
+        optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    def _stepped(self) -> None:
+        outputs, batch = self._latest
+        self.module.on_train_batch_end(outputs, batch, self._batch_index)
+        self._place.global_step += 1
+        self._batch_index += 1
+
+    def begin(self, iterations: int) -> None:
+        """Begin an iteration, after which that many are done."""
+        self._place.current_epoch = iterations - 1
+        self._batch_index = 0
+        self._log.take()
+        if not self._began:
+            self._began = True
+            self.module.on_fit_start()
+            self.module.on_train_start()
+        self.module.on_train_epoch_start()
+
+    def train(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Take a batch through `training_step`; `model` is the module, perhaps in its DistributedDataParallel."""
+        import torch
+
+        batch = self._batch_hooks.on_after_batch_transfer(batch, 0)
+        self._log.weight = _size_of(batch)
+        self.module.on_train_batch_start(batch, self._batch_index)
+        step = self.module.training_step
+        output = self._through(model, step, *_arguments(step, batch, self._batch_index))
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(
+                f"{type(self.module).__name__}.training_step() returned {type(loss).__name__}; return the loss, or a "
+                f"dict with 'loss'"
+            )
+        self.module.on_before_backward(loss)
+        self._latest = (output, batch)
+        return loss
+
+    def _through(self, model: torch.nn.Module, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a step of the module, by the `forward` of what wraps it, which prepares the sums over the gang."""
+        module = self.module
+        if model is module:
+            return step(*arguments)
+        own = module.__dict__.get("forward")
+
+        def restore() -> None:
+            module.__dict__.pop("forward", None)
+            if own is not None:
+                module.__dict__["forward"] = own
+
+        def redirected(*given: Any) -> Any:
+            restore()
+            return step(*given)
+
+        module.__dict__["forward"] = redirected
+        try:
+            return model(*arguments)
+        finally:
+            restore()
+
+    def validate(self, loader: EvalLoader, *, as_parts: bool) -> Mapping[str, Any]:
+        """Take the evaluation set through `validation_step`; return all that was logged since the last time.
+
+        `as_parts`: this worker has a part of the set.
+        """
+        self._log = _Log()  # a new one, as memory may have run out in the midst of the one before
+        self._place.training, self._place.validating = False, True
+        try:
+            if _overrides(self.module, "validation_step"):
+                self._validate(loader)
+        finally:
+            self._place.training, self._place.validating = True, False
+            evaluated, self._log = self._log, self._train_log
+        return {**({} if as_parts else self._train_log.take()), **evaluated.take(as_parts=as_parts)}
+
+    def _validate(self, loader: EvalLoader) -> None:
+        module = self.module
+        module.on_validation_start()
+        module.on_validation_epoch_start()
+        for index, (batch, size) in enumerate(zip(loader, loader.sizes, strict=True)):
+            batch = self._batch_hooks.on_after_batch_transfer(batch, 0)
+            self._log.weight = size
+            module.on_validation_batch_start(batch, index)
+            outputs = module.validation_step(*_arguments(module.validation_step, batch, index))
+            module.on_validation_batch_end(outputs, batch, index)
+        self._log.weight = 1
+        module.on_validation_epoch_end()
+        module.on_validation_end()
+
+
+class _Log:
+    """What `self.log` got since it was last taken, reduced as it came."""
+
+    def __init__(self) -> None:
+        self.weight = 1
+        """Samples of the present batch."""
+        self._sums: dict[str, tuple[str, Any, float]] = {}
+        self._metrics: dict[str, Any] = {}
+
+    def add(self, name: str, value: Any, options: Mapping[str, Any]) -> None:
+        """Keep a value, as `LightningModule.log` does; what concerns loggers and progress bars has no effect."""
+        import torch
+
+        kind = options.get("reduce_fx", "mean")
+        kind = getattr(kind, "__name__", str(kind)).lower().replace("avg", "mean")
+        if hasattr(value, "compute") and hasattr(value, "reset"):
+            self._metrics[name] = value
+            return
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.detach().double().squeeze()
+        elif not isinstance(value, (int, float)):
+            raise TypeError(f"self.log({name!r}) got {type(value).__name__}; log a number, or a torchmetrics.Metric")
+        if kind not in ("mean", "sum", "min", "max"):
+            raise ValueError(
+                f"self.log({name!r}) has reduce_fx={kind}; use mean, sum, min, max or a torchmetrics.Metric"
+            )
+        weight = float(options.get("batch_size") or self.weight)
+        _, before, total = self._sums.get(name, (kind, None, 0.0))
+        value = value * weight if kind == "mean" else value
+        if before is not None:
+            value = {"min": min, "max": max}[kind](before, value) if kind in ("min", "max") else before + value
+        self._sums[name] = (kind, value, total + weight)
+
+    def take(self, *, as_parts: bool = False) -> dict[str, float]:
+        """Return the values, and begin anew; `as_parts`: as means that can be joined with those of other workers."""
+        sums, metrics = self._sums, self._metrics
+        self._sums, self._metrics = {}, {}
+        others = [*metrics, *(name for name, (kind, _, _) in sums.items() if kind != "mean")]
+        if as_parts and others:
+            raise ValueError(f"{others[0]!r} is no mean, which workers could join; set eval_on_all_ranks = False")
+        found = {}
+        for name, (kind, value, total) in sums.items():
+            found[name] = Mean(value, total) if kind == "mean" else float(value)
+        for name, metric in metrics.items():
+            found[name] = float(metric.compute())
+            metric.reset()
+        return found
+
+
+@dataclass
+class _Schedule:
+    """What `configure_optimizers` says of the learning rate."""
+
+    scheduler: Any = None
+    interval: str = "epoch"
+    monitor: str | None = None
+
+
+def _divided(made: Any) -> tuple[torch.optim.Optimizer, _Schedule]:
+    """Return the optimizer and the LR schedule in any form that `configure_optimizers` has. Raises ValueError."""
+    import torch
+
+    what, schedules, monitor = "configure_optimizers() returned", [], None
+    if isinstance(made, (list, tuple)) and len(made) == 2 and isinstance(made[0], (list, tuple)):
+        made, schedules = made[0], list(made[1]) if isinstance(made[1], (list, tuple)) else [made[1]]
+    if isinstance(made, (list, tuple)):
+        if len(made) != 1:
+            raise ValueError(f"{what} {len(made)} optimizers; RubberBand steps one: give it groups of parameters, or "
+                             f"{_OWN_LOOP}")  # fmt: skip
+        made = made[0]
+    if isinstance(made, Mapping):
+        monitor = made.get("monitor")
+        schedules = [made["lr_scheduler"]] if made.get("lr_scheduler") is not None else schedules
+        made = made.get("optimizer")
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ValueError(f"{what} {type(made).__name__}; return a torch.optim.Optimizer")
+    if len(schedules) > 1:
+        raise ValueError(f"{what} {len(schedules)} LR schedules; join them: torch.optim.lr_scheduler.ChainedScheduler")
+    return made, _schedule(schedules[0], monitor) if schedules else _Schedule()
+
+
+def _schedule(given: Any, monitor: str | None) -> _Schedule:
+    words = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
+    interval, frequency = words.get("interval", "epoch"), words.get("frequency", 1)
+    if interval not in ("epoch", "step"):
+        raise ValueError(f"the LR schedule has interval {interval!r}; use 'epoch' or 'step'")
+    if frequency != 1:
+        raise ValueError(
+            f"the LR schedule has frequency {frequency}; use 1, and a schedule that counts every {interval}"
+        )
+    return _Schedule(words["scheduler"], interval, words.get("monitor", monitor))
+
+
+def _check(made: Any, kind: str, what: str) -> Any:
+    """Return a module or data module. Raises TypeError for anything else, ValueError for hooks that are not called."""
+    loaded = [sys.modules[name] for name in _PACKAGES if name in sys.modules]
+    if not any(isinstance(made, getattr(package, kind)) for package in loaded):
+        if not any(find_spec(name.partition(".")[0]) for name in _PACKAGES):
+            raise InputError(f"Lightning is not installed; run {install_hint('lightning')}")
+        raise TypeError(f"{what} returned {type(made).__name__}, which is no {kind}; return one, or write a TorchTrial")
+    for hook, remedy in _REFUSED.items():
+        if _overrides(made, hook):
+            raise ValueError(
+                f"{type(made).__name__} overrides {hook}(), which RubberBand's loop does not call; {remedy}"
+            )
+    return made
+
+
+def _overrides(made: Any, method: str) -> bool:
+    """Whether a module or data module has a method of its own, and not Lightning's."""
+    if made is None or method in vars(made):  # from_datasets() puts loaders into the object
+        return made is not None
+    found = getattr(type(made), method, None)
+    own = ("lightning.pytorch.core.", "pytorch_lightning.core.")
+    return found is not None and not getattr(found, "__module__", "").startswith(own)
+
+
+def _loader(source: Any, method: str) -> DataLoader[Any]:
+    """Return the DataLoader of a method. Raises TypeError or ValueError for one that cannot be shared over a gang."""
+    from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+    what = f"{type(source).__name__}.{method}()"
+    if not _overrides(source, method):
+        raise ValueError(f"{type(source).__name__} has no {method}(); write it, or return a data module that has it")
+    loader = getattr(source, method)()
+    if isinstance(loader, (list, tuple, dict)):
+        raise TypeError(f"{what} returned {len(loader)} loaders; return one, such as of a ConcatDataset")
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"{what} returned {type(loader).__name__}; return a torch.utils.data.DataLoader")
+    if loader.batch_size is None:
+        raise ValueError(f"{what} has no batch_size, so its batches cannot be shared over GPUs; give it one")
+    sampler = loader.sampler
+    is_whole = (isinstance(sampler, RandomSampler) and not sampler.replacement) or isinstance(
+        sampler, SequentialSampler
+    )
+    if hasattr(loader.dataset, "__getitem__") and not is_whole:
+        name = type(sampler).__name__
+        raise ValueError(f"{what} draws by a {name}, and RubberBand draws by itself; use shuffle=True, or a Subset")
+    return loader
+
+
+def _prepared(source: Any) -> None:
+    """Call `prepare_data`, in one process of this machine at a time."""
+    if _overrides(source, "prepare_data"):
+        with _locked(f"{type(source).__module__}:{type(source).__qualname__}"):
+            source.prepare_data()
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    digest = hashlib.sha256(f"{os.getuid()} {name}".encode()).hexdigest()[:16]
+    with (Path(tempfile.gettempdir()) / f"rubberband-prepare-{digest}").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _arguments(step: Callable[..., Any], batch: Any, index: int) -> tuple[Any, ...]:
+    """Return what a step takes: the batch, and its index if it has a place for it."""
+    try:
+        inspect.signature(step).bind(batch, index)
+    except TypeError:
+        return (batch,)
+    return (batch, index)
+
+
+def _size_of(batch: Any) -> int:
+    """Return the samples in a batch: the length of its first tensor, 1 without any."""
+    if hasattr(batch, "shape"):
+        return int(batch.shape[0]) if len(batch.shape) else 1
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return next((size for size in map(_size_of, batch) if size > 1), 1)
+    return 1

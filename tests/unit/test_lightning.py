@@ -1,0 +1,408 @@
+"""`LightningTrial`: it learns what the same TorchTrial learns, resumes exactly, and refuses what its loop cannot do."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, random_split
+
+import rubberband
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.integrations.lightning import LightningTrial
+from tests.builders import segments
+
+L = pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
+torchmetrics = pytest.importorskip("torchmetrics")
+
+SEGMENT = replace(segments.SEGMENT, metric="val_loss", config={"lr": 0.1})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+def samples() -> TensorDataset:
+    inputs = torch.randn(60, 4)
+    return TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
+
+
+class Net(L.LightningModule):
+    """A small classifier that logs numbers, a torchmetrics.Metric and how far it is."""
+
+    def __init__(self, lr: float, schedule: str = "none") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        self.accuracy = torchmetrics.classification.MulticlassAccuracy(num_classes=2, average="micro")
+
+    def forward(self, inputs):
+        return self.body(inputs)
+
+    def training_step(self, batch, batch_idx):
+        inputs, targets = batch
+        loss = nn.functional.cross_entropy(self(inputs), targets)
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        inputs, targets = batch
+        outputs = self(inputs)
+        self.accuracy(outputs, targets)
+        self.log_dict({"val_loss": nn.functional.cross_entropy(outputs, targets), "val_acc": self.accuracy})
+        self.log("seen", float(len(targets)), reduce_fx="sum")
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
+        if self.hparams.schedule == "plateau":
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_acc"}}
+        if self.hparams.schedule == "step":
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=100)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+        return optimizer
+
+
+class Data(L.LightningDataModule):
+    """Divides its samples at random in `setup`, as many do."""
+
+    def setup(self, stage):
+        self.train, self.val = random_split(samples(), [45, 15])
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=4)
+
+
+class Classifier(LightningTrial):
+    """Its configuration says how the learning rate goes."""
+
+    def build_module(self, config):
+        return Net(**config)
+
+    def build_datamodule(self, config):
+        return Data()
+
+
+class ByHand(rubberband.TorchTrial):
+    """The same training, written as a TorchTrial."""
+
+    batch_size = 8
+
+    def build_model(self, config):
+        return Net(config["lr"])
+
+    def build_optimizer(self, config, model):
+        return torch.optim.Adam(model.parameters(), lr=config["lr"])
+
+    def train_dataset(self, config):
+        return random_split(samples(), [45, 15])[0]
+
+    def eval_dataset(self, config):
+        return random_split(samples(), [45, 15])[1]
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def train(trial: type, store: CheckpointStore, **changes: Any) -> list[SegmentReport]:
+    items = list(run_segment(Entrypoint.from_object(trial), replace(SEGMENT, **changes), store))
+    assert not isinstance(items[-1], SegmentFailure), items
+    return items[1:]
+
+
+def failure(trial: type, store: CheckpointStore, **changes: Any) -> str:
+    last = list(run_segment(Entrypoint.from_object(trial), replace(SEGMENT, **changes), store))[-1]
+    assert isinstance(last, SegmentFailure), last
+    return last.message
+
+
+def test_it_learns_what_the_same_torch_trial_learns(store):
+    by_hand = train(ByHand, store, metric="loss", config={"lr": 0.02})
+    module = train(Classifier, store, config={"lr": 0.02})
+    for one, other in zip(by_hand, module, strict=True):
+        assert other.metrics["val_loss"] == pytest.approx(one.metrics["loss"], rel=1e-6)
+        assert other.metrics["train_loss"] == pytest.approx(one.metrics["train_loss"], rel=1e-6)
+        assert other.metrics["seen"] == 15
+        assert other.metrics["val_acc"] * 15 == pytest.approx(round(other.metrics["val_acc"] * 15), abs=1e-5)
+    assert len({report.metrics["val_acc"] for report in module}) > 1, "the metric is reset after each iteration"
+
+
+@pytest.mark.parametrize("schedule", ["none", "plateau", "step"])
+def test_resuming_is_exact(store, schedule):
+    config = {"lr": 0.1, "schedule": schedule}
+    whole = train(Classifier, store, config=config)
+    first = train(Classifier, store, config=config, until_iterations=2)
+    rest = train(Classifier, store, config=config, from_iterations=2, checkpoint=first[-1].checkpoint)
+    assert [report.metrics for report in first + rest] == [report.metrics for report in whole]
+
+
+def test_a_plateau_is_one_of_the_metric_that_is_monitored(store):
+    class Watching(Classifier):
+        def build_module(self, config):
+            module = Net(config["lr"], "plateau")
+            module.validation_step = lambda batch, index: module.log_dict(
+                {"val_loss": 1.0, "val_acc": 0.5, "lr": rate()}
+            )
+            rate = lambda: module.trainer.optimizers[0].param_groups[0]["lr"]  # noqa: E731
+            return module
+
+    rates = [report.metrics["lr"] for report in train(Watching, store)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001])
+
+
+class Counting(Net):
+    """Logs how far the trainer is, in the hooks."""
+
+    def on_train_start(self):
+        self.log("began", 1.0)
+
+    def on_train_epoch_start(self):
+        assert self.training
+        self.log("epoch", float(self.current_epoch))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("last_step", float(self.global_step), reduce_fx="max")
+        self.log("last_batch", float(batch_idx), reduce_fx="max")
+
+    def on_before_optimizer_step(self, optimizer):
+        assert any(parameter.grad is not None for parameter in self.parameters())
+        self.log("steps", 1.0, reduce_fx="sum")
+
+    def on_validation_epoch_end(self):
+        assert self.trainer.validating
+        assert self.trainer.datamodule is not None
+        assert not hasattr(self.trainer, "nothing")
+
+
+class CountingTrial(Classifier):
+    def build_module(self, config):
+        return Counting(**config)
+
+
+def test_hooks_are_called_and_know_how_far_it_is(store):
+    reports = train(CountingTrial, store, until_iterations=2)
+    wanted = {"epoch", "last_step", "last_batch", "steps"}
+    assert [{name: report.metrics[name] for name in wanted} for report in reports] == [
+        {"epoch": 0, "last_step": 5, "last_batch": 5, "steps": 6},
+        {"epoch": 1, "last_step": 11, "last_batch": 5, "steps": 6},
+    ]
+    assert ["began" in report.metrics for report in reports] == [True, False]
+
+
+def test_a_loader_for_evaluation_has_a_collate_function_of_its_own(store):
+    class Apart(Data):
+        def train_dataloader(self):
+            return DataLoader(self.train, batch_size=8, collate_fn=lambda each: torch.utils.data.default_collate(each))
+
+        def val_dataloader(self):
+            return DataLoader(self.val, batch_size=4, collate_fn=lambda each: [torch.zeros(len(each), 4), torch.ones(
+                len(each)).long()])  # fmt: skip
+
+    class Trial(Classifier):
+        def build_datamodule(self, config):
+            return Apart()
+
+    plain, apart = train(Classifier, store), train(Trial, store)
+    assert [report.metrics["train_loss"] for report in apart] == [report.metrics["train_loss"] for report in plain]
+    assert {report.metrics["val_acc"] for report in apart} <= {0.0, 1.0}
+
+
+def test_the_module_may_have_the_loaders_itself(store):
+    class Whole(Net):
+        def train_dataloader(self):
+            return DataLoader(samples(), batch_size=8, shuffle=True)
+
+        def val_dataloader(self):
+            return DataLoader(samples(), batch_size=8)
+
+    class Trial(LightningTrial):
+        def build_module(self, config):
+            return Whole(config["lr"])
+
+    assert train(Trial, store)[-1].metrics["val_loss"] < 0.5
+
+
+def test_all_workers_may_evaluate_where_means_are_logged(store):
+    class OnAll(Classifier):
+        eval_on_all_ranks = True
+
+    assert "'val_acc' is no mean, which workers could join; set eval_on_all_ranks = False" in failure(OnAll, store)
+
+    class Means(OnAll):
+        def build_module(self, config):
+            module = Net(**config)
+            module.validation_step = lambda batch, index: module.log(
+                "val_loss", nn.functional.cross_entropy(module(batch[0]), batch[1])
+            )
+            return module
+
+    plain, on_all = train(Classifier, store, until_iterations=1), train(Means, store, until_iterations=1)
+    assert on_all[0].metrics["val_loss"] == pytest.approx(plain[0].metrics["val_loss"])
+
+
+def test_a_model_that_is_loaded_can_go_to_a_trainer():
+    module = Classifier().build_model({"lr": 0.1})
+    assert module._trainer is None
+    assert "log" not in vars(module)
+
+
+def test_adaptive_batches_train_it(store):
+    from rubberband.values.adaptive import AdaptiveBatch
+
+    batch = AdaptiveBatch(initial=8, max=32, max_per_gpu=32)
+    reports = train(Classifier, store, batch=batch, until_iterations=2)
+    assert reports[-1].batch.samples_per_iteration
+
+
+class Manual(Net):
+    def __init__(self, lr):
+        super().__init__(lr)
+        self.automatic_optimization = False
+
+
+class Gan(Net):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+
+class Thrice(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "frequency": 3}}
+
+
+class Nothing(Net):
+    def training_step(self, batch, batch_idx):
+        return None
+
+
+class OwnStep(Net):
+    def optimizer_step(self, *args, **kwargs):
+        pass
+
+
+class Text(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", "low")
+
+
+class Quiet(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_los", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (
+            nn.Linear,
+            "Trial.build_module() returned Linear, which is no LightningModule; return one, or write a TorchTrial",
+        ),
+        (
+            Manual,
+            "Manual sets automatic_optimization = False; write a rubberband.TorchTrial, or call rubberband.report()",
+        ),
+        (Gan, "configure_optimizers() returned 2 optimizers; RubberBand steps one"),
+        (Thrice, "the LR schedule has frequency 3; use 1, and a schedule that counts every epoch"),
+        (Nothing, "Nothing.training_step() returned NoneType; return the loss, or a dict with 'loss'"),
+        (OwnStep, "OwnStep overrides optimizer_step(), which RubberBand's loop does not call; write a"),
+        (Text, "self.log('val_loss') got str; log a number, or a torchmetrics.Metric"),
+        (Quiet, "the metric 'val_loss' is missing; the trial reported 'train_loss', 'val_los'; did you mean"),
+    ],
+)
+def test_a_module_that_cannot_be_trained_is_refused_in_one_line(store, module, line):
+    class Trial(Classifier):
+        def build_module(self, config):
+            return nn.Linear(1, 1) if module is nn.Linear else module(config["lr"])
+
+    message = failure(Trial, store)
+    assert line in message
+    assert "\n" not in message
+
+
+def loader(**words: Any) -> Any:
+    return DataLoader(samples(), **words)
+
+
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        (lambda: [loader(), loader()], "train_dataloader() returned 2 loaders; return one, such as of a ConcatDataset"),
+        (lambda: samples(), "train_dataloader() returned TensorDataset; return a torch.utils.data.DataLoader"),
+        (lambda: loader(batch_size=None), "train_dataloader() has no batch_size"),
+        (lambda: loader(sampler=RandomSampler(range(9), replacement=True)), "draws by a RandomSampler"),
+    ],
+)
+def test_a_loader_that_cannot_be_shared_is_refused_in_one_line(store, made, line):
+    class Odd(Data):
+        def train_dataloader(self):
+            return made()
+
+    class Trial(Classifier):
+        def build_datamodule(self, config):
+            return Odd()
+
+    assert line in failure(Trial, store)
+
+
+def test_a_module_without_data_is_refused(store):
+    class Trial(Classifier):
+        build_datamodule = LightningTrial.build_datamodule
+
+    assert "Net has no train_dataloader(); write it, or return a data module that has it" in failure(Trial, store)
+
+
+def test_without_lightning_the_command_that_installs_it_is_named(store, monkeypatch):
+    class Trial(LightningTrial):
+        def build_module(self, config):
+            return nn.Linear(1, 1)
+
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr("rubberband.integrations.lightning.find_spec", lambda name: None)
+    assert re.search(r"Lightning is not installed; run pip install '.*\[lightning\]'", failure(Trial, store))
+
+
+def test_prepare_data_is_called_once_a_time(store, tmp_path):
+    class Prepared(Data):
+        calls: ClassVar[list[str]] = []
+
+        def prepare_data(self):
+            self.calls.append("prepare")
+
+        def setup(self, stage):
+            self.calls.append(stage)
+            super().setup(stage)
+
+        def train_dataloader(self):
+            return DataLoader(Subset(self.train, range(40)), batch_size=8, shuffle=True)
+
+    class Trial(Classifier):
+        def build_datamodule(self, config):
+            return Prepared()
+
+    train(Trial, store, until_iterations=1)
+    assert Prepared.calls == ["prepare", "fit"]
