@@ -387,8 +387,8 @@ class AdaptiveBatching(Batching):
             return self._sweep is None
         return self._progress >= self._target
 
-    def wants_halves(self, share: int) -> bool:
-        return self.noise.wants_halves(share)
+    def wants_halves(self, share: int, steps_ahead: int = 0) -> bool:
+        return self.noise.wants_halves(share, steps_ahead)
 
     def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
         self.noise.before_step(batch.shares, parts)

@@ -32,8 +32,11 @@ class Batching(ABC):
     def is_over(self) -> bool:
         """Whether the iteration is over."""
 
-    def wants_halves(self, share: int) -> bool:
-        """Whether this worker's `share` of the next step, which goes through the model at once, should go in two."""
+    def wants_halves(self, share: int, steps_ahead: int = 0) -> bool:
+        """Whether this worker's `share` of the next step, which goes through the model at once, should go in two.
+
+        Or, as far as that can be foreseen, of a step that is `steps_ahead` of it.
+        """
         return False
 
     def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:  # noqa: B027 - optional hook

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from rubberband.executor.training.data import Collate, fetch, num_samples, to_device
+from rubberband.executor.training.data import Collate, fetch, num_samples
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.moving import to_device
 from rubberband.executor.training.runner import TrialFailure, to_float
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import Segment

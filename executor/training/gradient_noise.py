@@ -89,10 +89,17 @@ class GradientNoise:
         self._missing = torch.full((), math.nan if rank == 0 else 0.0, dtype=torch.float64, device=self._device)
         self._local = _LocalSquares(wrapped)
 
-    def wants_halves(self, share: int) -> bool:
-        """Whether a worker that has the whole batch of `share` samples should split it in halves this time."""
-        self._divides = self._num_workers == 1 and share >= 2 * LEAST_HALF
-        return self._divides and self._since + 1 >= self.halves_every and self._preconditioner.now() is not None
+    def wants_halves(self, share: int, steps_ahead: int = 0) -> bool:
+        """Whether a worker that has the whole batch of `share` samples should split it in halves.
+
+        That is asked of the next step, or of one that is `steps_ahead` of it.
+        """
+        divides = self._num_workers == 1 and share >= 2 * LEAST_HALF
+        if steps_ahead == 0:
+            self._divides = divides
+        since_due = steps_ahead - max(0, self.halves_every - 1 - self._since)
+        is_due = since_due >= 0 and since_due % self.halves_every == 0
+        return divides and is_due and self._preconditioner.now() is not None
 
     def before_step(self, shares: Sequence[int], parts: Sequence[int]) -> None:
         """Prepare for gradients of m_i = `shares[i]` samples per worker; this worker's come in `parts` of samples."""

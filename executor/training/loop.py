@@ -14,10 +14,12 @@ The learning curve does not depend on the gang, except for the order of floating
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
+import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
 from rubberband.executor.training.runner import FORMAT, Runner, clean_metrics, expect
 from rubberband.executor.training.sampler import GlobalBatchSampler, SharePolicy, even_shares, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
@@ -60,9 +63,28 @@ class TorchRunner(Runner):
         segment, trial = self._segment, self._trial
         collate = None if getattr(trial.collate, "__func__", None) is TorchTrial.collate else trial.collate
         reseed("setup", segment.seed)
-        self._feed = Feed(trial.train_dataset(segment.config), device=self._device, collate=collate)
+        self._feed = Feed(
+            trial.train_dataset(segment.config),
+            device=self._device,
+            collate=collate,
+            seed=segment.seed,
+            settings=LoaderSettings(
+                num_workers=trial.num_workers,
+                prefetch_factor=trial.prefetch_factor,
+                timeout_s=trial.loader_timeout_s,
+                cpus=cpus_per_gpu(segment.gpus_on_machine),
+                start=trial.worker_init,
+            ),
+        )
+        self._feed.ahead = self._parts_ahead
         total = self._feed.num_samples
-        self._sampler = GlobalBatchSampler(total, segment.seed, crosses=segment.batch is not None)
+        adapts = segment.batch is not None
+        if trial.drop_last and not adapts and self._batch_size > total:
+            raise ValueError(
+                f"drop_last leaves nothing of the {total} samples of train_dataset() in batches of {self._batch_size}; "
+                "use smaller batches, or drop_last = False"
+            )
+        self._sampler = GlobalBatchSampler(total, segment.seed, crosses=adapts, drop_last=trial.drop_last)
         self._samples_per_iteration = _positive("samples_per_iteration", trial.samples_per_iteration or total)
         self._evaluation = Evaluation(trial, segment, self._gang, every=_positive("eval_every", trial.eval_every))
         size = min(self._batch_size, self._limit or self._batch_size)
@@ -153,7 +175,8 @@ class TorchRunner(Runner):
         """Train one iteration, evaluate, and step the LR schedule."""
         segment = self._segment
         reseed("train", segment.seed, iterations, segment.rank)
-        train_loss = self._train(iterations)
+        with self._feed.deaths_explained():
+            train_loss = self._train(iterations)
         with self._step.precision.autocast():
             evaluated = self._evaluation.metrics(self._module, iterations)
         metrics: dict[str, float] = {}
@@ -199,6 +222,8 @@ class TorchRunner(Runner):
 
     def close(self) -> None:
         """Drop the model and all that refers to it, as the gang requires before it is left."""
+        if hasattr(self, "_feed"):
+            self._feed.close()
         if hasattr(self, "_batching"):
             self._batching.close()
         wrapped = weakref.ref(self._step.wrapped) if hasattr(self, "_step") else None
@@ -219,19 +244,32 @@ class TorchRunner(Runner):
         self._step.wrapped.train()
         self._trial.on_iteration(self._module, iterations)
         self._batching.begin(iterations)
-        done = self._sampler.samples_done
+        done = 0
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         over = False
         while not over:
             batch = self._sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
             loss_sum += self._step.take(batch)
+            done += batch.size
             batches = self._batching.after_step(batch, has_stepped=self._step.has_stepped)
             if self._scheduler is not None and self._trial.scheduler_step == "batch":
                 for _ in range(batches):
                     self._scheduler.step()
             over = self._batching.is_over()
         self._batch_report = self._batching.end()
-        return self._gang.sum(loss_sum).item() / (self._sampler.samples_done - done)
+        return self._gang.sum(loss_sum).item() / done
+
+    def _parts_ahead(self) -> Iterator[Part]:
+        """Iterate over what this worker will load after the present step, if the batches stay as they are."""
+        sampler, present = copy.copy(self._sampler), self._step.begun  # now, not when the first part is asked for
+
+        def parts() -> Iterator[Part]:
+            for step in itertools.count(present + 1):
+                batch = sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
+                for part in self._step.parts(batch, step - self._step.begun)[0]:
+                    yield Part(indices=part, epoch=batch.epoch)
+
+        return parts()
 
 
 def _positive(name: str, value: int) -> int:

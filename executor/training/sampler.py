@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Stream = Literal["setup", "order", "train", "evaluate"]
+Stream = Literal["setup", "order", "train", "evaluate", "sample"]
 """Purpose of the randomness; streams of the same seed are independent."""
 
-_STREAMS: dict[Stream, int] = {"setup": 0, "order": 1, "train": 2, "evaluate": 3}
+_STREAMS: dict[Stream, int] = {"setup": 0, "order": 1, "train": 2, "evaluate": 3, "sample": 4}
 
 
 def seed_sequence(stream: Stream, seed: int, *place: int) -> np.random.SeedSequence:
@@ -39,6 +39,17 @@ def reseed(stream: Stream, seed: int, *place: int) -> None:
 
 Indices = NDArray[np.int64]
 
+
+def sample_keys(seed: int, epoch: int, indices: Indices) -> list[int]:
+    """Return a seed of 64 bits for each sample of an epoch, whatever batch or worker it is in (splitmix64)."""
+    (base,) = seed_sequence("sample", seed, epoch).generate_state(1, np.uint64)
+    keys = base + indices.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    found: list[int] = (keys ^ (keys >> np.uint64(31))).tolist()
+    return found
+
+
 SharePolicy = Callable[[int, int], Sequence[int]]
 """(samples in the global batch, workers) -> samples per worker, which sum to the first."""
 
@@ -51,6 +62,8 @@ class GlobalBatch:
     """Positions in the dataset, M of them; at least one."""
     shares: tuple[int, ...]
     """Samples per worker, m_i; they sum to M, and any may be 0."""
+    epoch: int = 0
+    """The epoch of its first sample."""
 
     @property
     def size(self) -> int:
@@ -77,6 +90,8 @@ class GlobalBatchSampler:
     position: int = 0
     """Samples of this epoch that were used."""
     crosses: bool = False
+    drop_last: bool = False
+    """Whether the last batch of an epoch is left out if it is smaller; it counts as used."""
     _order: tuple[int, Indices] | None = None
 
     def __post_init__(self) -> None:
@@ -108,16 +123,24 @@ class GlobalBatchSampler:
         wanted = sum(shares)
         if wanted < 1 or min(shares) < 0:
             raise ValueError(f"shares {list(shares)} must be at least 0 and sum to at least 1")
+        epoch = self.epoch
         parts = [self._take(wanted)]
         while self.crosses and (left := wanted - sum(map(len, parts))) > 0:
             parts.append(self._take(left))
         indices = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return GlobalBatch(indices=indices, shares=scale_shares(shares, len(indices)))
+        return GlobalBatch(indices=indices, shares=scale_shares(shares, len(indices)), epoch=epoch)
 
     def next_shared(self, batch_size: int, num_workers: int, policy: SharePolicy) -> GlobalBatch:
         """Return the next batch of `batch_size` samples, or the rest of an epoch; `policy` gets its true size."""
+        self._drop_less_than(batch_size)
         size = batch_size if self.crosses else min(batch_size, self.remaining)
-        return self.next_batch(policy(size, num_workers))
+        batch = self.next_batch(policy(size, num_workers))
+        self._drop_less_than(batch_size)
+        return batch
+
+    def _drop_less_than(self, batch_size: int) -> None:
+        if self.drop_last and not self.crosses and self.remaining < batch_size <= self.num_samples:
+            self.epoch, self.position = self.epoch + 1, 0
 
     def _take(self, most: int) -> Indices:
         """Return up to `most` samples of this epoch."""

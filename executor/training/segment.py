@@ -35,6 +35,8 @@ class Segment:
     checkpoint: CheckpointRef | None
     num_instances: int = 1
     """Instances of the gang."""
+    gpus_on_machine: int = 1
+    """GPUs of the worker's machine, which share its CPUs."""
     batch: AdaptiveBatch | None = None
     """Settings of adaptive batches; None: the batch size is fixed."""
     known_points: tuple[BatchPoint, ...] = ()

@@ -45,6 +45,8 @@ class TrainStep:
         self._optimizer = optimizer
         self._feed = feed
         self._device = device
+        self.begun = 0
+        """Steps that were begun."""
         has_batch_norm = any(isinstance(each, _BatchNorm) for each in module.modules())
         self.least = 2 if has_batch_norm else 1
         """The fewest samples that go through the model at once."""
@@ -60,15 +62,11 @@ class TrainStep:
     def take(self, batch: GlobalBatch) -> torch.Tensor:
         """Take one optimizer step; return the sum of the losses of this worker's samples."""
         self._optimizer.zero_grad()
-        mine = batch.of(self._segment.rank)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        parts = _micro_batches(mine, self.batching.per_gpu, self.least)
-        if len(parts) == 1 and self.batching.wants_halves(len(mine)):
-            parts = np.array_split(mine, 2)
-        # A worker without a share still contributes a gradient, of weight 0; two samples, because of BatchNorm.
-        weights = [len(part) for part in parts] or [0]
-        parts = parts or [batch.indices[: min(2, self.batching.per_gpu)]]
+        parts, weights = self.parts(batch)
+        self._feed.expect(batch, parts)
         self.batching.before_step(batch, weights)
+        self.begun += 1
         for part, weight in zip(parts, weights, strict=True):
             with nullcontext() if part is parts[-1] else self._accumulate():
                 loss = self._loss(self.wrapped, part)
@@ -77,6 +75,19 @@ class TrainStep:
             loss_sum += loss.detach().double() * weight
         self.has_stepped = self.batching.update(self._optimizer, self.precision.step)
         return loss_sum
+
+    def parts(self, batch: GlobalBatch, steps_ahead: int = 0) -> tuple[list[Indices], list[int]]:
+        """Return this worker's micro-batches of the next step, or of one that is `steps_ahead` of it; and their weights.
+
+        A worker without a share still contributes a gradient, of weight 0; two samples, because of BatchNorm.
+        """
+        mine = batch.of(self._segment.rank)
+        parts = _micro_batches(mine, self.batching.per_gpu, self.least)
+        if len(parts) == 1 and self.batching.wants_halves(len(mine), steps_ahead):
+            parts = np.array_split(mine, 2)
+        if not parts:
+            return [batch.indices[: min(2, self.batching.per_gpu)]], [0]
+        return parts, [len(part) for part in parts]
 
     def _loss(self, model: torch.nn.Module, part: Indices) -> torch.Tensor:
         batch = self._feed.load(part)

@@ -95,6 +95,19 @@ class TorchTrial(ABC):
     """
     gradient_compression: Literal["bf16"] | None = None
     """Gangs exchange gradients in this type, with half the traffic. None: in that of the parameters."""
+    num_workers: int | None = None
+    """Loader workers of each GPU: processes that load the next training samples while it trains. 0: none.
+
+    None: one less than the CPUs for each GPU, 8 at most; none for a TensorDataset, or a Subset of one, without
+    `collate`. Samples do not depend on the number: random draws in `dataset[i]` follow from the trial's seed, the epoch
+    and i.
+    """
+    prefetch_factor: int = 2
+    """Batches, or parts that are accumulated, that each loader worker loads ahead."""
+    loader_timeout_s: float = 240.0
+    """Longest wait for a batch of the loader workers, in seconds; then the trial fails."""
+    drop_last: bool = False
+    """Whether the last batch of an epoch is left out if it is smaller than the others. Adaptive batches have none."""
     config: Mapping[str, Any]
     """Its configuration; only of a trial that `Result.load_best` returned."""
     model: torch.nn.Module
@@ -150,6 +163,9 @@ class TorchTrial(ABC):
         from torch.utils.data import default_collate
 
         return default_collate(samples)
+
+    def worker_init(self, worker: int, dataset: Dataset[Any]) -> None:  # noqa: B027 - optional hook
+        """Prepare loader worker number `worker`, in its own process; `dataset` is its copy of the training set."""
 
     def global_batch_size(self, config: Mapping[str, Any]) -> int:
         """Return the samples per optimizer step; override it to take them from the configuration."""

@@ -30,7 +30,7 @@ class FakeNoise:
 
     halves_every = 0
 
-    def wants_halves(self, share):
+    def wants_halves(self, share, steps_ahead=0):
         return False
 
     def before_step(self, shares, parts):

@@ -1,0 +1,349 @@
+"""Loader workers: processes that load the next batches while the present one is trained. torch's DataLoader runs them.
+
+What they load is asked for part by part (a part goes through the model at once), as far ahead as they have room. If
+something else comes next, as after a change of the batch size, all that is under way is given up: a worker ends the
+part that it is at, leaves out the others, and goes on with the batch that is due. So nothing is skipped or repeated,
+and no position but that of the last trained batch has to be kept.
+
+They are forked, as is torch's own habit on Linux: a dataset need not be picklable, and its memory is shared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from rubberband.executor.training.moving import pinned
+from rubberband.executor.training.runner import TrialFailure, one_line
+from rubberband.executor.training.sampler import Indices
+
+MOST_BY_DEFAULT = 8
+"""The most loader workers of a GPU where the trial does not say how many."""
+_SET_PDEATHSIG = 1
+_FAREWELL_S = 1.0
+"""A loader worker that is not gone by then is killed."""
+_TRACE_S = 0.5
+_DUMP = signal.SIGUSR1
+"""Makes a loader worker print where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """Wishes of a trial for its loader workers, and what the machine has for them."""
+
+    num_workers: int | None
+    """None: as many as there are CPUs for each GPU, but for one, which trains."""
+    prefetch_factor: int
+    """Parts of a batch that each of them has in hand."""
+    timeout_s: float
+    """The longest wait for a part."""
+    cpus: int
+    """CPUs for one GPU."""
+    start: Callable[[int, Any], None]
+    """Called with (worker, dataset) in each."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("num_workers", self.num_workers, 0), ("prefetch_factor", self.prefetch_factor, 1)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+        if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0.0:
+            raise ValueError(f"loader_timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
+
+    def count(self, *, in_memory: bool) -> int:
+        """Return how many loader workers to start; none for a dataset in memory unless the trial asks for some."""
+        if self.num_workers is not None:
+            return self.num_workers
+        return 0 if in_memory else max(0, min(MOST_BY_DEFAULT, self.cpus - 1))
+
+
+def cpus_per_gpu(gpus: int) -> int:
+    """Return the CPUs that this process may use, divided by the GPUs of its machine."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cpus // gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Samples of one epoch that go through the model at once."""
+
+    indices: Indices
+    epoch: int
+
+    def equals(self, other: Part) -> bool:
+        """Whether both are the same samples, in the same order."""
+        return self.epoch == other.epoch and np.array_equal(self.indices, other.indices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    series: int
+    part: Part
+
+
+@dataclass(slots=True)
+class _Loaded:
+    series: int
+    batch: Any = None
+    failure: _Failure | None = None
+
+    def pin_memory(self) -> _Loaded:
+        """Called by torch's thread."""
+        return _Loaded(self.series, pinned(self.batch), self.failure)
+
+
+@dataclass(slots=True)
+class _Failure:
+    """An exception in a loader worker, on its way to the trial."""
+
+    pickled: bytes | None
+    line: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Failure:
+        trace = "".join(traceback.format_exception(error))
+        pickled = None
+        if isinstance(error, Exception):
+            with contextlib.suppress(Exception):
+                pickled = pickle.dumps(error)
+                pickle.loads(pickled)  # some can be pickled and not read back
+        return cls(pickled, one_line(error), trace)
+
+    def error(self) -> Exception:
+        """Return the exception, with the worker's own trace as its cause."""
+        found = None
+        if self.pickled is not None:
+            with contextlib.suppress(Exception):
+                found = pickle.loads(self.pickled)
+        error = found if isinstance(found, Exception) else TrialFailure("raised", self.line)
+        error.__cause__ = _InWorker(f"\n{self.trace}")
+        return error
+
+
+class _InWorker(Exception):
+    """Carries the trace of another process."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class _Work(Dataset[Any]):
+    """What torch's loader takes for a dataset: an order instead of a position."""
+
+    def __init__(self, load: Callable[[Part], Any], series: torch.Tensor) -> None:
+        self._load, self._series = load, series
+        self.failure: _Failure | None = None
+        """The start of this loader worker failed."""
+
+    def __getitem__(self, order: _Order) -> _Loaded:
+        if order.series != self._series.item():
+            return _Loaded(order.series)
+        if self.failure is not None:
+            return _Loaded(order.series, failure=self.failure)
+        try:
+            return _Loaded(order.series, self._load(order.part))
+        except (Exception, SystemExit) as error:
+            return _Loaded(order.series, failure=_Failure.of(error))
+
+
+def _same(loaded: Any) -> Any:
+    return loaded
+
+
+class LoaderWorkers:
+    """The loader workers of one worker of a gang; they start when the first part is expected."""
+
+    def __init__(
+        self, load: Callable[[Part], Any], dataset: Any, settings: LoaderSettings, *, num_workers: int, pin: bool
+    ) -> None:
+        """`load` makes a batch of a part, in the loader worker; `pin`: it is then copied to page-locked memory."""
+        self._settings, self._dataset, self._pin = settings, dataset, pin
+        self._num_workers = num_workers
+        self._parent = os.getpid()
+        self._series = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        """Counts the changes of what comes next; orders of an earlier series are not loaded any more."""
+        self._work = _Work(load, self._series)
+        self._due: deque[Part] = deque()
+        """What comes next, as far as it was looked at; the first `_num_ordered` are ordered."""
+        self._num_ordered = 0
+        self._further: Iterator[Part] = iter(())
+        self._iterator: Any = None
+        self._processes: list[BaseProcess] = []
+
+    def expect(self, parts: Sequence[Part], ahead: Callable[[], Iterator[Part]]) -> None:
+        """Let `parts` be loaded next, and `ahead()` after them unless that was foreseen already."""
+        if all(self._foresees(place, part) for place, part in enumerate(parts)):
+            return
+        self._series += 1
+        self._due, self._num_ordered = deque(parts), 0
+        self._further = ahead()
+        if self._iterator is None:
+            self._start()
+
+    def has(self, part: Part) -> bool:
+        """Whether the part is the next one."""
+        return self._foresees(0, part)
+
+    def take(self) -> Any:
+        """Return the next part's batch. Raises what loading it raised, and TrialFailure if a loader worker is gone."""
+        series = int(self._series.item())
+        while (loaded := self._received()).series != series:
+            pass
+        self._due.popleft()
+        self._num_ordered -= 1
+        if loaded.failure is not None:
+            raise loaded.failure.error()
+        return loaded.batch
+
+    def close(self) -> None:
+        """End the loader workers; one that does not end by itself is killed."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is None:
+            return
+        self._series.fill_(-1)
+        with _deaths_are_no_errors():
+            killer = threading.Timer(_FAREWELL_S, self._kill)
+            killer.start()
+            try:
+                iterator._shutdown_workers()
+            finally:
+                killer.cancel()
+                self._kill()
+                for process in self._processes:
+                    process.join()
+
+    def explained(self, error: RuntimeError) -> Exception:
+        """Return what an error of torch's loader means for the trial; another error as it is."""
+        text = str(error)
+        if text.startswith("DataLoader timed out"):
+            self._print_traces()
+            return TrialFailure(
+                "hung",
+                f"{self._num_workers} loader workers gave no batch in {self._settings.timeout_s:g} s (loader_timeout_s; "
+                "the trial's log has their traces); raise it if a batch takes that long to load",
+            )
+        if not text.startswith("DataLoader worker"):
+            return error
+        codes = [process.exitcode for process in self._processes]
+        return TrialFailure("died", f"a loader worker {_ended(next((code for code in codes if code is not None), None))}")
+
+    def _foresees(self, place: int, part: Part) -> bool:
+        while len(self._due) <= place:
+            further = next(self._further, None)
+            if further is None:
+                return False
+            self._due.append(further)
+        return self._due[place].equals(part)
+
+    def _orders(self) -> Iterator[_Order]:
+        """Yield what is ordered next; torch asks whenever a loader worker has room."""
+        while True:
+            if self._num_ordered == len(self._due):
+                self._due.append(next(self._further))
+            part = self._due[self._num_ordered]
+            self._num_ordered += 1
+            yield _Order(series=int(self._series.item()), part=part)
+
+    def _received(self) -> _Loaded:
+        loaded: _Loaded = next(self._iterator)
+        return loaded
+
+    def _start(self) -> None:
+        sys.stdout.flush()  # the processes would print it again
+        sys.stderr.flush()
+        before = set(multiprocessing.active_children())
+        with warnings.catch_warnings():
+            # More workers than CPUs were asked for; and that a fork with threads may hang, which torch's workers avoid.
+            warnings.simplefilter("ignore")
+            loader: DataLoader[Any] = DataLoader(
+                self._work,
+                batch_size=None,
+                sampler=self._orders(),
+                num_workers=self._num_workers,
+                collate_fn=_same,
+                pin_memory=self._pin,
+                timeout=self._settings.timeout_s,
+                worker_init_fn=self._begin,
+                multiprocessing_context="fork" if sys.platform == "linux" else None,
+                prefetch_factor=self._settings.prefetch_factor,
+                persistent_workers=True,
+                generator=torch.Generator(),  # the loader draws a seed, which must not change the trial's own draws
+            )
+            self._iterator = iter(loader)
+        self._processes = [child for child in multiprocessing.active_children() if child not in before]
+
+    def _begin(self, worker: int) -> None:
+        """Prepare this process as a loader worker."""
+        _end_with(self._parent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler would end the wrong thing
+        faulthandler.enable(file=2)
+        faulthandler.register(_DUMP, file=2)
+        try:
+            self._settings.start(worker, self._dataset)
+        except (Exception, SystemExit) as error:
+            self._work.failure = _Failure.of(error)
+
+    def _print_traces(self) -> None:
+        for process in self._processes:
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, _DUMP)
+        time.sleep(_TRACE_S)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent is gone, however that ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _ended(code: int | None) -> str:
+    """Return how a loader worker ended, and the fix."""
+    if code is None:
+        return "ended; see the trial's log"
+    if code >= 0:
+        return f"ended with exit code {code}; raise an exception instead"
+    if code == -signal.SIGKILL:
+        return "was killed, as where memory runs out; use fewer of them (num_workers), or smaller batches"
+    if code == -signal.SIGBUS:
+        return "ran out of shared memory (SIGBUS); enlarge /dev/shm, or use fewer of them (num_workers)"
+    return f"was ended by {signal.Signals(-code).name}; see the trial's log"
+
+
+@contextlib.contextmanager
+def _deaths_are_no_errors() -> Iterator[None]:
+    """Keep torch's handler, which raises when a loader worker is killed, from running in the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if handler is not None:  # one that C code has set cannot be restored
+            signal.signal(signal.SIGCHLD, handler)

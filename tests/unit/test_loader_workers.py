@@ -1,0 +1,244 @@
+"""Loader workers: the samples that there would be without them, in order; their failures are the trial's alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import rubberband
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.loading import LoaderSettings
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from tests.builders import segments
+
+SEGMENT = replace(segments.SEGMENT, until_iterations=3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+class Augmented(Dataset[Any]):
+    """Samples with noise from every source of randomness that there is."""
+
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, index):
+        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))
+        x = torch.full((3,), index / 22, dtype=torch.float64) + 0.1 * noise
+        return {"index": index, "x": x, "pid": os.getpid()}
+
+
+class Trained(rubberband.TorchTrial):
+    """Remembers the samples of each batch."""
+
+    batch_size = 8
+    seen: ClassVar[list[Any]] = []
+
+    def build_model(self, config):
+        return torch.nn.Linear(3, 1).double()
+
+    def build_optimizer(self, config, model):
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def train_dataset(self, config):
+        return Augmented()
+
+    def eval_dataset(self, config):
+        return None
+
+    def loss(self, model, batch):
+        loaded_here = (batch["pid"] == os.getpid()).all()
+        assert loaded_here == (self.num_workers == 0)
+        self.seen.append(batch["index"].tolist())
+        return (model(batch["x"]) ** 2).mean()
+
+
+def made(num_workers: int | None, base: type = Trained, **words: Any) -> type:
+    place = {"__module__": __name__, "__qualname__": "made.<locals>.Made"}
+    return type("Made", (base,), {**place, "num_workers": num_workers, "seen": [], **words})
+
+
+def run(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
+    segment = replace(SEGMENT, metric="train_loss", **changes)
+    items = list(run_segment(Entrypoint.from_object(trial), segment, store))
+    assert multiprocessing.active_children() == [], "its loader workers ended with it"
+    return items
+
+
+def reports(items: list[Any]) -> list[SegmentReport]:
+    assert isinstance(items[0], SegmentStarted), items
+    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
+    return items[1:]
+
+
+def failure(items: list[Any]) -> SegmentFailure:
+    assert isinstance(items[-1], SegmentFailure), items
+    return items[-1]
+
+
+def curve(found: list[SegmentReport]) -> list[float]:
+    return [report.metrics["train_loss"] for report in found]
+
+
+def test_batches_and_curve_do_not_depend_on_the_loader_workers_nor_on_a_resume_in_mid_epoch(store):
+    alone = made(0, samples_per_iteration=8)
+    expected = curve(reports(run(alone, store)))
+    assert len({index for batch in alone.seen for index in batch}) == 22, "an epoch"
+    for num_workers in (1, 3):
+        trial = made(num_workers, samples_per_iteration=8)
+        assert curve(reports(run(trial, store))) == pytest.approx(expected, rel=1e-12)
+        assert trial.seen == alone.seen
+    trial = made(2, samples_per_iteration=8)
+    (first,) = reports(run(trial, store, until_iterations=1))
+    rest = reports(run(trial, store, from_iterations=1, checkpoint=first.checkpoint))
+    assert curve([first, *rest]) == pytest.approx(expected, rel=1e-12)
+    assert trial.seen == alone.seen
+
+
+def test_parts_of_a_batch_are_loaded_ahead_too(store):
+    whole = made(0)
+    parts = made(2, max_batch_size_per_gpu=3)
+    assert curve(reports(run(whole, store))) == pytest.approx(curve(reports(run(parts, store))), rel=1e-12)
+    assert [sum(parts.seen[at : at + 3], []) for at in range(0, len(parts.seen), 3)][:2] == whole.seen[:2]
+
+
+class CannotBeReadBack(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+class Broken(Augmented):
+    """Does what it is told at sample 5."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __getitem__(self, index):
+        if index == 5:
+            self.act()
+        return super().__getitem__(index)
+
+
+def raising(error: type[BaseException], *words: Any) -> Any:
+    def act():
+        raise error(*words)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "message"),
+    [
+        (raising(KeyError, "no picture"), "raised", "KeyError: 'no picture'"),
+        (raising(CannotBeReadBack, 1, 2), "raised", "CannotBeReadBack: 1 and 2"),
+        (raising(SystemExit, "enough"), "raised", "SystemExit: enough"),
+        (lambda: os._exit(3), "died", "a loader worker ended with exit code 3; raise an exception instead"),
+        (
+            lambda: os.kill(os.getpid(), 9),
+            "died",
+            "a loader worker was killed, as where memory runs out; use fewer of them (num_workers), or smaller batches",
+        ),
+    ],
+    ids=["raises", "raises what cannot be pickled", "exits", "ends its process", "is killed"],
+)
+def test_a_failing_loader_worker_fails_the_trial_and_leaves_no_process(store, act, kind, message):
+    trial = made(2, train_dataset=lambda self, config: Broken(act))
+    failed = failure(run(trial, store))
+    assert (failed.kind, failed.message, failed.secondary) == (kind, message, False)
+    if kind == "raised":
+        assert "in act\n    raise error(*words)" in failed.details
+    assert len(reports(run(made(2), store))) == 3, "the process is well"
+
+
+def test_a_sample_that_cannot_be_loaded_is_named(store):
+    trial = made(1, train_dataset=lambda self, config: Broken(raising(ValueError, "torn")))
+    assert "while loading sample 5 of Broken" in failure(run(trial, store)).details
+
+
+def test_a_loader_worker_that_hangs_is_ended_after_its_trace_is_printed(store, capfd):
+    trial = made(2, train_dataset=lambda self, config: Broken(lambda: time.sleep(600)), loader_timeout_s=0.3)
+    failed = failure(run(trial, store))
+    assert failed.kind == "hung"
+    assert failed.message.startswith("2 loader workers gave no batch in 0.3 s (loader_timeout_s;")
+    assert f'File "{__file__}"' in capfd.readouterr().err
+
+
+def test_a_loader_worker_is_prepared_with_its_copy_of_the_dataset(store):
+    def prepare(self, worker, dataset):
+        assert multiprocessing.parent_process() is not None
+        dataset.offset = 1 + worker // 2
+
+    class Offset(Augmented):
+        offset = 0
+
+        def __getitem__(self, index):
+            return {"index": index, "x": torch.full((3,), float(self.offset), dtype=torch.float64)}
+
+    def loss(self, model, batch):
+        assert (batch["x"] == 1.0).all()
+        return (model(batch["x"]) ** 2).mean()
+
+    words = {"train_dataset": lambda self, config: Offset(), "loss": loss}
+    assert len(reports(run(made(2, worker_init=prepare, **words), store))) == 3
+    broken = made(2, worker_init=lambda self, worker, dataset: raising(OSError, "no disk")())
+    assert failure(run(broken, store)).message == "OSError: no disk"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"num_workers": -1}, "num_workers must be an integer of at least 0, not -1"),
+        ({"num_workers": 1.5}, "num_workers must be an integer of at least 0, not 1.5"),
+        ({"prefetch_factor": 0}, "prefetch_factor must be an integer of at least 1, not 0"),
+        ({"loader_timeout_s": 0}, "loader_timeout_s must be a positive number of seconds, not 0"),
+        (
+            {"drop_last": True, "batch_size": 23},
+            "drop_last leaves nothing of the 22 samples of train_dataset() in batches of 23; use smaller batches, or "
+            "drop_last = False",
+        ),
+    ],
+)
+def test_bad_words_are_refused_in_a_line(store, words, message):
+    assert failure(run(made(**{"num_workers": 0, **words}), store)).message == f"ValueError: {message}"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_last_batch_of_an_epoch_may_be_dropped(store, num_workers):
+    trial = made(num_workers, drop_last=True)
+    assert len(reports(run(trial, store))) == 3
+    assert [len(batch) for batch in trial.seen] == [8, 8] * 3
+
+
+@pytest.mark.parametrize(("cpus", "in_memory", "expected"), [(1, False, 0), (4, False, 3), (64, False, 8), (4, True, 0)])
+def test_by_default_there_are_as_many_as_cpus_without_one(cpus, in_memory, expected):
+    settings = LoaderSettings(
+        num_workers=None, prefetch_factor=2, timeout_s=9.0, cpus=cpus, start=lambda worker, dataset: None
+    )
+    assert settings.count(in_memory=in_memory) == expected
+    assert replace(settings, num_workers=5).count(in_memory=in_memory) == 5
