@@ -299,6 +299,7 @@ def make_ray_backend(
         metric=metric,
         store=store or open_store(setup.checkpoints),
         gpus_per_instance=offer.gpus,
+        gpus_on_machine=offer.gpus * (offer.max_instances if kind.is_this_machine else 1),
         device=provider.device,
         batch=setup.batch,
         known_points=known_points,

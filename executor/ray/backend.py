@@ -83,6 +83,8 @@ class RayBackend:
     metric: str
     store: CheckpointStore
     gpus_per_instance: int
+    gpus_on_machine: int | None = None
+    """GPUs that share the CPUs of a machine; None: those of an instance."""
     device: Device = "cpu"
     batch: AdaptiveBatch | None = None
     """How trials adapt their batch size; None: it is fixed."""
@@ -188,6 +190,7 @@ class RayBackend:
             until_iterations=start.until_iterations,
             checkpoint=start.checkpoint,
             num_instances=len({slot.instance for slot in start.gang}),
+            gpus_on_machine=self.gpus_on_machine or self.gpus_per_instance,
             batch=self.batch,
             known_points=tuple(self.known_points),
             batch_mode=start.batch_mode,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import math
 import multiprocessing
 import os
 import pickle
@@ -35,6 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 from rubberband.executor.training.moving import pinned
 from rubberband.executor.training.runner import TrialFailure, one_line
 from rubberband.executor.training.sampler import Indices
+from rubberband.units import shown
 
 MOST_BY_DEFAULT = 8
 """The most loader workers of a GPU where the trial does not say how many."""
@@ -62,17 +64,23 @@ class LoaderSettings:
     """Called with (worker, dataset) in each."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (("num_workers", self.num_workers, 0), ("prefetch_factor", self.prefetch_factor, 1)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
-        if not isinstance(self.timeout_s, (int, float)) or not self.timeout_s > 0.0:
-            raise ValueError(f"loader_timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
+        if self.num_workers is not None:
+            _check_least("num_workers", self.num_workers, 0)
+        _check_least("prefetch_factor", self.prefetch_factor, 1)
+        timeout_s: Any = self.timeout_s
+        if not (isinstance(timeout_s, (int, float)) and 0.0 < timeout_s < math.inf):
+            raise TrialFailure("raised", f"loader_timeout_s={shown(timeout_s)} is no positive number; use seconds")
 
     def count(self, *, in_memory: bool) -> int:
         """Return how many loader workers to start; none for a dataset in memory unless the trial asks for some."""
         if self.num_workers is not None:
             return self.num_workers
         return 0 if in_memory else max(0, min(MOST_BY_DEFAULT, self.cpus - 1))
+
+
+def _check_least(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise TrialFailure("raised", f"{name}={shown(value)} is no integer of at least {least}; use one")
 
 
 def cpus_per_gpu(gpus: int) -> int:
@@ -238,13 +246,15 @@ class LoaderWorkers:
             self._print_traces()
             return TrialFailure(
                 "hung",
-                f"{self._num_workers} loader workers gave no batch in {self._settings.timeout_s:g} s (loader_timeout_s; "
-                "the trial's log has their traces); raise it if a batch takes that long to load",
+                f"loader workers gave no batch in loader_timeout_s={self._settings.timeout_s:g} s; the trial's log "
+                "shows where each of them is. Raise loader_timeout_s if a batch takes that long to load",
             )
         if not text.startswith("DataLoader worker"):
             return error
         codes = [process.exitcode for process in self._processes]
-        return TrialFailure("died", f"a loader worker {_ended(next((code for code in codes if code is not None), None))}")
+        return TrialFailure(
+            "died", f"a loader worker {_ended(next((code for code in codes if code is not None), None))}"
+        )
 
     def _foresees(self, place: int, part: Part) -> bool:
         while len(self._due) <= place:

@@ -31,7 +31,7 @@ from rubberband.executor.training.data import Feed
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
-from rubberband.executor.training.runner import FORMAT, Runner, clean_metrics, expect
+from rubberband.executor.training.runner import FORMAT, Runner, TrialFailure, clean_metrics, expect
 from rubberband.executor.training.sampler import GlobalBatchSampler, SharePolicy, even_shares, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import TrainStep
@@ -80,9 +80,10 @@ class TorchRunner(Runner):
         total = self._feed.num_samples
         adapts = segment.batch is not None
         if trial.drop_last and not adapts and self._batch_size > total:
-            raise ValueError(
+            raise TrialFailure(
+                "raised",
                 f"drop_last leaves nothing of the {total} samples of train_dataset() in batches of {self._batch_size}; "
-                "use smaller batches, or drop_last = False"
+                "use smaller batches, or drop_last = False",
             )
         self._sampler = GlobalBatchSampler(total, segment.seed, crosses=adapts, drop_last=trial.drop_last)
         self._samples_per_iteration = _positive("samples_per_iteration", trial.samples_per_iteration or total)
@@ -126,6 +127,7 @@ class TorchRunner(Runner):
             num_samples=self._feed.num_samples,
             batch_size=self._batch_size,
             samples_per_iteration=self._samples_per_iteration,
+            drop_last=self._trial.drop_last,
         )
 
     def _make_batching(self) -> Batching:

@@ -77,7 +77,7 @@ class TrainStep:
         return loss_sum
 
     def parts(self, batch: GlobalBatch, steps_ahead: int = 0) -> tuple[list[Indices], list[int]]:
-        """Return this worker's micro-batches of the next step, or of one that is `steps_ahead` of it; and their weights.
+        """Return this worker's micro-batches of the next step, or of one `steps_ahead` of it; and their weights.
 
         A worker without a share still contributes a gradient, of weight 0; two samples, because of BatchNorm.
         """

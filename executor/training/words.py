@@ -91,13 +91,18 @@ def build_scheduler(
     return schedule
 
 
-def fixed_steps(iterations: int, *, num_samples: int, batch_size: int, samples_per_iteration: int) -> int:
-    """Return the batches of that many iterations: the last one of an epoch is smaller, and each iteration has one."""
-    per_epoch = math.ceil(num_samples / batch_size)
+def fixed_steps(
+    iterations: int, *, num_samples: int, batch_size: int, samples_per_iteration: int, drop_last: bool = False
+) -> int:
+    """Return the batches of that many iterations: the last one of an epoch is smaller, and each iteration has one.
+
+    With `drop_last`, a smaller one is left out.
+    """
+    per_epoch = num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size)
     steps = 0
     for iteration in range(1, iterations + 1):
         epochs, rest = divmod(iteration * samples_per_iteration, num_samples)
-        steps = max(steps + 1, epochs * per_epoch + math.ceil(rest / batch_size))
+        steps = max(steps + 1, epochs * per_epoch + min(per_epoch, math.ceil(rest / batch_size)))
     return steps
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset
 
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
@@ -125,7 +123,7 @@ def test_parts_of_a_batch_are_loaded_ahead_too(store):
     whole = made(0)
     parts = made(2, max_batch_size_per_gpu=3)
     assert curve(reports(run(whole, store))) == pytest.approx(curve(reports(run(parts, store))), rel=1e-12)
-    assert [sum(parts.seen[at : at + 3], []) for at in range(0, len(parts.seen), 3)][:2] == whole.seen[:2]
+    assert parts.seen[0] + parts.seen[1] + parts.seen[2] == whole.seen[0]
 
 
 class CannotBeReadBack(Exception):
@@ -185,7 +183,7 @@ def test_a_loader_worker_that_hangs_is_ended_after_its_trace_is_printed(store, c
     trial = made(2, train_dataset=lambda self, config: Broken(lambda: time.sleep(600)), loader_timeout_s=0.3)
     failed = failure(run(trial, store))
     assert failed.kind == "hung"
-    assert failed.message.startswith("2 loader workers gave no batch in 0.3 s (loader_timeout_s;")
+    assert failed.message.startswith("loader workers gave no batch in loader_timeout_s=0.3 s; the trial's log shows")
     assert f'File "{__file__}"' in capfd.readouterr().err
 
 
@@ -213,10 +211,10 @@ def test_a_loader_worker_is_prepared_with_its_copy_of_the_dataset(store):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"num_workers": -1}, "num_workers must be an integer of at least 0, not -1"),
-        ({"num_workers": 1.5}, "num_workers must be an integer of at least 0, not 1.5"),
-        ({"prefetch_factor": 0}, "prefetch_factor must be an integer of at least 1, not 0"),
-        ({"loader_timeout_s": 0}, "loader_timeout_s must be a positive number of seconds, not 0"),
+        ({"num_workers": -1}, "num_workers=-1 is no integer of at least 0; use one"),
+        ({"num_workers": 1.5}, "num_workers=1.5 is no integer of at least 0; use one"),
+        ({"prefetch_factor": 0}, "prefetch_factor=0 is no integer of at least 1; use one"),
+        ({"loader_timeout_s": 0}, "loader_timeout_s=0 is no positive number; use seconds"),
         (
             {"drop_last": True, "batch_size": 23},
             "drop_last leaves nothing of the 22 samples of train_dataset() in batches of 23; use smaller batches, or "
@@ -225,7 +223,7 @@ def test_a_loader_worker_is_prepared_with_its_copy_of_the_dataset(store):
     ],
 )
 def test_bad_words_are_refused_in_a_line(store, words, message):
-    assert failure(run(made(**{"num_workers": 0, **words}), store)).message == f"ValueError: {message}"
+    assert failure(run(made(**{"num_workers": 0, **words}), store)).message == message
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -235,7 +233,9 @@ def test_the_last_batch_of_an_epoch_may_be_dropped(store, num_workers):
     assert [len(batch) for batch in trial.seen] == [8, 8] * 3
 
 
-@pytest.mark.parametrize(("cpus", "in_memory", "expected"), [(1, False, 0), (4, False, 3), (64, False, 8), (4, True, 0)])
+@pytest.mark.parametrize(
+    ("cpus", "in_memory", "expected"), [(1, False, 0), (4, False, 3), (64, False, 8), (4, True, 0)]
+)
 def test_by_default_there_are_as_many_as_cpus_without_one(cpus, in_memory, expected):
     settings = LoaderSettings(
         num_workers=None, prefetch_factor=2, timeout_s=9.0, cpus=cpus, start=lambda worker, dataset: None

@@ -267,11 +267,13 @@ def test_a_schedule_of_iterations_has_as_many_steps_as_the_trial_iterations(stor
     batch_size=st.integers(1, 70),
     samples_per_iteration=st.integers(1, 150),
     iterations=st.integers(1, 8),
+    drop_last=st.booleans(),
 )
 def test_the_steps_of_a_trial_are_counted_without_taking_them(
-    num_samples, batch_size, samples_per_iteration, iterations
+    num_samples, batch_size, samples_per_iteration, iterations, drop_last
 ):
-    sampler, steps = GlobalBatchSampler(num_samples, 0), 0
+    drop_last = drop_last and batch_size <= num_samples
+    sampler, steps = GlobalBatchSampler(num_samples, 0, drop_last=drop_last), 0
     for iteration in range(1, iterations + 1):
         is_over = False
         while not is_over:
@@ -279,7 +281,11 @@ def test_the_steps_of_a_trial_are_counted_without_taking_them(
             steps += 1
             is_over = sampler.samples_done >= iteration * samples_per_iteration
     found = fixed_steps(
-        iterations, num_samples=num_samples, batch_size=batch_size, samples_per_iteration=samples_per_iteration
+        iterations,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        samples_per_iteration=samples_per_iteration,
+        drop_last=drop_last,
     )
     assert found == steps
 
