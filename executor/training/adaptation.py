@@ -361,6 +361,8 @@ class AdaptiveBatching(Batching):
         self._target = 0.0
         self._scheduled = 0
         self._proven = 0
+        self._memory = math.inf
+        """The most samples that this worker takes at once, since it ran out of memory with more."""
         self._since_decision = 0
         self._uses: list[BatchUse] = []
         self._sweep: Iterator[int] | None = None
@@ -392,6 +394,14 @@ class AdaptiveBatching(Batching):
 
     def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
         self.noise.before_step(batch.shares, parts)
+
+    def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
+        self._memory = min(self._memory, per_gpu)
+        self.per_gpu = min(self.per_gpu, per_gpu)
+        self.noise.again(parts)
+
+    def held_gradients(self) -> int:
+        return 1 + self.noise.held_vectors
 
     def after_part(self) -> None:
         self.noise.after_part()
@@ -515,11 +525,26 @@ class AdaptiveBatching(Batching):
             return
         lap_s, timed = self._lap(), max(0, stretch.steps - stretch.untimed)
         stretch.duration_s += lap_s
+        if self._has_less_memory():
+            # Its time is not that of its layout: steps took more passes, or were begun twice.
+            if self._sweep is None:
+                append(self._uses, self._use(stretch, noise_scale))
+            self._set(self._agent.split(self._agent.attainable(stretch.batch.batch_size)))
+            return
         stretch.timed_s, stretch.timed_steps = lap_s, timed
         if timed:
             self._agent.observe(stretch.batch, timed, lap_s)
         append(self._uses, self._use(stretch, noise_scale))
         self._stretch = _Stretch(batch=stretch.batch)
+
+    def _has_less_memory(self) -> bool:
+        """Agree with the other workers on the samples that fit the memory of each; return whether they are fewer."""
+        per_gpu = self.gang.least(self._memory)
+        if per_gpu >= (self._agent.limits.max_per_gpu or math.inf):
+            return False
+        self._agent.restrict(round(per_gpu))
+        self._proven = min(self._proven, round(per_gpu))
+        return True
 
     def _use(self, stretch: _Stretch, noise_scale: float | None) -> BatchUse:
         initial = self._agent.limits.initial
@@ -558,7 +583,7 @@ class AdaptiveBatching(Batching):
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Continue with what was learnt. With another gang, the batch is split at once and chosen again soon."""
-        if state is None:
+        if state is None or "agent" not in state:
             raise KeyError("it was written with a fixed batch")
         self._progress, self._noise_scale, self._proven = state["progress"], state["noise_scale"], state["proven"]
         self._scheduled = state["scheduled"]

@@ -112,6 +112,10 @@ class BatchAgent:
         """Note that `per_gpu` samples do not fit the memory, and `proven` do: stay well below the former."""
         self.limits = replace(self.limits, max_per_gpu=max(proven, min(per_gpu - 1, per_gpu * 3 // 4), 1))
 
+    def restrict(self, per_gpu: int) -> None:
+        """Note that a step with more than `per_gpu` samples at once ran out of memory."""
+        self.limits = replace(self.limits, max_per_gpu=min(per_gpu, self.limits.max_per_gpu or per_gpu))
+
     def choose(self, current: BatchChoice, noise_scale: float | None) -> BatchChoice:
         """Return the next batch (§4.1), within `GROWTH` times the current one; the same if the gain is small.
 

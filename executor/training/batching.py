@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport
 
@@ -41,6 +42,17 @@ class Batching(ABC):
 
     def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:  # noqa: B027 - optional hook
         """Note that a step begins; `parts` are the sizes of this worker's micro-batches."""
+
+    def held_gradients(self) -> int:
+        """Return how many times the memory of all gradients is in use while a pass begins."""
+        return 0
+
+    @abstractmethod
+    def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
+        """Note that this worker ran out of memory: the step begins again, in `parts` of at most `per_gpu` samples.
+
+        Its later passes have no more; the other workers learn it when the iteration ends, or before.
+        """
 
     def after_part(self) -> None:  # noqa: B027 - optional hook
         """Note that the gradient of a micro-batch is computed."""
@@ -76,10 +88,30 @@ class FixedBatching(Batching):
     batch_size: int
     per_gpu: int
     samples_per_iteration: int
+    gang: Gang
     _until_samples: int = field(default=0, init=False)
+    _wanted: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._wanted = self.per_gpu
 
     def begin(self, iterations: int) -> None:
         self._until_samples = iterations * self.samples_per_iteration
 
     def is_over(self) -> bool:
         return self.sampler.samples_done >= self._until_samples
+
+    def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
+        self.per_gpu = min(self.per_gpu, per_gpu)
+
+    def end(self) -> BatchReport:
+        """Agree with the other workers on the samples that fit the memory of each."""
+        self.per_gpu = round(self.gang.least(self.per_gpu))
+        return BatchReport()
+
+    def state(self) -> dict[str, Any] | None:
+        return {"per_gpu": self.per_gpu} if self.per_gpu < self._wanted else None
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        if state is not None and "per_gpu" in state:
+            self.per_gpu = min(self.per_gpu, state["per_gpu"])

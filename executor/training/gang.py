@@ -89,6 +89,14 @@ class Gang:
         dist.all_gather_object(gathered, found)
         return gathered
 
+    def least(self, value: float) -> float:
+        """Return the smallest `value` of all workers, by a collective."""
+        if self._store is None:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN)
+        return tensor.item()
+
     def share(self, values: Sequence[float]) -> list[float]:
         """Return rank 0's `values` on every rank, by a collective; the others pass as many, which do not count."""
         if self._store is None:

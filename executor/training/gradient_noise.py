@@ -89,6 +89,11 @@ class GradientNoise:
         self._missing = torch.full((), math.nan if rank == 0 else 0.0, dtype=torch.float64, device=self._device)
         self._local = _LocalSquares(wrapped)
 
+    @property
+    def held_vectors(self) -> int:
+        """Vectors as long as the gradient that an estimate holds while a pass begins: P, and an earlier gradient."""
+        return int(self._preconditioner.kind != "identity") + int(self._num_workers == 1)
+
     def wants_halves(self, share: int, steps_ahead: int = 0) -> bool:
         """Whether a worker that has the whole batch of `share` samples should split it in halves.
 
@@ -134,8 +139,20 @@ class GradientNoise:
         step.num_seen += 1
         if step.kind == "accumulation" and step.num_seen == step.num_first:
             step.vector = _gradient(step.preconditioning)
-        elif step.kind == "workers" and step.num_seen == len(step.parts) - 1:
+        elif step.kind == "workers" and step.num_seen == len(step.parts) - 1 and not self._local.is_lost:
             self._local.begin(step.preconditioning)
+
+    def again(self, parts: Sequence[int]) -> None:
+        """Note that the step's gradients are computed anew, in `parts` of samples, for want of memory.
+
+        A gang learns nothing from this step: DDP may hold gradients of this worker that nothing observed.
+        """
+        step = self._step
+        if step is None:
+            return
+        if step.kind == "workers":
+            self._local.lose(self._device)
+        step.parts, step.num_seen, step.vector = tuple(parts), 0, None
 
     def before_update(self) -> None:
         """Observe the gradient that the optimizer gets, averaged over the workers."""
@@ -283,6 +300,7 @@ class _LocalSquares:
         self._preconditioning: Preconditioning | None = None
         self._handles: list[RemovableHandle] = []
         self._squares: list[Tensor] = []
+        self.is_lost = False
 
     def begin(self, preconditioning: Preconditioning) -> None:
         """Observe the next backward pass."""
@@ -306,9 +324,20 @@ class _LocalSquares:
 
     def _measure(self, parameters: list[Tensor] | None = None) -> None:
         assert self._preconditioning is not None
-        vector = _gradient(self._preconditioning, parameters)
+        parameters = list(self._preconditioning.parameters) if parameters is None else parameters
+        try:
+            vector = self._preconditioning.apply(parameters, [parameter.grad for parameter in parameters])
+        except torch.OutOfMemoryError:
+            # An error in the callback would keep DDP from the end of its pass.
+            self._squares.append(torch.full((), math.nan, dtype=torch.float64, device=parameters[0].device))
+            return
         if vector is not None:
             self._squares.append(_square(vector))
+
+    def lose(self, device: torch.device) -> None:
+        """Observe no more of this step, whose sum of squares is not a number."""
+        self.close()
+        self._squares, self.is_lost = [torch.full((), math.nan, dtype=torch.float64, device=device)], True
 
     def end(self) -> Tensor | None:
         """Return the sum of the squares; None without any."""
@@ -318,7 +347,7 @@ class _LocalSquares:
 
     def close(self) -> None:
         self._remove_hooks()
-        self._squares, self._preconditioning = [], None
+        self._squares, self._preconditioning, self.is_lost = [], None, False
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
@@ -326,9 +355,13 @@ class _LocalSquares:
         self._handles = []
 
 
-def _gradient(preconditioning: Preconditioning, parameters: list[Tensor] | None = None) -> Tensor | None:
-    parameters = list(preconditioning.parameters) if parameters is None else parameters
-    return preconditioning.apply(parameters, [parameter.grad for parameter in parameters])
+def _gradient(preconditioning: Preconditioning) -> Tensor | None:
+    """Return P g; None if no parameter takes part, or for want of memory: the estimate is then left out."""
+    parameters = list(preconditioning.parameters)
+    try:
+        return preconditioning.apply(parameters, [parameter.grad for parameter in parameters])
+    except torch.OutOfMemoryError:
+        return None
 
 
 def _square(vector: Tensor) -> Tensor:

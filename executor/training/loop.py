@@ -5,7 +5,7 @@ The learning curve does not depend on the gang, except for the order of floating
 * The global batches come from (seed, epoch) alone (`sampler.py`). Each worker takes its share m_i of the M samples, in
   micro-batches of at most `max_batch_size_per_gpu`. DistributedDataParallel averages gradients over the n workers, so a
   micro-batch of m samples with mean loss L contributes n*m/M * L: every sample counts the same. A worker without a
-  share takes part with samples of weight 0.
+  share takes part with samples of weight 0. A worker that runs out of memory takes smaller ones (`memory.py`).
 * Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and resuming from it is
   exact. Random draws in training (dropout, augmentation) differ with the number of workers, and are equal only in
   distribution; so are the statistics of BatchNorm, which see a worker's micro-batch.
@@ -134,7 +134,7 @@ class TorchRunner(Runner):
         segment = self._segment
         if segment.batch is None:
             limit = min(self._batch_size, self._limit or self._batch_size)
-            return FixedBatching(self._sampler, self._batch_size, limit, self._samples_per_iteration)
+            return FixedBatching(self._sampler, self._batch_size, limit, self._samples_per_iteration, self._gang)
         from rubberband.executor.training.adaptation import make_adaptive
 
         return make_adaptive(
@@ -230,7 +230,7 @@ class TorchRunner(Runner):
             self._batching.close()
         wrapped = weakref.ref(self._step.wrapped) if hasattr(self, "_step") else None
         if wrapped is not None:
-            self._step.precision.close()
+            self._step.close()
             if self._trial.compile:
                 torch.compiler.reset()
         for name in ("_step", "_module", "_optimizer", "_scheduler", "_trial", "_feed", "_evaluation", "_batching"):
@@ -243,7 +243,7 @@ class TorchRunner(Runner):
 
     def _train(self, iterations: int) -> float:
         """Train until that many iterations are done, one step at least; return the mean loss over their samples."""
-        self._step.wrapped.train()
+        self._step.begin()
         self._trial.on_iteration(self._module, iterations)
         self._batching.begin(iterations)
         done = 0

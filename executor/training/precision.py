@@ -51,8 +51,11 @@ class Precision:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the loss, times the scale, to those of the parameters."""
-        scaled = loss if self._scaler is None else self._scaler.scale(loss)
-        scaled.backward()  # type: ignore[no-untyped-call]
+        self.scaled(loss).backward()  # type: ignore[no-untyped-call]
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss, times the scale."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
 
     def step(self) -> bool:
         """Clip the gradients, and step; return False if the step is skipped because they overflow.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -13,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.memory import Gradients, Summing, Undo, is_out_of_memory, release
 from rubberband.executor.training.precision import Precision
+from rubberband.executor.training.runner import TrialFailure, one_line
 from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -58,36 +61,120 @@ class TrainStep:
         self.precision = Precision(trial.precision, device, optimizer, trial.gradient_clip_norm)
         self.has_stepped = True
         """Whether the latest step was not skipped."""
+        self._undo = Undo(module, device)
+        self._summing = Summing(self.wrapped)
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self.wrapped.train()
+        self._undo.begin()
+
+    def close(self) -> None:
+        """Let go of model and optimizer."""
+        self._summing.close()
+        self.precision.close()
 
     def take(self, batch: GlobalBatch) -> torch.Tensor:
-        """Take one optimizer step; return the sum of the losses of this worker's samples."""
+        """Take one optimizer step; return the sum of the losses of this worker's samples.
+
+        A pass that runs out of memory is divided; the gradient is the same. Raises TrialFailure if the fewest samples
+        do not fit.
+        """
         self._optimizer.zero_grad()
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        parts, weights = self.parts(batch)
+        parts, sizes = self.parts(batch)
         self._feed.expect(batch, parts)
-        self.batching.before_step(batch, weights)
+        self.batching.before_step(batch, sizes)
         self.begun += 1
-        for part, weight in zip(parts, weights, strict=True):
-            with nullcontext() if part is parts[-1] else self._accumulate():
-                loss = self._loss(self.wrapped, part)
-                self.precision.backward(loss * (self._segment.num_workers * weight / batch.size))
-            self.batching.after_part()
-            loss_sum += loss.detach().double() * weight
+        self._undo.save()
+        self._summing.begin_step()
+        smaller = None
+        try:
+            loss_sum = self._passes(batch, parts, sizes)
+        except RuntimeError as error:
+            smaller = self._smaller(batch, parts, error)
+        if smaller is not None:
+            loss_sum = self._again(batch, smaller)
+        self._summing.end_step()
         self.has_stepped = self.batching.update(self._optimizer, self.precision.step)
         return loss_sum
 
     def parts(self, batch: GlobalBatch, steps_ahead: int = 0) -> tuple[list[Indices], list[int]]:
-        """Return this worker's micro-batches of the next step, or of one `steps_ahead` of it; and their weights.
+        """Return this worker's micro-batches of the next step, or of one `steps_ahead` of it; and their weights."""
+        parts, sizes = self._parts(batch, self.batching.per_gpu)
+        if len(parts) == 1 and self.batching.wants_halves(sizes[0], steps_ahead):
+            parts = np.array_split(parts[0], 2)
+            sizes = [len(part) for part in parts]
+        return parts, sizes
+
+    def _parts(self, batch: GlobalBatch, per_gpu: int) -> tuple[list[Indices], list[int]]:
+        """Return this worker's parts of at most `per_gpu` samples, and how many of each count.
 
         A worker without a share still contributes a gradient, of weight 0; two samples, because of BatchNorm.
         """
-        mine = batch.of(self._segment.rank)
-        parts = _micro_batches(mine, self.batching.per_gpu, self.least)
-        if len(parts) == 1 and self.batching.wants_halves(len(mine), steps_ahead):
-            parts = np.array_split(mine, 2)
-        if not parts:
-            return [batch.indices[: min(2, self.batching.per_gpu)]], [0]
-        return parts, [len(part) for part in parts]
+        parts = _micro_batches(batch.of(self._segment.rank), per_gpu, self.least)
+        return parts or [batch.indices[: min(2, per_gpu)]], [len(part) for part in parts] or [0]
+
+    def _passes(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> torch.Tensor:
+        """Compute the gradients of the micro-batches, over the gang in the last one; return the sum of the losses."""
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        for at, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+            is_last = at == len(parts) - 1
+            if is_last:
+                self._summing.begin_last()
+            with nullcontext() if is_last else self._accumulate():
+                loss = self._loss(self.wrapped, part)
+                self.precision.backward(loss * self._factor(batch, size))
+            self.batching.after_part()
+            loss_sum += loss.detach().double() * size
+        return loss_sum
+
+    def _factor(self, batch: GlobalBatch, size: int) -> float:
+        return self._segment.num_workers * size / batch.size
+
+    def _smaller(self, batch: GlobalBatch, parts: Sequence[Indices], error: RuntimeError) -> int:
+        """Return how many samples to take at once where a pass ran out of memory; raise the error if it is another."""
+        most = max(len(part) for part in parts)
+        smaller = max(self.least, (most + 1) // 2)
+        if not is_out_of_memory(error) or self._summing.cannot_repeat:
+            raise error
+        if max(len(part) for part in self._parts(batch, smaller)[0]) >= most:
+            raise TrialFailure(
+                "raised",
+                f"{one_line(error)}; no fewer than {most} samples can be taken at once: use a smaller model, or an "
+                f"instance with more memory",
+            ) from error
+        return smaller
+
+    def _again(self, batch: GlobalBatch, per_gpu: int) -> torch.Tensor:
+        """Do the step again in passes of at most `per_gpu` samples, or fewer, until they fit."""
+        rest: list[torch.Tensor] | None = None
+        while True:
+            rest = self._summing.rest() if rest is None else rest
+            release(self._device)
+            self._undo.restore()
+            parts, sizes = self._parts(batch, per_gpu)
+            self.batching.ran_out(per_gpu, sizes)
+            try:
+                if rest is not None:
+                    return self._complete(batch, parts, sizes, Gradients(rest))
+                self._optimizer.zero_grad()
+                with self._summing.repeated():
+                    return self._passes(batch, parts, sizes)
+            except RuntimeError as error:
+                per_gpu = self._smaller(batch, parts, error)
+
+    def _complete(
+        self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int], gradients: Gradients
+    ) -> torch.Tensor:
+        """Compute the gradients that the gang still waits for; return the sum of the losses."""
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        for part, size in zip(parts, sizes, strict=True):
+            loss = self._loss(self._module, part)
+            gradients.add(self.precision.scaled(loss * self._factor(batch, size)))
+            self.batching.after_part()
+            loss_sum += loss.detach().double() * size
+        gradients.give()
+        return loss_sum
 
     def _loss(self, model: torch.nn.Module, part: Indices) -> torch.Tensor:
         batch = self._feed.load(part)
@@ -98,23 +185,30 @@ class TrainStep:
         """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.
 
         The model is used without its DDP, whose collectives would leave the others waiting if one worker runs out of
-        memory. As much memory as the parameters take is held meanwhile: the noise scale keeps Adam's P during a pass.
-        A tenth more samples are used: others may be larger, and memory is fragmented.
+        memory. What a real pass finds in memory is reserved: gradients of earlier passes, and what the noise scale
+        keeps. A tenth more samples are used: others may be larger, and memory is fragmented.
         """
         part = np.arange(per_gpu + per_gpu // 10) % self._feed.num_samples
-        buffers = [buffer.clone() for buffer in self._module.buffers()]
+        self._undo.begin()
+        self._undo.save()
         failed = torch.zeros((), device=self._device)
-        with torch.random.fork_rng(devices=[0] if self._device.type == "cuda" else []):
-            try:
-                spare = [torch.empty_like(parameter) for parameter in self._module.parameters()]
-                self._loss(self._module, part).backward()  # type: ignore[no-untyped-call]
-                del spare
-            except torch.OutOfMemoryError:
-                failed += 1
+        try:
+            self._try(part)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            failed += 1
         self._optimizer.zero_grad()
-        for buffer, saved in zip(self._module.buffers(), buffers, strict=True):
-            buffer.copy_(saved)
+        if failed.item():
+            release(self._device)
+        self._undo.restore()
         return self._gang.sum(failed).item() == 0.0
+
+    def _try(self, part: Indices) -> None:
+        held = self.batching.held_gradients()
+        reserved = [torch.empty_like(each) for each in self._module.parameters() for _ in range(held)]
+        self._loss(self._module, part).backward()  # type: ignore[no-untyped-call]
+        del reserved
 
     def _accumulate(self) -> AbstractContextManager[None]:
         if isinstance(self.wrapped, DistributedDataParallel):

@@ -67,8 +67,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="gradients-not-weighted",
         harm="a gang with unequal shares learns another thing than one GPU",
         file="executor/training/step.py",
-        old="loss * (self._segment.num_workers * weight / batch.size)",
-        new="loss * (1.0 / len(parts))",
+        old="return self._segment.num_workers * size / batch.size",
+        new="return 1.0",
         tests=("tests/unit/test_loop.py::test_accumulation_changes_nothing",),
     ),
     Mutant(
@@ -82,8 +82,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="trained-on-evaluation-mode",
         harm="dropout and BatchNorm are off after the first evaluation",
-        file="executor/training/loop.py",
-        old="        self._step.wrapped.train()\n",
+        file="executor/training/step.py",
+        old="        self.wrapped.train()\n",
         new="",
         tests=("tests/unit/test_loop.py::test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit",),
     ),

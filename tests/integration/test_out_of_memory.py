@@ -1,0 +1,137 @@
+"""Samples of many lengths: a step that runs out of memory is divided and learns the same; its size is remembered."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
+from rubberband.values.adaptive import AdaptiveBatch
+from tests.builders import segments
+from tests.integration.segment_worker import Worker, run_gang
+
+GROWING, NARROW, AT_MOST_TWO = (
+    Entrypoint.parse(f"memory_trials:{name}", [Path(__file__).parent]) for name in ("Growing", "Narrow", "AtMostTwo")
+)
+SEGMENT = replace(segments.SEGMENT, metric="train_loss", config={}, until_iterations=2)
+PLACES = ["before", "forward", "loss", "backward"]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    started = [Worker() for _ in range(2)]
+    yield started
+    for worker in started:
+        worker.stop()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+def run(
+    entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, workers: list[Worker] | None = None
+) -> list[SegmentReport]:
+    if workers:
+        (started, *reports), *others = run_gang(workers, entrypoint, segment, store)
+        assert others == [[]] * len(others)
+    else:
+        started, *reports = list(run_segment(entrypoint, segment, store))
+    assert isinstance(started, SegmentStarted), started
+    assert all(isinstance(report, SegmentReport) for report in reports), reports
+    return reports
+
+
+def last(run: tuple[CheckpointStore, list[SegmentReport]]) -> tuple[CheckpointStore, SegmentReport]:
+    return run[0], run[1][-1]
+
+
+def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(report.checkpoint)), weights_only=False)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def unlimited(tmp_path_factory: pytest.TempPathFactory) -> tuple[CheckpointStore, list[SegmentReport]]:
+    """A trial that has memory enough; micro-batches make no difference to what it learns."""
+    store = open_store(str(tmp_path_factory.mktemp("unlimited")))
+    return store, run(GROWING, SEGMENT, store)
+
+
+def assert_same(
+    one: tuple[CheckpointStore, list[SegmentReport]], other: tuple[CheckpointStore, list[SegmentReport]]
+) -> None:
+    """Equal metrics of every iteration, and equal weights in the end."""
+    for before, after in zip(one[1], other[1], strict=True):
+        assert before.metrics == pytest.approx(dict(after.metrics), rel=1e-10)
+    weights, others = (content(store, reports[-1])["model"] for store, reports in (one, other))
+    for name, weight in weights.items():
+        torch.testing.assert_close(others[name], weight, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("at", PLACES)
+@pytest.mark.parametrize("entrypoint", [GROWING, NARROW], ids=["whole", "accumulating"])
+def test_a_step_that_runs_out_of_memory_is_divided_and_learns_the_same(store, unlimited, at, entrypoint):
+    limited = run(entrypoint, replace(SEGMENT, config={"memory": 100, "at": at}), store)
+    assert_same((store, limited), unlimited)
+    assert content(*last(unlimited))["batching"] is None
+    assert content(store, limited[-1])["batching"] == {"per_gpu": 2}
+
+
+@pytest.mark.parametrize(("at", "rank"), [*((place, 1) for place in PLACES), ("backward", 0)])
+@pytest.mark.parametrize("entrypoint", [GROWING, NARROW], ids=["whole", "accumulating"])
+def test_one_worker_of_a_gang_divides_its_share_while_the_others_wait(workers, store, unlimited, at, entrypoint, rank):
+    limited = run(entrypoint, replace(SEGMENT, config={"memory": 100, "at": at, "rank": rank}), store, workers)
+    assert_same((store, limited), unlimited)
+    assert content(store, limited[-1])["batching"] == {"per_gpu": 2}
+
+
+@pytest.mark.parametrize("config", [{"batch_norm": True}, {"dropout": 0.5}], ids=["buffers", "random states"])
+def test_buffers_and_random_states_are_put_back_before_the_step_is_done_again(store, config):
+    """The divided step is that of a trial which never took more samples at once."""
+    narrow = run(AT_MOST_TWO, replace(SEGMENT, config=config, until_iterations=1), store)
+    limited = run(
+        GROWING, replace(SEGMENT, config={**config, "memory": 80, "at": "backward"}, until_iterations=1), store
+    )
+    assert_same((store, narrow), (store, limited))
+
+
+@pytest.mark.parametrize("gang", [0, 2])
+@pytest.mark.parametrize(("optimizer", "accumulation"), [("sgd", True), ("adam", False)])
+def test_adaptive_batches_finish_where_the_trial_pass_saw_short_samples_only(
+    workers, store, gang, optimizer, accumulation
+):
+    config = {"memory": 200, "at": "backward", "rank": gang // 2, "optimizer": optimizer, "samples": 128}
+    batch = AdaptiveBatch(max=128, interval=4, accumulation=accumulation)
+    segment = replace(SEGMENT, config=config, batch=batch, until_iterations=3)
+    reports = run(GROWING, segment, store, workers[:gang])
+    assert [report.iterations for report in reports] == [1, 2, 3]
+    limit = reports[-1].batch.limits.max_per_gpu
+    assert 2 <= limit <= 200 // 4
+    resumed = replace(segment, from_iterations=3, until_iterations=4, checkpoint=reports[-1].checkpoint)
+    after = run(GROWING, resumed, store)
+    assert after[0].batch.limits.max_per_gpu <= limit, "a retry does not grow there again"
+    assert max(use.per_gpu for report in after for use in report.batch.batches) <= limit
+
+
+@pytest.mark.parametrize("batch", [None, AdaptiveBatch()], ids=["fixed", "adaptive"])
+def test_where_one_sample_does_not_fit_the_trial_fails_with_a_remedy(store, workers, batch):
+    for gang in (0, 2):
+        segment = replace(SEGMENT, config={"memory": 30, "rank": gang // 2}, batch=batch)
+        ends = [list(run_segment(GROWING, segment, store))] if not gang else run_gang(workers, GROWING, segment, store)
+        failure = ends[gang // 2][-1]
+        assert "out of memory" in failure.message
+        assert "use a smaller model, or an instance with more memory" in failure.message
+        assert "\n" not in failure.message
+        assert not failure.secondary
+        assert all(end[-1].secondary for end in ends[:-1])
