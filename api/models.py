@@ -226,10 +226,24 @@ class Costs(Answer):
     instances: list[dict[str, Any]]
 
 
+class Widening(Answer):
+    """A decision on what was left of the limits, where that is spent on a wider search."""
+
+    at_s: float
+    bracket: int | None
+    """The bracket that was added; null: none fitted."""
+    trials: int
+    """Configurations that it added."""
+    reason: str
+    jct_s: float
+    cost_usd: float
+
+
 class Decisions(Answer):
-    """What was decided at each SYNC, and how limits were extended."""
+    """What was decided at each SYNC, which brackets were added, and how limits were extended."""
 
     items: list[dict[str, Any]]
+    widened: list[Widening]
     extensions: list[GrantedLimits]
 
 
@@ -453,6 +467,16 @@ DECISIONS: dict[str, Any] = {
             "present_cost_usd": 0.22,
             "jct_s": 124.0,
             "cost_usd": 0.22,
+        }
+    ],
+    "widened": [
+        {
+            "at_s": 41.5,
+            "bracket": 1,
+            "trials": 12,
+            "reason": "12 more configurations fit into the 18m10s and 3.00 USD that are left",
+            "jct_s": 1130.0,
+            "cost_usd": 2.95,
         }
     ],
     "extensions": [_EXTENDED],

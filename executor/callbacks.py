@@ -181,14 +181,14 @@ class Reader:
 
     def _report(self, event: TrialReported, controller: Controller) -> Iterator[ReportInfo]:
         """Yield a report that counted: one of an attempt that was stopped does not."""
-        job, state, header = controller.job, controller.state, self._reader.header
+        state, header = controller.state, self._reader.header
         reports = state.trials[event.trial].reports
         if not reports or reports[-1] is self._reported.get(event.trial):
             return
         self._reported[event.trial] = reports[-1]
         yield ReportInfo(
             trial=event.trial,
-            config=state.drawn[event.trial] if job.draws else header.setup["configurations"][event.trial],
+            config=state.drawn.get(event.trial) or header.setup["configurations"][event.trial],
             iterations=event.iterations,
             metrics=event.metrics,
             stage=reports[-1].stage,

@@ -1,8 +1,8 @@
 """The driver loop: events into the journal, then into the controller; its commands to the backend.
 
-The driver makes two events itself: after a SYNC it replans, and before a bracket begins it asks a sampler that learns
-for configurations. It journals both: a replay needs neither planner nor sampler, and a resume by a newer version
-repeats the old decisions, not its own.
+The driver makes three kinds of events itself: after a SYNC it plans the rest again, where money is left over it may add
+a bracket, and before a bracket begins it may draw configurations. It journals them all: a replay needs neither planner
+nor sampler, and a resume by a newer version repeats the old decisions, not its own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.extending import decide
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.state import Job, State
+from rubberband.executor.core.widening import widen
 from rubberband.executor.journal.inbox import Desk, Requests
 from rubberband.executor.journal.journal import EventLog
 
@@ -125,17 +126,19 @@ def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) ->
 
 
 def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Event:
-    """Return the configurations that the first lane without a stage needs, or else its plan."""
+    """Return the configurations that the first lane without a stage needs, or else another bracket, or its plan."""
     job, state = controller.job, controller.state
     if waiting := state.to_draw():
         assert draw is not None, "a job that draws comes with a sampler"
         return draw(job, state, state.drawn, waiting, backend.now)
     lane = state.planning()
     assert lane is not None, "a lane waits for a decision"
-    if trials := rules.to_draw(job, state, rules.next_stage(lane)):
+    following = rules.next_stage(lane)
+    if trials := () if following == lane.end_stage else rules.to_draw(job, state, following):
         assert draw is not None, "a job that draws comes with a sampler"
         return draw(job, state, state.drawn, trials, backend.now)
-    return decide(job, state, backend.now())
+    now = backend.now()
+    return widen(job, state, now) or decide(job, state, now)
 
 
 def _take_in(

@@ -5,7 +5,7 @@ A view of the journal at any moment, also while the experiment runs or after a c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.fleet import InstanceRecord
 from rubberband.executor.core.state import Allocation, Job, Lane, Phase, State
 from rubberband.executor.core.trials import best_trial
+from rubberband.executor.sampling import Seeds, configurations
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.kinds import KINDS
 from rubberband.values.offer import BillLine
@@ -126,6 +127,22 @@ class DecisionResult:
     present_cost_usd: float
     jct_s: float
     """Expected by the plan that is in force now."""
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideningResult:
+    """Decision on what was left of the limits, where that is spent on a wider search."""
+
+    at_s: float
+    """From the start."""
+    bracket: int | None
+    """The bracket that was added; None: none fitted any more."""
+    trials: int
+    """Configurations that it added."""
+    reason: str
+    jct_s: float
+    """Expected for the whole run from then on."""
     cost_usd: float
 
 
@@ -258,6 +275,8 @@ class Result:
     """The lines that add up to `actual_cost_usd`."""
     goodput: GoodputProfile | None = None
     """The model of adaptive training at the latest replan; None if none was measured."""
+    widened: tuple[WideningResult, ...] = ()
+    """Decisions on what was left of the limits, in order; empty if it is not spent."""
     extensions: tuple[ExtensionResult, ...] = ()
     """In order."""
     resumed_s: tuple[float, ...] = ()
@@ -398,12 +417,8 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
     at = state.ended_at if state.ended_at is not None else max(now, state.now)
     if state.phase is Phase.NEW:
         at = state.started_at
-    known = state.drawn if job.draws else dict(enumerate(setup["configurations"]))
-    seeds = setup.get("seeds", ())
-    trials = tuple(
-        _trial(job, state, trial, known.get(trial, {}), seeds[trial] if trial < len(seeds) else 0)
-        for trial in range(len(state.trials))
-    )
+    known, seeds = configurations(state, setup), Seeds(setup.get("seeds", ()), setup.get("experiment", {}))
+    trials = tuple(_trial(job, state, trial, known.get(trial, {}), seeds[trial]) for trial in range(len(state.trials)))
     best = best_trial(state, job.metric, job.mode)
     head_s = max(0.0, at - state.started_at - state.paused_s)
     return Result(
@@ -434,6 +449,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         side_usd_per_hour=job.offer.side_usd_per_hour,
         bill=bill_lines(job, state, at),
         goodput=state.profile.goodput,
+        widened=tuple(_widened(job, state)),
         extensions=tuple(copied(ExtensionResult, one, at_s=_after(state, one.at)) for one in state.granted),
         resumed_s=tuple(_after(state, at) for at in state.resumed_at),
         setbacks=tuple(copied(SetbackResult, one, at_s=_after(state, one.at)) for one in state.setbacks),
@@ -444,6 +460,14 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         provider=setup.get("provider", ""),
         rungs=tuple(_rungs(job, state)),
     )
+
+
+def _widened(job: Job, state: State) -> Iterator[WideningResult]:
+    added = (bracket.bracket for bracket in job.brackets if bracket.is_added)
+    for one in state.widened:
+        trials = one.stages[0].trials if one.stages else 0
+        at_s = one.occurred_at - state.started_at
+        yield copied(WideningResult, one, at_s=at_s, bracket=next(added) if trials else None, trials=trials)
 
 
 def _instead_of_spot(state: State) -> str:

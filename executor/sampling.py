@@ -1,15 +1,16 @@
-"""Configurations by Optuna's samplers: a study made from the results so far proposes those of a batch of trials.
+"""Configurations that are drawn while a job runs, by Optuna's samplers or for a bracket that is added.
 
-A study lives for one batch. It is made from the journal's results, and its random numbers follow from the seed and the
-batch's first trial: no state of a sampler outlives a driver. Results count at one number of iterations, the largest one
-that enough trials have reached (the models per budget of BOHB, Falkner et al. 2018, section 3.2, where all budgets are
-multiples).
+With Optuna, a study made from the results so far proposes those of a batch of trials. It lives for one batch, is made
+from the journal's results, and its random numbers follow from the seed and the batch's first trial: no state of a
+sampler outlives a driver. Results count at one number of iterations, the largest one that enough trials have reached
+(the models per budget of BOHB, Falkner et al. 2018, section 3.2, where all budgets are multiples).
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rubberband.executor.core.events import TrialsDrawn
 from rubberband.executor.core.state import Job, State, TrialState, TrialStatus
-from rubberband.spec.samplers import Configuration, Path, configured, hashed, leaves, sample
+from rubberband.spec.samplers import Configuration, Path, configured, hashed, leaves, sample, trial_seed
 from rubberband.spec.search import Search
 from rubberband.spec.space import DOMAINS, Domain, SubSpace
 
@@ -51,6 +52,13 @@ def draw(
     Without enough results they are drawn at random, as the sampler `random` does.
     """
     first, name = trials[0], search.sampler.algorithm
+    if not search.sampler.learns:
+        every = sample(
+            search.space, search.sampler.type, first + len(trials), search.sampler.seed, search.points_to_train
+        )
+        return TrialsDrawn(
+            occurred_at=now(), first_trial=first, configurations=tuple(every[first:]), reason=f"by the {name} sampler"
+        )
     enough = search.results_needed
     iterations, known = _results(search, job, state, drawn, enough)
     results = sum(each.value is not None for each in known)
@@ -62,6 +70,23 @@ def draw(
         found = _propose(search, known, first, len(trials))
         reason = f"by {name} from {results} results after {iterations} iteration{'s' * (iterations != 1)}"
     return TrialsDrawn(occurred_at=now(), first_trial=first, configurations=tuple(found), reason=reason)
+
+
+def configurations(state: State, setup: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+    """Return trial -> its configuration, as far as they are drawn; `setup` is that of the journal's header."""
+    return ChainMap(state.drawn, dict(enumerate(setup["configurations"])))
+
+
+class Seeds(dict[int, int]):
+    """Trial -> its seed, also of trials that are added while the job runs."""
+
+    def __init__(self, seeds: Sequence[int], experiment: Mapping[str, Any]) -> None:
+        """`experiment` is in the words of its file."""
+        super().__init__(enumerate(seeds))
+        self._seed = experiment.get("search", {}).get("sampler", {}).get("seed", 0)
+
+    def __missing__(self, trial: int) -> int:
+        return trial_seed(self._seed, trial) if self else 0
 
 
 def _results(

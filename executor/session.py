@@ -191,15 +191,16 @@ def _run(
 
 
 def _drawing(setup: Setup, controller: Controller) -> tuple[Setup, Draw | None]:
-    """Return the settings with the configurations as they are drawn, and the sampler if there is one that learns.
+    """Return the settings with the configurations as they are drawn, and the sampler if any are drawn later.
 
     Raises InputError if that is not installed.
     """
-    if not controller.job.draws:
+    if not controller.job.draws and controller.job.widening is None:
         return setup, None
     search = Experiment.kept(setup.experiment).search
     search.require_sampler()
-    return replace(setup, configurations=controller.state.drawn), partial(sampling.draw, search)
+    known = sampling.configurations(controller.state, {"configurations": setup.configurations})
+    return replace(setup, configurations=known), partial(sampling.draw, search)
 
 
 def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: float) -> None:
@@ -295,7 +296,7 @@ def make_ray_backend(
         fork_server=None if kind.is_rented else ForkServer(folder.name, folder.instances, setup.entrypoint),
         entrypoint=setup.entrypoint,
         configs=setup.configurations,
-        seeds=setup.seeds,
+        seeds=sampling.Seeds(setup.seeds, setup.experiment),
         metric=metric,
         store=store or open_store(setup.checkpoints),
         gpus_per_instance=offer.gpus,

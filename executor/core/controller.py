@@ -27,6 +27,7 @@ from rubberband.executor.core.events import (
     LimitsChanged,
     Outcome,
     RestPlanned,
+    SearchWidened,
     Started,
     StopTrial,
     Tick,
@@ -164,6 +165,8 @@ class Controller:
                 self._note_resumed(event)
             case RestPlanned():
                 self._note_planned(event)
+            case SearchWidened():
+                self._note_widened(event)
             case TrialsDrawn():
                 self._note_drawn(event)
             case CancelRequested():
@@ -258,6 +261,22 @@ class Controller:
         widest = max(choice.instances for choice in event.plan.stages[event.stage : lane.end_stage])
         lane.max_instances = max(lane.max_instances, widest)
         self._begin_stage(lane, event.stage)
+
+    def _note_widened(self, event: SearchWidened) -> None:
+        """Another bracket follows the last one, in the last lane; or none does, and the search is over."""
+        state, lane = self.state, self.state.planning()
+        if lane is None:
+            return
+        state.widened.append(event)
+        if not event.stages:
+            self._end_lane(lane)
+            return
+        self.job, last = rules.widened(self.job, event), state.lanes[-1]
+        state.widen(self.job, self.job.brackets[-1], event)
+        if lane is not last:
+            last.max_instances = max(last.max_instances, lane.max_instances)
+            instances.hand_over(state, lane, last)
+            lane.phase, last.phase = Phase.FINISHED, Phase.PLANNING
 
     def _note_drawn(self, event: TrialsDrawn) -> None:
         """Configurations of a bracket's trials are there; it begins now, unless its plan is made first."""
@@ -391,7 +410,7 @@ class Controller:
 
     def _go_to(self, lane: Lane, stage: int) -> None:
         """The lane goes on with a stage, once its rest is planned, or is over."""
-        if stage == lane.end_stage:
+        if stage == lane.end_stage and not rules.may_widen(self.job, self.state, lane):
             self._end_lane(lane)
         elif self.job.replan or rules.to_draw(self.job, self.state, stage):
             lane.phase = Phase.PLANNING

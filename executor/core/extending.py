@@ -75,7 +75,7 @@ def decide(job: Job, state: State, now: float) -> RestPlanned:
         occurred_at=now,
         stage=standing.done,
         plan=Plan(stages=(*found.plan.stages, *state.plan.stages[lane.end_stage :])),
-        predicted=_from_start(found.prediction.stages, standing.spent_s),
+        predicted=predicted_from(job, state, found.prediction, standing.spent_s),
         profile=standing.seen.profile,
         changed=found.changed,
         reason=found.reason,
@@ -107,7 +107,7 @@ def after_sync(job: Job, state: State, lane: Lane, now: float) -> Remainder:
 
 def _elsewhere(job: Job, state: State, lane: Lane, now: float) -> tuple[float, float]:
     """Return the cost that other lanes and the shared head node still add to the bill, and the end of those lanes."""
-    if not job.is_divided:
+    if not _share_a_head(job, state):
         return 0.0, 0.0
     usd, ends_s = 0.0, [0.0]
     for other in state.active():
@@ -119,6 +119,11 @@ def _elsewhere(job: Job, state: State, lane: Lane, now: float) -> tuple[float, f
             own_s = ends_s.pop()
     left_s = max(own_s, *ends_s) - (now - state.started_at)
     return usd + job.offer.head_cost_usd(left_s), max(ends_s)
+
+
+def _share_a_head(job: Job, state: State) -> bool:
+    """Whether several lanes go on: each is planned without the head node. The last one is planned with it."""
+    return job.is_divided and len(state.active()) > 1
 
 
 def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
@@ -154,7 +159,9 @@ def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remain
     are_all = speeds is not None and len(speeds.factors) == standing.stages[standing.done].trials
     if job.is_divided:
         are_all = are_all and job.bracket_of(standing.done).end_stage == lane.end_stage
-        offer = replace(offer, max_instances=_most_instances(job, state, lane), head_price_usd_per_hour=0.0)
+        offer = replace(offer, max_instances=_most_instances(job, state, lane))
+        if _share_a_head(job, state):
+            offer = replace(offer, head_price_usd_per_hour=0.0)
         terms = replace(terms, confidence=terms.confidence ** (1.0 / len(job.brackets)))
         rest = state.predicted[standing.done : lane.end_stage]
         own_end_s = standing.spent_s + sum(stage.provisioning_s + stage.duration_s for stage in rest)
@@ -228,7 +235,11 @@ def _losses(state: State, lane: Lane) -> str:
     return "" if running >= planned else f"{running} of {planned} instances are left"
 
 
-def _from_start(stages: Sequence[StagePrediction], elapsed_s: float) -> tuple[StagePrediction, ...]:
+def predicted_from(job: Job, state: State, found: Prediction, elapsed_s: float) -> tuple[StagePrediction, ...]:
+    """The stages of a lane's rest from the job's start; without the head node if there are several brackets."""
+    stages: Sequence[StagePrediction] = found.stages
+    if job.is_divided and not _share_a_head(job, state):
+        stages = rules.without_head(job.offer, stages)
     return tuple(replace(stage, start_s=elapsed_s + stage.start_s) for stage in stages)
 
 
@@ -452,12 +463,16 @@ def _standing(job: Job, state: State, lane: Lane, now: float) -> Remainder:
 def _planned(job: Job, state: State, standing: Remainder) -> _Rest:
     lane = standing.lane
     present = state.predicted[standing.done : lane.end_stage]
+    left_s = sum(stage.provisioning_s + stage.duration_s for stage in present)
+    left_usd = sum(stage.cost_usd for stage in present)
+    if job.is_divided and not _share_a_head(job, state):
+        left_usd += job.offer.head_cost_usd(left_s)
     kept = _Rest(
         standing=standing,
         choice=Plan(stages=state.plan.stages[: lane.end_stage]),
-        jct_s=standing.spent_s + sum(stage.provisioning_s + stage.duration_s for stage in present),
-        cost_usd=standing.spent_usd + sum(stage.cost_usd for stage in present),
-        present_usd=standing.spent_usd + sum(stage.cost_usd for stage in present),
+        jct_s=standing.spent_s + left_s,
+        cost_usd=standing.spent_usd + left_usd,
+        present_usd=standing.spent_usd + left_usd,
         reason="the plan is held fixed",
     )
     try:
@@ -525,7 +540,7 @@ def _after_stage(job: Job, state: State, lane: Lane, now: float) -> Remainder:
     ends_s = elapsed_s + left.jct_s
     held = _held_after(job, state, lane, now, ends_s - elapsed_s)
     elsewhere_usd, others_end_s = _elsewhere(job, state, lane, now)
-    head_usd = 0.0 if job.is_divided else job.offer.head_cost_usd(left.jct_s)
+    head_usd = 0.0 if _share_a_head(job, state) else job.offer.head_cost_usd(left.jct_s)
     return Remainder(
         lane=lane,
         done=rules.next_stage(lane),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rubberband.executor.core import budget
-from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged
+from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged, SearchWidened
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.purse import MONEY_SLACK_USD, Purse
-from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState
+from rubberband.executor.core.state import Bracket, Job, Lane, Phase, StageRecord, State, TrialState
 from rubberband.units import format_usd
-from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.offer import Offer, gang_sizes, slots
+from rubberband.values.plan import Plan, StagePrediction
 
 SHORTEST_HANG_S = 60.0
 """A trial that trains is never taken to hang before this long without a report, unless the user set a timeout."""
@@ -47,6 +48,59 @@ def granted(job: Job, event: LimitsChanged) -> Job:
 def raised(limit: float | None, asked: float | None) -> float | None:
     """The larger one of two limits; None is none."""
     return None if limit is None or asked is None else max(limit, asked)
+
+
+def widened(job: Job, event: SearchWidened) -> Job:
+    """The job with the bracket that was added; what was left and the bracket count as planned as of then."""
+    known, count = job.all_brackets(), len(event.stages)
+    added = Bracket(
+        bracket=len(known),
+        first_stage=len(job.stages),
+        num_stages=count,
+        first_trial=job.num_trials,
+        lane=max(bracket.lane for bracket in known),
+        is_added=True,
+    )
+    before = job.prediction.stages if job.is_divided else without_head(job.offer, job.prediction.stages)
+    first = len(job.stages) + count - len(event.predicted)
+    later_s = _planned_s(event.predicted) - _planned_s(before[first:])
+    dearer_usd = sum(stage.cost_usd for stage in event.predicted) - sum(stage.cost_usd for stage in before[first:])
+    prediction = replace(
+        job.prediction,
+        stages=(*before[:first], *event.predicted),
+        jct_s=job.prediction.jct_s + later_s,
+        cost_usd=job.prediction.cost_usd + dearer_usd + job.offer.head_cost_usd(later_s),
+    )
+    return replace(
+        job,
+        stages=(*job.stages, *event.stages),
+        plan=Plan(stages=(*job.plan.stages[:first], *event.plan.stages[first:])),
+        prediction=prediction,
+        brackets=(*known, added),
+        lane_instances=job.lane_instances or (job.offer.max_instances,),
+    )
+
+
+def _planned_s(stages: Sequence[StagePrediction]) -> float:
+    return sum(stage.provisioning_s + stage.duration_s for stage in stages)
+
+
+def without_head(offer: Offer, stages: Sequence[StagePrediction]) -> tuple[StagePrediction, ...]:
+    """The stages without the cost of the head node, which is the job's where that has several brackets."""
+    return tuple(
+        replace(stage, cost_usd=stage.cost_usd - offer.head_cost_usd(stage.provisioning_s + stage.duration_s))
+        for stage in stages
+    )
+
+
+def may_widen(job: Job, state: State, lane: Lane) -> bool:
+    """Whether another bracket may be added after a lane's SYNC: no other lane goes on, and none was added already.
+
+    Brackets are appended to the last lane; it may be over, and takes then over what another one holds at its end.
+    """
+    if job.widening is None or not job.replan or state.active() != [lane] or lane.bracket is not lane.brackets[-1]:
+        return False
+    return lane is state.lanes[-1] or next_stage(lane) == lane.end_stage
 
 
 def can_go_on(job: Job, state: State) -> bool:
@@ -328,9 +382,9 @@ def is_drawn(job: Job, state: State, trial: TrialState) -> bool:
 
 def to_draw(job: Job, state: State, stage: int) -> tuple[int, ...]:
     """The trials that a sampler has to draw before a stage begins: those of a new bracket, or none."""
-    if not job.draws or job.ladder is not None:
-        return ()
     bracket = job.bracket_of(stage)
+    if job.ladder is not None or not (job.draws or bracket.is_added):
+        return ()
     if stage != bracket.first_stage or bracket.first_trial in state.drawn:
         return ()
     return job.trials_of(bracket)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
+from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned, SearchWidened
 from rubberband.executor.core.fleet import Fleet, Held, InstanceRecord
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
+from rubberband.spec.search import Sha
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Prediction, Stage, StagePlan, StagePrediction, total_iterations
@@ -34,6 +35,8 @@ class Bracket:
     num_stages: int
     first_trial: int = 0
     lane: int = 0
+    is_added: bool = False
+    """Whether it was added while the job ran: its configurations are drawn when it begins."""
 
     @property
     def end_stage(self) -> int:
@@ -112,6 +115,8 @@ class Job:
     """In the order of their stages; empty: one, of all stages."""
     lane_instances: tuple[int, ...] = ()
     """The most instances that each lane may have; empty: the offer's, of the one lane."""
+    widening: Sha | None = None
+    """The smallest bracket on which time and money that are left are spent; None: they are not."""
 
     @property
     def is_divided(self) -> bool:
@@ -409,6 +414,8 @@ class State:
     """Corrected by what was measured, at the latest replan."""
     fleet: Fleet = field(default_factory=Fleet)
     decisions: list[RestPlanned] = field(default_factory=list)
+    widened: list[SearchWidened] = field(default_factory=list)
+    """Decisions on what was left of the limits."""
     drawn: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Trial -> its configuration, where a sampler that learns draws them."""
     undrawn: tuple[int, ...] = ()
@@ -501,6 +508,15 @@ class State:
     def record_of(self, stage: int) -> StageRecord | None:
         """Return the record of a stage of the job; None if it has not begun."""
         return next((record for record in self.stages if record.stage == stage), None)
+
+    def widen(self, job: Job, bracket: Bracket, event: SearchWidened) -> None:
+        """Append a bracket to the last lane; `job` has it already."""
+        lane, trials = self.lanes[-1], job.trials_of(bracket)
+        lane.brackets = (*lane.brackets, bracket)
+        self.trials += [TrialState(trial=trial) for trial in trials]
+        self.lane_of = (*self.lane_of, *[lane.lane] * len(trials))
+        self.plan = event.plan
+        self.predicted = (*self.predicted[: len(job.stages) - len(event.predicted)], *event.predicted)
 
     # Whoever changes a trial's status says so, since views of them are kept.
 

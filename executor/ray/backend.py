@@ -78,7 +78,7 @@ class RayBackend:
     entrypoint: Entrypoint
     configs: Sequence[Mapping[str, Any]] | Mapping[int, Mapping[str, Any]]
     """By trial."""
-    seeds: Sequence[int]
+    seeds: Sequence[int] | Mapping[int, int]
     """By trial."""
     metric: str
     store: CheckpointStore

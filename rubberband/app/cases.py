@@ -10,9 +10,10 @@ from rubberband.errors import InputError
 from rubberband.planner.estimate import Case
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of
+from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import Market
+from rubberband.values.plan import Market, PlanningConstraints, Prediction
 from rubberband.values.profile import Profile
 from rubberband.values.start_times import StartTimes, remark
 
@@ -155,6 +156,21 @@ def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
     return [
         f"sampler: {search.sampler.algorithm} has nothing to learn from, as {whole} before the first result, and draws "
         f"at random; {remedy}, or give {needed} evaluated_rewards."
+    ]
+
+
+def spending_notes(experiment: Experiment, limits: PlanningConstraints, prediction: Prediction) -> list[str]:
+    """Return a remark on what a plan leaves of its limits, where that is spent on a wider search."""
+    if experiment.constraints.spend is None:
+        return []
+    left = []
+    if limits.deadline_s is not None:
+        left.append(format_duration(round(max(0.0, limits.deadline_s - prediction.jct_s))))
+    if limits.max_cost_usd is not None:
+        left.append(format_usd(max(0.0, limits.max_cost_usd - prediction.cost_usd)))
+    mean = " on average" if prediction.jct is not None else ""
+    return [
+        f"spend: the plan leaves {' and '.join(left)}{mean}; at a SYNC, as many more configurations are added as fit."
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import secrets
 import shutil
 import time
@@ -28,6 +27,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planner.goodput.planning import scaled_size
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
+from rubberband.spec.samplers import trial_seed
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer, gang_sizes
@@ -355,8 +355,7 @@ def _profiling_limits(
 
 def trial_seeds(experiment: Experiment) -> list[int]:
     """Return a seed for every trial, from the sampler's: initial weights and data order follow from it."""
-    seed = experiment.search.sampler.seed
-    return [random.Random(f"{seed}/{trial}").getrandbits(31) for trial in range(experiment.search.num_trials)]
+    return [trial_seed(experiment.search.sampler.seed, trial) for trial in range(experiment.search.num_trials)]
 
 
 def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: ExperimentFolder, spent: Spent) -> Setup:

@@ -8,7 +8,7 @@ from rubberband.app.affordable import CasesLeft, Profiles, RunPlanner, dearest
 from rubberband.app.cases import Room, Spent
 from rubberband.cloud.catalogue import Table, types_of
 from rubberband.cloud.start_limits import start_limits
-from rubberband.errors import InfeasibleError
+from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.state import Job, brackets_of
 from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
@@ -35,6 +35,11 @@ def plan_job(
     `profiles` is one for all types, or type -> profile; `table` and `room` are those of `rubberband.app.cases.cases`.
     `now` is Unix time. Raises InfeasibleError if no plan meets the constraints; its remedies cost at most `most_usd`.
     """
+    if experiment.constraints.spend is not None and policy != "optimal":
+        raise InputError(
+            f"constraints.spend: remaining plans again at every SYNC, and the policy {policy} does not; use the policy "
+            "optimal, or leave it out"
+        )
     used = spent or Spent()
     cases_of = CasesLeft(profiles, used, time.time() if now is None else now, table, room)
     options = cases_of(experiment)
@@ -79,6 +84,7 @@ def _job(
         draws=experiment.search.sampler.learns,
         brackets=brackets,
         lane_instances=tuple(lane.max_instances for lane in planned.lanes) if brackets else (),
+        widening=None if experiment.constraints.spend is None else experiment.search.widening(),
     )
 
 

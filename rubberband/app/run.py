@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.app.affordable import CasesLeft, Profiles, refusal
-from rubberband.app.cases import Spent, batch_notes, sampler_notes, with_start_times
+from rubberband.app.cases import Spent, batch_notes, sampler_notes, spending_notes, with_start_times
 from rubberband.app.check import check_first, named_entrypoint, widest_gang
 from rubberband.app.kept import beside, content_to_measure, kept_profile
 from rubberband.app.measure import Announce, MeasuredProfile, make_setup, measure_profile
@@ -34,7 +34,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import default_home as default_home
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration, format_usd, shown
-from rubberband.values.plan import Policy
+from rubberband.values.plan import PlanningConstraints, Policy
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
 
@@ -184,7 +184,10 @@ def _planned(
         experiment = experiment.sized(found.key, found.number)
     job = plan_job(planned, profiles, policy, spent=spent, table=terms.table, room=room, most_usd=most_usd, now=now)
     notes = [*sampler_notes(experiment, len(lanes_of(job))), *batch_notes(experiment, job.profile.goodput)]
-    for line in (*notes, _plan_line(job)):
+    left = spending_notes(
+        experiment, PlanningConstraints(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd), job.prediction
+    )
+    for line in (*notes, _plan_line(job), *left):
         announce(line)
     return experiment, job
 

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rubberband.app import sizing
 from rubberband.app.affordable import CasesLeft, refusal
-from rubberband.app.cases import MARKETS, Room, Spent, batch_notes, cases, sampler_notes, with_start_times
+from rubberband.app.cases import (
+    MARKETS,
+    Room,
+    Spent,
+    batch_notes,
+    cases,
+    sampler_notes,
+    spending_notes,
+    with_start_times,
+)
 from rubberband.app.remedies import Reached, find_remedies, reached
 from rubberband.cloud.catalogue import Table, offers, price_source, row_source, spot_source, types_of
 from rubberband.cloud.prices import live_table
@@ -193,7 +202,10 @@ def _beside(scheduler: object) -> Beside | None:
 
 
 def _sampling(best: Estimate, experiment: Experiment) -> list[str]:
-    return [] if best.job is None else sampler_notes(experiment, len(best.job.lanes))
+    if best.job is None:
+        return []
+    spending = spending_notes(experiment, best.constraints, best.job.prediction)
+    return [*sampler_notes(experiment, len(best.job.lanes)), *spending]
 
 
 def _with_remedies(

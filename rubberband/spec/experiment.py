@@ -51,6 +51,9 @@ class Constraints(Words):
     """Probability of keeping both limits that a plan must reach if the profile is noisy."""
     objective: Literal["min_cost", "min_time"] = "min_cost"
     """The cheapest plan within the deadline, or the fastest within the budget; both limits hold either way."""
+    spend: Literal["remaining"] | None = None
+    """`remaining` widens the search at a SYNC by as many configurations as what is left of the limits pays for; by
+    default it is not spent. For sha and hyperband."""
     iteration_timeout_s: Annotated[Duration, Field(gt=0)] | None = Field(None, alias="iteration_timeout")
     """A trial without a report for this time counts as hung; by default it follows from the profile."""
     max_failures: Tally = 1
@@ -226,6 +229,8 @@ class Experiment(Words):
     def _agrees(self) -> Experiment:
         _check_limits(self.search, self.constraints)
         _check_money(self.constraints, self.resources)
+        if self.constraints.spend is not None:
+            _check_spend(self.search, self.constraints, self.resources)
         if isinstance(self.profile, ProfilesByType):
             _check_profiles(self.profile, self.resources)
         _check_batch(self.batch, self.resources)
@@ -415,6 +420,22 @@ def _check_limits(search: Search, constraints: Constraints) -> None:
             "write a number",
             at=("search", "scheduler", search.auto),
         )
+
+
+def _check_spend(search: Search, constraints: Constraints, resources: Resources) -> None:
+    """Refuse to spend what is left where it never ends, or where no bracket can be added."""
+    price, kind, fix = resources.price_usd_per_hour, search.scheduler.type, "or leave it out"
+    wrong = None
+    if constraints.deadline is None and constraints.max_cost_usd is None:
+        wrong = f"there are no limits to spend; set constraints.deadline or constraints.max_cost, {fix}"
+    elif constraints.deadline is None and not price and (price is not None or resources.kind.is_this_machine):
+        wrong = f"instances cost nothing here, so that max_cost ends no search; set constraints.deadline, {fix}"
+    elif kind not in ("sha", "hyperband"):
+        wrong = f"{kind} takes no further bracket; use the scheduler sha or hyperband, {fix}"
+    elif search.sampler.type == "grid":
+        wrong = f"the grid has no further configurations; use sampler: {{type: random}}, {fix}"
+    if wrong is not None:
+        raise fault(f"remaining: {wrong}", at=("constraints", "spend"))
 
 
 def _check_money(constraints: Constraints, resources: Resources) -> None:

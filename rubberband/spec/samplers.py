@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -231,6 +232,11 @@ def _units(seed: int) -> Unit:
 def _unit(seed: int, path: Path, trial: int) -> float:
     """Return a float in (0, 1) with 52 bits, by hashing: a library's generator may change with its release."""
     return ((hashed(seed, *path, trial) >> 12) + 0.5) * 2.0**-52
+
+
+def trial_seed(sampler_seed: int, trial: int) -> int:
+    """Return the seed of a trial: initial weights and data order follow from it."""
+    return random.Random(f"{sampler_seed}/{trial}").getrandbits(31)
 
 
 def hashed(*key: object) -> int:

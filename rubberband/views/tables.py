@@ -35,6 +35,7 @@ from rubberband.views.words import (
     usd,
     usd_decimals,
     went_back,
+    widened,
 )
 
 Row = tuple[str, ...]
@@ -154,6 +155,7 @@ def comparison(result: Result) -> TextTable:
         took = f"{duration(result.profiling_s)} and {usd(result.profiling_cost_usd)} USD"
         notes.append(f"Profiling before the start took {took} more; the limits here are what it left.")
     notes += [f"After {duration(granted.at_s)} it was extended: {extended(granted)}." for granted in result.extensions]
+    notes += [f"After {duration(one.at_s)} {widened(one)}." for one in result.widened]
     notes += [f"After {duration(setback.at_s)} {went_back(setback)}." for setback in result.setbacks]
     notes += [f"After {duration(pause.at_s)} {stood_still(pause)}." for pause in result.pauses]
     if result.resumes:

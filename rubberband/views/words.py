@@ -9,7 +9,7 @@ from typing import Any
 
 from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.core.state import Granted, Pause, Setback
-from rubberband.executor.result import ExtensionResult, PauseResult, SetbackResult, TrialResult
+from rubberband.executor.result import ExtensionResult, PauseResult, SetbackResult, TrialResult, WideningResult
 from rubberband.units import format_duration
 
 
@@ -118,6 +118,11 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     every = [str(name) for name in names]
     left = len(every) - most
     return ", ".join(every[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def widened(one: WideningResult) -> str:
+    """Return `bracket 1 was added: …` or `no bracket was added: …`."""
+    return f"{'no bracket' if one.bracket is None else f'bracket {one.bracket}'} was added: {printable(one.reason)}"
 
 
 def decided(changed: bool, reason: str) -> str:

@@ -10,7 +10,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, Finish
 from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job, State
-from rubberband.executor.driver import Observer, drive
+from rubberband.executor.driver import Draw, Observer, drive
 from rubberband.executor.journal.journal import EventLog
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from tests.builders.memory import MemoryJournal
@@ -27,6 +27,7 @@ def run_virtual(
     backend: VirtualBackend | None = None,
     cancel_after: int | None = None,
     observers: Sequence[Observer] = (),
+    draw: Draw | None = None,
 ) -> tuple[Controller, VirtualBackend, Finish]:
     """Drive `job` to its end; the user cancels it after so many rounds of events."""
     rounds = itertools.count()
@@ -34,7 +35,9 @@ def run_virtual(
     backend = backend or VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
     log = MemoryJournal() if journal is None else journal
     watching = [check, *observers]
-    finish = drive(controller, backend, log, observers=watching, cancelled=lambda: next(rounds) == cancel_after)
+    finish = drive(
+        controller, backend, log, observers=watching, cancelled=lambda: next(rounds) == cancel_after, draw=draw
+    )
     return controller, backend, finish
 
 
@@ -47,7 +50,9 @@ class Killed(Exception):
     """Stands for kill -9."""
 
 
-def run_until_killed(controller: Controller, backend: VirtualBackend, journal: EventLog, num_events: int) -> None:
+def run_until_killed(
+    controller: Controller, backend: VirtualBackend, journal: EventLog, num_events: int, draw: Draw | None = None
+) -> None:
     left = [num_events]
 
     def kill(*_: object) -> None:
@@ -56,4 +61,4 @@ def run_until_killed(controller: Controller, backend: VirtualBackend, journal: E
             raise Killed
 
     with contextlib.suppress(Killed):
-        drive(controller, backend, journal, observers=[kill])
+        drive(controller, backend, journal, observers=[kill], draw=draw)
