@@ -88,6 +88,7 @@ class Growing(rubberband.TorchTrial):
     """A regression on these sequences, padded to the longest of a micro-batch."""
 
     batch_size = 16
+    num_workers = 0
 
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
         self.memory = Memory(config)
