@@ -9,16 +9,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import tempfile
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
-from rubberband.atomic import sync_directory, write_atomically, write_new
+from rubberband.atomic import new_file, sync_directory, write_atomically, write_new
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.installation import install_hint
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 MARK = "rubberband-store"
 """The file of the mark; not hidden, so that copying `*` includes it."""
 _LONGEST_MARK = 64
+Payload = bytes | Callable[[Path], None]
+"""A checkpoint: its bytes, or a function that writes them to a new file and raises OSError or CheckpointError."""
 _LONGEST_PROBE_BYTES = 2**26
 
 
@@ -44,7 +47,7 @@ class CheckpointStore(ABC):
     def url(self) -> str: ...
 
     @abstractmethod
-    def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
+    def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
         """Write `payload` so that it survives the death of this process and machine; never overwrite another one.
 
         Raises CheckpointError.
@@ -204,17 +207,22 @@ class LocalCheckpointStore(CheckpointStore):
     def url(self) -> str:
         return str(self.directory)
 
-    def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
+    def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
         path = self.directory / _file_name(trial, iterations)
         self._require_mark()
         try:
-            write_atomically(path, payload, durable=True)
+            if isinstance(payload, bytes):
+                write_atomically(path, payload, durable=True)
+                return _reference(path.as_uri(), payload)
+            with new_file(path) as draft:
+                payload(draft)
+                return _reference_to(path.as_uri(), draft)
         except OSError as error:
+            size = f" ({len(payload)} bytes)" if isinstance(payload, bytes) else ""
             raise CheckpointError(
-                f"the checkpoint of trial {trial} after {iterations} iterations ({len(payload)} bytes) could not be "
-                f"written to {path}: {error.strerror or error}"
+                f"the checkpoint of trial {trial} after {iterations} iterations{size} could not be written to {path}: "
+                f"{error.strerror or error}"
             ) from error
-        return _reference(path.as_uri(), payload)
 
     def load(self, ref: CheckpointRef) -> bytes:
         path = self._path(ref)
@@ -294,8 +302,20 @@ class S3CheckpointStore(CheckpointStore):
     def url(self) -> str:
         return self.folder.url
 
-    def save(self, trial: int, iterations: int, payload: bytes) -> CheckpointRef:
-        return _reference(self.folder.put(_file_name(trial, iterations), payload), payload)
+    def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
+        name = _file_name(trial, iterations)
+        if isinstance(payload, bytes):
+            return _reference(self.folder.put(name, payload), payload)
+        with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
+            draft = Path(folder, name)
+            try:
+                payload(draft)
+            except OSError as error:
+                raise CheckpointError(
+                    f"the checkpoint of trial {trial} after {iterations} iterations could not be written to {folder}, "
+                    f"from where it goes to {self.url}: {error.strerror or error}; make room there, or set TMPDIR"
+                ) from error
+            return _reference_to(self.folder.put(name, draft), draft)
 
     def load(self, ref: CheckpointRef) -> bytes:
         from rubberband.cloud.aws.s3 import S3Gone
@@ -343,6 +363,12 @@ def _file_name(trial: int, iterations: int) -> str:
 
 def _reference(url: str, payload: bytes) -> CheckpointRef:
     return CheckpointRef(url=url, digest=hashlib.sha256(payload).hexdigest(), size_bytes=len(payload))
+
+
+def _reference_to(url: str, path: Path) -> CheckpointRef:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return CheckpointRef(url=url, digest=digest, size_bytes=os.fstat(file.fileno()).st_size)
 
 
 def _checked(payload: bytes, ref: CheckpointRef, place: str) -> bytes:

@@ -321,11 +321,12 @@ class ProfilingSession:
                     self.failed_sweeps.append(f"{len(self._timed[event.trial])} GPU: {event.message}")
                 else:
                     self._give_up(event)
-        if isinstance(event, TrialReported):
+        if isinstance(event, TrialReported) and event.checkpoint is not None:
             self.is_unsaved = event.saved_iterations == 0
             if (old := self._checkpoints.get(event.trial)) is not None:
                 self._backend.execute(DiscardCheckpoint(checkpoint=old))
             self._checkpoints[event.trial] = event.checkpoint
+        if isinstance(event, TrialReported):
             self._note_times(event, instants.get(event.trial, []))
 
     def _note_times(self, report: TrialReported, times: Sequence[float]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -27,6 +28,28 @@ def write_atomically(
         raise
     if durable:
         sync_directory(path.parent)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a draft beside `path` to write; afterwards it is durable, and the file at `path`.
+
+    Raises OSError. No draft is left after an error.
+    """
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
+    try:
+        yield draft
+        descriptor = os.open(draft, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
 
 
 def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> None:

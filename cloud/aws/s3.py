@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from boto3.s3.transfer import TransferConfig
@@ -70,10 +71,13 @@ class S3Folder:
             why = trouble(cause, self.bucket) if isinstance(cause, ClientError) else str(error).partition(": ")[2]
             raise InputError(f"checkpoints cannot be written to {self.url}: {why}") from error
 
-    def put(self, name: str, payload: bytes) -> str:
-        """Write an object and return its URL. Raises CheckpointError."""
-        with self._failing(name, "written"):
-            _client().upload_fileobj(io.BytesIO(payload), self.bucket, self._key(name), Config=_TRANSFER)
+    def put(self, name: str, payload: bytes | Path) -> str:
+        """Write an object, of bytes or of a file's content, and return its URL. Raises CheckpointError."""
+        with (
+            self._failing(name, "written"),
+            open(payload, "rb") if isinstance(payload, Path) else io.BytesIO(payload) as file,
+        ):
+            _client().upload_fileobj(file, self.bucket, self._key(name), Config=_TRANSFER)
         return f"{self.url}/{name}"
 
     def get(self, name: str) -> bytes:

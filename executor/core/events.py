@@ -155,13 +155,17 @@ class TrialStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialReported(Event):
-    """The trial has done `iterations` iterations in all, and `checkpoint` holds them durably."""
+    """The trial has done `iterations` iterations in all, and a checkpoint holds them durably.
+
+    Between checkpoints (a trial's `checkpoint_every`) they can be repeated from the one before, or from the beginning.
+    """
 
     trial: int
     attempt: int
     iterations: int
     metrics: Mapping[str, float]
-    checkpoint: CheckpointRef
+    checkpoint: CheckpointRef | None
+    """The one written after this iteration; None between checkpoints."""
     batches: tuple[BatchUse, ...] = ()
     """The batch sizes of the iteration, in order; empty where the batch is fixed."""
     limits: BatchLimits | None = None
@@ -169,8 +173,8 @@ class TrialReported(Event):
     samples_per_iteration: int | None = None
     """Samples of an iteration at the initial batch size; None if the batch is fixed."""
     saved_iterations: int | None = None
-    """Iterations that the checkpoint really holds, if fewer: a function passed none, or none of late. Later ones are
-    trained again whenever the trial goes on. None: all of them."""
+    """Iterations that the latest checkpoint really holds, if fewer: none was written after this one, or a function
+    passed none of late. Later ones are trained again whenever the trial goes on. None: all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,9 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
     open_uses = [use for use in state.allocations if use.ended_at is None]
     assert sorted(use.trial for use in open_uses) == sorted(t.trial for t in state.running()), "an allocation leaks"
     for trial in state.trials:
-        assert (trial.iterations == 0) == (trial.checkpoint is None), f"trial {trial.trial} has no durable progress"
+        held = trial.checkpoint_iterations
+        assert (held == 0) == (trial.checkpoint is None), f"trial {trial.trial} has a checkpoint of nothing"
+        assert trial.before_iterations <= held <= trial.iterations, f"trial {trial.trial} has checkpoints out of order"
         assert [report.iterations for report in trial.reports] == list(range(1, trial.iterations + 1)), (
             f"trial {trial.trial} trained an acknowledged iteration again, or skipped one"
         )

@@ -203,7 +203,7 @@ class TrialReport:
     stage: int
     batches: tuple[BatchUse, ...] = ()
     saved_iterations: int | None = None
-    """That its checkpoint really holds; None: all of them."""
+    """That the latest checkpoint then really held; None: all of them."""
 
     @property
     def unsaved_iterations(self) -> int:
@@ -218,10 +218,13 @@ class TrialState:
     trial: int
     status: TrialStatus = TrialStatus.QUEUED
     iterations: int = 0
-    """Acknowledged: journalled, with a durable checkpoint."""
+    """Acknowledged: journalled, and held by a durable checkpoint or repeated from it."""
     checkpoint: CheckpointRef | None = None
+    checkpoint_iterations: int = 0
+    """Iterations after which it was written."""
     before: CheckpointRef | None = None
-    """The checkpoint of one iteration less, to go back to; None: there is none."""
+    """The checkpoint before it, to go back to; None: there is none."""
+    before_iterations: int = 0
     reports: list[TrialReport] = field(default_factory=list)
     attempt: int = 0
     failures: int = 0

@@ -59,8 +59,12 @@ def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Re
 
     The checkpoint before is kept, to go back to should the new one be lost.
     """
-    replaced, at = trial.before, event.occurred_at
-    trial.iterations, trial.checkpoint, trial.before = event.iterations, event.checkpoint, trial.checkpoint
+    replaced, at = None, event.occurred_at
+    trial.iterations = event.iterations
+    if event.checkpoint is not None:
+        replaced = trial.before
+        trial.before, trial.before_iterations = trial.checkpoint, trial.checkpoint_iterations
+        trial.checkpoint, trial.checkpoint_iterations = event.checkpoint, event.iterations
     note_progress(job, state, lane, trial, at)
     trial.reports.append(
         TrialReport(
@@ -123,11 +127,12 @@ def go_back(job: Job, state: State, trial: TrialState, at: float, reason: str) -
     The iterations since then are trained again, so that none counts twice. The trial has not failed.
     """
     free(job, state, trial)
-    iterations = 0 if trial.before is None else trial.iterations - 1
+    iterations = 0 if trial.before is None else trial.before_iterations
     state.setbacks.append(
         Setback(at=at, trial=trial.trial, from_iterations=trial.iterations, to_iterations=iterations, reason=reason)
     )
     trial.iterations, trial.checkpoint, trial.before = iterations, trial.before, None
+    trial.checkpoint_iterations, trial.before_iterations = iterations, 0
     del trial.reports[iterations:]
     state.put(trial, TrialStatus.QUEUED)
 

@@ -15,6 +15,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import make_runner
@@ -201,7 +203,7 @@ class _Check:
                 runner = self._made(segment, resources)
             metrics = self._iterate(runner, segment)
             with self._step("save"):
-                payload = runner.dump(1, metrics)
+                payload = _written(runner.dump(1, metrics, is_last=True))
                 saved = runner.saved_iterations(1)
                 runner.part()
         finally:
@@ -258,6 +260,15 @@ class _Check:
     def _answer(self) -> None:
         self._answers.write(json.dumps(asdict(self._found)) + "\n")
         self._answers.flush()
+
+
+def _written(payload: Payload) -> bytes:
+    if isinstance(payload, bytes):
+        return payload
+    with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
+        path = Path(folder, "checkpoint")
+        payload(path)
+        return path.read_bytes()
 
 
 def _kind(target: object) -> str:

@@ -19,19 +19,23 @@ import gc
 import io
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.errors import CheckpointError
+from rubberband.executor.checkpoints import Payload
 from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
-from rubberband.executor.training.runner import FORMAT, Runner, TrialFailure, clean_metrics, expect
+from rubberband.executor.training.runner import FORMAT, Runner, Steps, TrialFailure, clean_metrics, expect, positive
 from rubberband.executor.training.sampler import GlobalBatchSampler, SharePolicy, even_shares, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import TrainStep
@@ -50,14 +54,16 @@ class TorchRunner(Runner):
         self._shares = shares
         self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
         reseed("setup", segment.seed)
-        self._batch_size = _positive("global_batch_size()", trial.global_batch_size(segment.config))
+        self._batch_size = positive("global_batch_size()", trial.global_batch_size(segment.config))
         self._limit: int | None = None
         if trial.max_batch_size_per_gpu is not None:
-            self._limit = _positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu)
+            self._limit = positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu)
         self._build_data()
         self._build_model()
         self._batching = self._step.batching = self._make_batching()
         self._batch_report = BatchReport()
+        self._host_copy = HostCopy(self._device)
+        self.checkpoint_every = positive("checkpoint_every", trial.checkpoint_every)
 
     def _build_data(self) -> None:
         segment, trial = self._segment, self._trial
@@ -86,11 +92,11 @@ class TorchRunner(Runner):
                 "use smaller batches, or drop_last = False",
             )
         self._sampler = GlobalBatchSampler(total, segment.seed, crosses=adapts, drop_last=trial.drop_last)
-        self._samples_per_iteration = _positive("samples_per_iteration", trial.samples_per_iteration or total)
-        self._evaluation = Evaluation(trial, segment, self._gang, every=_positive("eval_every", trial.eval_every))
+        self._samples_per_iteration = positive("samples_per_iteration", trial.samples_per_iteration or total)
+        self._evaluation = Evaluation(trial, segment, self._gang, every=positive("eval_every", trial.eval_every))
         size = min(self._batch_size, self._limit or self._batch_size)
         if trial.eval_batch_size is not None:
-            size = _positive("eval_batch_size", trial.eval_batch_size)
+            size = positive("eval_batch_size", trial.eval_batch_size)
         self._evaluation.load(batch_size=size, device=self._device, collate=collate)
 
     def _build_model(self) -> None:
@@ -151,7 +157,7 @@ class TorchRunner(Runner):
             gradient_scale=self._step.precision.scale,
         )
 
-    def restore(self, payload: bytes) -> None:
+    def restore(self, payload: bytes) -> int:
         """Load model, optimizer, LR schedule and sampler. Raises CheckpointError where they do not fit."""
         # Not weights_only: LR schedules and extra states may hold objects of the user's own classes, and the store has
         # compared the bytes with the digest in the journal.
@@ -172,13 +178,15 @@ class TorchRunner(Runner):
         except Exception as error:
             reason = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit the trial: {type(error).__name__}: {reason}") from error
+        held: int = content["iterations"]
+        return held
 
-    def iterate(self, iterations: int) -> Mapping[str, float]:
+    def steps(self, iterations: int) -> Steps:
         """Train one iteration, evaluate, and step the LR schedule."""
         segment = self._segment
         reseed("train", segment.seed, iterations, segment.rank)
         with self._feed.deaths_explained():
-            train_loss = self._train(iterations)
+            train_loss = yield from self._train(iterations)
         with self._step.precision.autocast():
             evaluated = self._evaluation.metrics(self._module, iterations)
         metrics: dict[str, float] = {}
@@ -195,7 +203,7 @@ class TorchRunner(Runner):
             self._scheduler.step()
         return metrics
 
-    def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
+    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         """Model (without DDP's prefix), optimizer, LR schedule, sampler position; the random state is (seed, k)."""
         content = {
             "format": FORMAT,
@@ -211,12 +219,11 @@ class TorchRunner(Runner):
             "evaluation": self._evaluation.state(),
             "precision": self._step.precision.state(),
         }
-        buffer = io.BytesIO()
         try:
-            torch.save(content, buffer)
+            copied = content if is_last else self._host_copy.take(content)
         except Exception as error:
-            raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
-        return buffer.getvalue()
+            raise CheckpointError(f"the checkpoint cannot be copied: {type(error).__name__}: {error}") from error
+        return partial(_write, copied, self._host_copy)
 
     def part(self) -> None:
         self.close()
@@ -233,7 +240,17 @@ class TorchRunner(Runner):
             self._step.close()
             if self._trial.compile:
                 torch.compiler.reset()
-        for name in ("_step", "_module", "_optimizer", "_scheduler", "_trial", "_feed", "_evaluation", "_batching"):
+        for name in (
+            "_step",
+            "_module",
+            "_optimizer",
+            "_scheduler",
+            "_trial",
+            "_feed",
+            "_evaluation",
+            "_batching",
+            "_host_copy",
+        ):
             self.__dict__.pop(name, None)
         if wrapped is not None and wrapped() is not None:
             gc.collect()
@@ -241,8 +258,11 @@ class TorchRunner(Runner):
     def batch_report(self) -> BatchReport:
         return self._batch_report
 
-    def _train(self, iterations: int) -> float:
-        """Train until that many iterations are done, one step at least; return the mean loss over their samples."""
+    def _train(self, iterations: int) -> Generator[None, None, float]:
+        """Train until that many iterations are done, one step at least; return the mean loss over their samples.
+
+        It pauses after each step.
+        """
         self._step.begin()
         self._trial.on_iteration(self._module, iterations)
         self._batching.begin(iterations)
@@ -258,6 +278,7 @@ class TorchRunner(Runner):
                 for _ in range(batches):
                     self._scheduler.step()
             over = self._batching.is_over()
+            yield
         self._batch_report = self._batching.end()
         return self._gang.sum(loss_sum).item() / done
 
@@ -274,10 +295,15 @@ class TorchRunner(Runner):
         return parts()
 
 
-def _positive(name: str, value: int) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, not {value!r}")
-    return int(value)
+def _write(content: Mapping[str, Any], host_copy: HostCopy, path: Path) -> None:
+    """Write a checkpoint. By the file's name, torch writes it without Python's global lock; training goes on."""
+    host_copy.wait()
+    try:
+        torch.save(content, str(path))
+    except (RuntimeError, OSError) as error:  # torch's writer has an error of its own for a full disk
+        raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
 
 
 def first_step(device: str) -> None:

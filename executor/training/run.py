@@ -8,7 +8,7 @@ import pickle
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Literal, Protocol
 
@@ -16,8 +16,18 @@ from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.runner import Runner, TrialFailure, TrialRunner, clean_metrics, describe, pack, unpack
+from rubberband.executor.training.runner import (
+    Runner,
+    Steps,
+    TrialFailure,
+    TrialRunner,
+    clean_metrics,
+    describe,
+    pack,
+    unpack,
+)
 from rubberband.executor.training.sampler import reseed
+from rubberband.executor.training.saving import Reports
 from rubberband.executor.training.segment import (
     Segment,
     SegmentFailure,
@@ -30,6 +40,8 @@ from rubberband.executor.training.trial import TrainFunction, Trial, current_ses
 
 END_TIMEOUT_S = 10.0
 """The longest time for a function to end once its segment is over."""
+_PAUSE_S = 0.02
+"""While a function trains, reports leave at this interval."""
 
 
 class SegmentOver(BaseException):
@@ -50,31 +62,34 @@ class FunctionRunner(Runner):
         self._state: bytes | None = None
         """The function's last checkpoint, pickled when it was passed, so that later changes do not affect it."""
         self._state_iterations = 0
-        self._iteration = segment.from_iterations
+        self._iteration = 0
         """The function's present iteration; less than the segment's while it repeats some."""
         self._over = False
         self._go: SimpleQueue[None] = SimpleQueue()
         self._answers: SimpleQueue[Mapping[str, Any] | _Ended] = SimpleQueue()
         self._thread: Thread | None = None
 
-    def restore(self, payload: bytes) -> None:
+    def restore(self, payload: bytes) -> int:
+        """Those that it holds are the iterations up to the function's last checkpoint; none if it never passed one."""
         content = unpack(payload, "function", self._segment.from_iterations)
         self._state, self._state_iterations = content["state"], content["state_iterations"]
         self._iteration = self._state_iterations
-
-    def catch_up(self) -> Iterator[int]:
-        """Repeat the iterations after the function's last checkpoint; all of them if it never passed one."""
-        while self._iteration < self._segment.from_iterations:
-            self._next_report()
-            yield self._iteration
+        return self._state_iterations
 
     def saved_iterations(self, iterations: int) -> int:
         return self._state_iterations
 
-    def iterate(self, iterations: int) -> Mapping[str, float]:
-        return clean_metrics(self._next_report(), self._segment.metric)
+    def steps(self, iterations: int) -> Steps:
+        self._go_on()
+        while True:
+            try:
+                answer = self._answers.get(timeout=_PAUSE_S)
+            except Empty:
+                yield
+            else:
+                return clean_metrics(self._reported(answer), self._segment.metric)
 
-    def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
+    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> bytes:
         content = {"state": self._state, "state_iterations": self._state_iterations, "metrics": dict(metrics)}
         return pack("function", iterations, content)
 
@@ -109,7 +124,8 @@ class FunctionRunner(Runner):
         """Return the function's last checkpoint."""
         return None if self._state is None else pickle.loads(self._state)
 
-    def _next_report(self) -> Mapping[str, Any]:
+    def _go_on(self) -> None:
+        """Let the function train its next iteration."""
         self._iteration += 1
         if self._thread is None:
             name = f"rubberband trial {self._segment.trial}"
@@ -117,7 +133,9 @@ class FunctionRunner(Runner):
             self._thread.start()
         else:
             self._go.put(None)
-        answer = self._answers.get()
+
+    def _reported(self, answer: Mapping[str, Any] | _Ended) -> Mapping[str, Any]:
+        """Return the function's metrics. Raises what it raised, and TrialFailure if it returned."""
         if not isinstance(answer, _Ended):
             return answer
         if answer.error is not None:
@@ -177,16 +195,17 @@ def run_segment(
 ) -> Generator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentFailure, None, None]:
     """Train as `segment` says, in this process. A backend iterates over it in every worker of the gang.
 
-    Rank 0 yields SegmentStarted, a SegmentRepeated after each repeated iteration, then a SegmentReport after each new
-    one, whose checkpoint is durable by then. The other ranks yield nothing. Any rank ends with a SegmentFailure if the
-    trial failed: every exception of user code is turned into one, `SystemExit` included. KeyboardInterrupt passes. In
-    the end, also if the iterator is closed early, the process group is destroyed and the process can run another
-    segment.
+    Rank 0 yields SegmentStarted, a SegmentRepeated after each repeated iteration, then a SegmentReport for each new
+    one, when its checkpoint is durable: by then the next iteration is under way, except after the last. The other ranks
+    yield nothing. Any rank ends with a SegmentFailure if the trial failed: every exception of user code is turned into
+    one, `SystemExit` included. KeyboardInterrupt passes. In the end, also if the iterator is closed early, the process
+    group is destroyed and the process can run another segment.
     """
-    resources: list[_Closable] = []
+    reports = Reports(store, segment.trial)
+    resources: list[_Closable] = [reports]
     failure: SegmentFailure | None = None
     try:
-        yield from _train(entrypoint, segment, store, resources)
+        yield from _train(entrypoint, segment, store, reports, resources)
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
@@ -196,43 +215,61 @@ def run_segment(
             _close(resources.pop(), segment)
     # Reported only when the process group is gone: until then the other workers could hang in a collective.
     if failure is not None:
+        yield from reports.rest()
         yield failure
 
 
 def _train(
-    entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, resources: list[_Closable]
+    entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, reports: Reports, resources: list[_Closable]
 ) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport]:
     runner = make_runner(entrypoint, segment, resources)
     resources.append(runner)
-    if segment.from_iterations > 0:
-        if segment.checkpoint is None:
-            raise CheckpointError(
-                f"trial {segment.trial} cannot resume from {segment.from_iterations} iterations: there is no checkpoint"
-            )
-        runner.restore(store.load(segment.checkpoint))
-    if segment.rank == 0:
+    saved = 0 if segment.checkpoint is None else runner.restore(store.load(segment.checkpoint))
+    is_first = segment.rank == 0
+    if is_first:
         yield SegmentStarted()
-    for done in runner.catch_up():
-        yield SegmentRepeated(iterations=done)
+    for done in range(saved + 1, segment.from_iterations + 1):
+        runner.iterate(done)
+        if is_first:
+            yield SegmentRepeated(iterations=done)
     for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
-        metrics = runner.iterate(iterations)
+        metrics = yield from _iterate(runner, iterations, reports)
         is_last = iterations == segment.until_iterations
-        if segment.rank > 0:
+        if not is_first:
             continue
-        checkpoint = store.save(segment.trial, iterations, runner.dump(iterations, metrics))
-        if is_last:
-            # Before the last report, after which a backend may close this iterator without walking to its end.
-            runner.part()
-        saved = runner.saved_iterations(iterations)
-        yield SegmentReport(
+        payload = None
+        if is_last or iterations % runner.checkpoint_every == 0:
+            yield from reports.all()  # one checkpoint at a time
+            payload = runner.dump(iterations, metrics, is_last=is_last)
+            saved = runner.saved_iterations(iterations)
+        report = SegmentReport(
             iterations=iterations,
             metrics=metrics,
-            checkpoint=checkpoint,
+            checkpoint=None,
             batch=runner.batch_report(),
             saved_iterations=saved if saved < iterations else None,
         )
-    if segment.rank > 0:
+        reports.add(report, payload)
+        if is_last:
+            # Before the last report, after which a backend may close this iterator without walking to its end.
+            reports.wait()
+            runner.part()
+        if is_last or not runner.pauses:
+            yield from reports.all()
+    if not is_first:
         runner.part()
+
+
+def _iterate(runner: Runner, iterations: int, reports: Reports) -> Generator[SegmentReport, None, Mapping[str, float]]:
+    """Train one iteration; yield the reports before it as soon as they can leave."""
+    steps = runner.steps(iterations)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            metrics: Mapping[str, float] = end.value
+            return metrics
+        yield from reports.ready()
 
 
 def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closable]) -> Runner:

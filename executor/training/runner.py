@@ -8,11 +8,14 @@ import pickle
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from numbers import Number
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from rubberband.errors import CheckpointError, CheckpointLostError
+from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import BatchReport, Segment, SegmentFailure
@@ -192,32 +195,56 @@ FORMAT = 1
 """Version of the checkpoints' layout."""
 
 
+Steps = Generator[None, None, Mapping[str, float]]
+"""An iteration in parts, with its metrics in the end."""
+
+
 class Runner(ABC):
     """Takes one trial through one segment."""
 
-    @abstractmethod
-    def restore(self, payload: bytes) -> None:
-        """Continue from a `dump`, on any number of workers. Called before the first iteration, or not at all."""
+    checkpoint_every: int = 1
+    """Iterations from one checkpoint to the next."""
+    pauses: ClassVar[bool] = True
+    """Whether `steps` pauses while it trains, so that reports need not leave before the next iteration."""
 
-    def catch_up(self) -> Iterator[int]:
-        """Repeat, before the first iteration, those that the checkpoint lacks; yield the iterations done after each."""
-        return iter(())
+    @abstractmethod
+    def restore(self, payload: bytes) -> int:
+        """Continue from a `dump`, on any number of workers; return the iterations that it holds.
+
+        Called before the first iteration, or not at all.
+        """
 
     def saved_iterations(self, iterations: int) -> int:
         """Return how many of the `iterations` done the next checkpoint holds."""
         return iterations
 
     @abstractmethod
+    def steps(self, iterations: int) -> Steps:
+        """Do the iteration after which `iterations` are done, with pauses in which reports may leave.
+
+        Rank 0's metrics are clean; the others' do not count.
+        """
+
     def iterate(self, iterations: int) -> Mapping[str, float]:
-        """Do the iteration after which `iterations` are done. Rank 0's metrics are clean; the others' do not count."""
+        """Do that iteration without pauses."""
+        steps = self.steps(iterations)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                metrics: Mapping[str, float] = end.value
+                return metrics
 
     def batch_report(self) -> BatchReport:
         """Return what to report of the batches of the latest iteration."""
         return BatchReport()
 
     @abstractmethod
-    def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
-        """Return the checkpoint after that iteration; called on rank 0."""
+    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
+        """Return the checkpoint after that iteration, called on rank 0; unless it `is_last`, training goes on.
+
+        It may be written by another thread, before the next `dump`.
+        """
 
     def part(self) -> None:  # noqa: B027 - optional hook
         """Leave the other workers in order, after the last iteration is saved."""
@@ -230,9 +257,12 @@ class Runner(ABC):
 class TrialRunner(Runner):
     """Runs a plain `Trial`. The workers of a gang run side by side, not in lockstep; rank 0's word counts."""
 
+    pauses = False
+
     def __init__(self, trial_class: type[Trial], segment: Segment) -> None:
         self._segment = segment
         self._trial = trial_class()
+        self.checkpoint_every = positive("checkpoint_every", self._trial.checkpoint_every)
         context = TrialContext(
             trial=segment.trial,
             rank=segment.rank,
@@ -249,15 +279,19 @@ class TrialRunner(Runner):
             self.close()
             raise
 
-    def restore(self, payload: bytes) -> None:
-        self._trial.load(unpack(payload, "trial", self._segment.from_iterations)["state"])
+    def restore(self, payload: bytes) -> int:
+        content = unpack(payload, "trial", self._segment.from_iterations)
+        self._trial.load(content["state"])
+        held: int = content["iterations"]
+        return held
 
-    def iterate(self, iterations: int) -> Mapping[str, float]:
+    def steps(self, iterations: int) -> Steps:
+        yield
         reseed("train", self._segment.seed, iterations, self._segment.rank)
         reported = self._trial.iterate()
         return clean_metrics(reported, self._segment.metric) if self._segment.rank == 0 else {}
 
-    def dump(self, iterations: int, metrics: Mapping[str, float]) -> bytes:
+    def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> bytes:
         return pack("trial", iterations, {"state": self._trial.save(), "metrics": dict(metrics)})
 
     def close(self) -> None:
@@ -283,12 +317,19 @@ def unpack(payload: bytes, kind: str, iterations: int) -> dict[str, Any]:
 
 
 def expect(content: Any, kind: str, iterations: int) -> dict[str, Any]:
-    """Return the content; raise CheckpointError unless it is of that kind and after that many iterations."""
+    """Return the content; raise CheckpointError unless it is of that kind and after that many iterations at most."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise CheckpointError(f"the checkpoint has format {found}; this version reads format {FORMAT}")
     if content["kind"] != kind:
         raise CheckpointError(f"the checkpoint is of a {content['kind']} trial, and the entry point is a {kind} trial")
-    if content["iterations"] != iterations:
+    if content["iterations"] > iterations:
         raise CheckpointError(f"the checkpoint holds {content['iterations']} iterations, not {iterations}")
     return content
+
+
+def positive(name: str, value: int) -> int:
+    """Return a setting of the trial. Raises ValueError unless it is an integer of at least 1."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    return int(value)

@@ -73,14 +73,15 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentReport:
-    """An iteration is done and its checkpoint is durable (rank 0)."""
+    """An iteration is done and its checkpoint, if it has one, is durable (rank 0)."""
 
     iterations: int
     metrics: Mapping[str, float]
-    checkpoint: CheckpointRef
+    checkpoint: CheckpointRef | None
+    """None between checkpoints."""
     batch: BatchReport = BatchReport()
     saved_iterations: int | None = None
-    """Iterations in the checkpoint, if they are fewer."""
+    """Iterations in the latest checkpoint, if they are fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,9 @@ class TorchTrial(ABC):
     """Longest wait for a batch of the loader workers, in seconds; then the trial fails."""
     drop_last: bool = False
     """Whether the last batch of an epoch is left out if it is smaller than the others. Adaptive batches have none."""
+    checkpoint_every: ClassVar[int] = 1
+    """Iterations from one checkpoint to the next; the last one of a stage always has one. A trial that resumes repeats
+    those after its latest checkpoint."""
     config: Mapping[str, Any]
     """Its configuration; only of a trial that `Result.load_best` returned."""
     model: torch.nn.Module

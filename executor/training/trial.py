@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 TrainFunction = Callable[[dict[str, Any]], Any]
 """A function trial: takes the configuration, calls `report` once per iteration, and need not end by itself."""
@@ -43,6 +43,10 @@ class Trial(ABC):
     states of Python and NumPy are set from the trial's seed, the iteration and the rank.
     """
 
+    checkpoint_every: ClassVar[int] = 1
+    """Iterations from one `save` to the next, so that slow ones cost less; the last one of a stage is always saved. A
+    trial that resumes repeats those after its latest checkpoint."""
+
     def setup(self, config: Mapping[str, Any], context: TrialContext) -> None:  # noqa: B027 — optional hook
         """Prepare to iterate; called once on every rank."""
 
@@ -52,7 +56,7 @@ class Trial(ABC):
 
     @abstractmethod
     def save(self) -> Any:
-        """Return everything that `load` needs, as one picklable object; called on rank 0 after every iteration."""
+        """Return everything that `load` needs, as one picklable object; called on rank 0."""
 
     @abstractmethod
     def load(self, state: Any) -> None:

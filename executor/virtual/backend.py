@@ -25,6 +25,7 @@ from rubberband.executor.core.events import (
     StartTrial,
     StopTrial,
     TrialFailed,
+    TrialRepeated,
     TrialReported,
     TrialStarted,
 )
@@ -68,8 +69,13 @@ class _Run:
     start: StartTrial
     fate: AttemptFate
     iteration_s: float
+    began_with: int
+    """Iterations in the checkpoint from which it starts."""
+    saved: int
+    """Iterations in its latest checkpoint."""
     began_at: float | None = None
     done: int = 0
+    """Iterations of this attempt, the repeated ones included."""
     mean_iterations: float = 0.0
     """Length of the done iterations and of the one under way, in iterations of mean length."""
 
@@ -90,13 +96,15 @@ class VirtualBackend:
         slowdown: float = 1.0,
         pace_of: Callable[[int], float] = steady,
         batches_of: BatchesOf = fixed_batch,
+        checkpoint_every: int = 1,
         lease_s: float | None = None,
         ready_timeout_s: float = math.inf,
     ) -> None:
         """`metric_of(trial, iterations)` is what a trial reports.
 
         `slowdown` multiplies the profile's iterations of all trials, `pace_of(trial)` those of one.
-        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes in a report. Leases are of
+        `batches_of(trial, iterations, gang, iteration_s)` are the batch sizes in a report. A trial writes a checkpoint
+        every `checkpoint_every` iterations, and at the end of its stage. Leases are of
         `lease_s` (None: ten minutes, or twice what an instance takes to be ready); an instance whose workers are not
         warm `ready_timeout_s` after the driver saw it run is given up as lost.
         """
@@ -108,6 +116,7 @@ class VirtualBackend:
         self._slowdown = slowdown
         self._pace_of = pace_of
         self._batches_of = batches_of
+        self._checkpoint_every = checkpoint_every
         lease_s = max(LEASE_S, 2.0 * offer.init_delay_s) if lease_s is None else lease_s
         self.provider = VirtualProvider(
             name, self._clock, offer=offer, lease_s=lease_s, fate_of=self._fortune.instance, by_worker=True
@@ -210,7 +219,10 @@ class VirtualBackend:
     def _start(self, start: StartTrial) -> None:
         fate = self._fortune.attempt(start.trial, start.attempt)
         iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
-        run = self._runs[start.trial] = _Run(start, fate, iteration_s * fate.pace)
+        held = start.from_iterations
+        if self._checkpoint_every > 1:
+            held = 0 if start.checkpoint is None else int(start.checkpoint.url.rpartition("/")[2])
+        run = self._runs[start.trial] = _Run(start, fate, iteration_s * fate.pace, began_with=held, saved=held)
         startup_s = self._profile.trial_startup_s * fate.startup
         self._agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))
 
@@ -240,8 +252,8 @@ class VirtualBackend:
         return TrialStarted(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)
 
     def _expect_report(self, run: _Run, began_at: float) -> None:
-        if run.start.from_iterations + run.done < run.start.until_iterations:
-            run.mean_iterations += self._fortune.iteration(run.start.trial, run.start.from_iterations + run.done + 1)
+        if run.began_with + run.done < run.start.until_iterations:
+            run.mean_iterations += self._fortune.iteration(run.start.trial, run.began_with + run.done + 1)
             ends_at = began_at + run.mean_iterations * run.iteration_s
             self._agenda.add(ends_at, lambda now: self._report(run, began_at, now))
 
@@ -263,13 +275,20 @@ class VirtualBackend:
 
     def _as_report(self, run: _Run, done: int, now: float) -> Event:
         start = run.start
-        iterations = start.from_iterations + done
+        iterations = run.began_with + done
+        if iterations <= start.from_iterations:
+            return TrialRepeated(occurred_at=now, trial=start.trial, attempt=start.attempt, iterations=iterations)
+        checkpoint = None
+        if iterations % self._checkpoint_every == 0 or iterations == start.until_iterations:
+            checkpoint = CheckpointRef(url=f"virtual:{start.trial}/{iterations}", digest="", size_bytes=0)
+            run.saved = iterations
         return TrialReported(
             occurred_at=now,
             trial=start.trial,
             attempt=start.attempt,
             iterations=iterations,
             metrics={self._metric: self._metric_of(start.trial, iterations)},
-            checkpoint=CheckpointRef(url=f"virtual:{start.trial}/{iterations}", digest="", size_bytes=0),
+            checkpoint=checkpoint,
+            saved_iterations=run.saved if run.saved < iterations else None,
             batches=self._batches_of(start.trial, iterations, start.gang, run.iteration_s),
         )

@@ -12,10 +12,9 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rubberband.executor.result import Result, StageResult, TrialResult
+from rubberband.executor.result import Result, StageResult, TrialResult, planned_spans
 from rubberband.states import ACTIVE
 from rubberband.values.submission import Submission
-from rubberband.views.charts import planned_spans
 
 if TYPE_CHECKING:
     from rubberband.executor.core.extending import Extension

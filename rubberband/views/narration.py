@@ -97,9 +97,9 @@ class Narrator:
         said += self._instance(event, state) if self._details else []
         said += self._failed(state)
         said += self._went_back(state)
-        if isinstance(event, TrialReported) and event.saved_iterations == 0 and not self._warned:
-            self._warned = True
-            said.append(f"trial {event.trial}: the function {WITHOUT_CHECKPOINT}")
+        if isinstance(event, TrialReported) and event.checkpoint is not None and not self._warned:
+            self._warned = event.saved_iterations == 0
+            said += [f"trial {event.trial}: the function {WITHOUT_CHECKPOINT}"] * self._warned
         said += self._promoted(state)
         said += self._synced(state)
         said += [f"no bracket is added: {printable(event.reason)}"] if isinstance(event, SearchWidened) else []

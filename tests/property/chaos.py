@@ -193,6 +193,7 @@ class Run:
             metric=job.metric,
             faults=chance,
             clock=clock,
+            checkpoint_every=Random(f"{seed}/checkpoints").choice([1, 1, 2, 5]),
             lease_s=LEASE_S,
             ready_timeout_s=READY_TIMEOUT_S,
         )
@@ -305,7 +306,9 @@ class Run:
         if controller.job.draws:
             bare = [t.trial for t in controller.state.trials if t.attempt and t.trial not in controller.state.drawn]
             assert not bare, f"trials {bare} started without a configuration"
-        if isinstance(event, TrialReported):  # written anew, where what it had trained was lost
+        if (
+            isinstance(event, TrialReported) and event.checkpoint is not None
+        ):  # written anew, where what it had trained was lost
             self.backend.discarded.discard(event.checkpoint.url)
         if self.watch is not None:
             self.watch.saw(event, controller)

@@ -69,13 +69,15 @@ def test_with_any_faults_a_run_ends_holds_nothing_and_keeps_every_invariant(
         assert finish.reason
 
 
-@given(jobs(), faults(), st.integers(0, 60))
+@given(jobs(), faults(), st.integers(0, 60), st.sampled_from([1, 1, 2, 3]))
 @settings(deadline=None, max_examples=examples(100))
 def test_a_driver_killed_after_any_event_resumes_and_trains_no_acknowledged_iteration_again(
-    job: Job, faults: Faults, events_before: int
+    job: Job, faults: Faults, events_before: int, checkpoint_every: int
 ) -> None:
     journal = Journal("sqlite://", job.name, create=True)
-    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)
+    backend = VirtualBackend(
+        job.name, job.offer, job.profile, metric=job.metric, faults=faults, checkpoint_every=checkpoint_every
+    )
     try:
         before = Controller(job)
         run_until_killed(before, backend, journal, events_before)

@@ -66,6 +66,24 @@ def test_a_saved_checkpoint_is_loaded(store):
     assert ref.digest == hashlib.sha256(payload).hexdigest()
 
 
+def test_a_checkpoint_that_writes_itself_is_loaded(store):
+    payload = bytes(range(256)) * 100
+    ref = store.save(3, 12, lambda path: path.write_bytes(payload) and None)
+    assert store.load(ref) == payload
+    assert ref == replace(store.save(3, 12, payload), url=ref.url)
+
+
+def test_a_checkpoint_that_cannot_write_itself_leaves_nothing(tmp_path):
+    def full(path: Path) -> None:
+        path.write_bytes(b"a part")
+        raise OSError(28, "No space left on device")
+
+    store = open_store(str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"trial 3 after 12 iterations could not .*: No space left on device"):
+        store.save(3, 12, full)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_empty_payload_is_a_payload(store):
     assert store.load(store.save(0, 1, b"")) == b""
 
@@ -208,9 +226,10 @@ def test_a_saved_checkpoint_and_the_mark_outlive_a_power_cut(tmp_path, monkeypat
     store = make_store(str(tmp_path))
     power.cut()
     assert store.read_mark() == store.mark
-    ref = store.save(3, 12, b"bytes")
-    power.cut()
-    assert store.load(ref) == b"bytes"
+    for payload in (b"bytes", lambda path: path.write_bytes(b"bytes") and None):
+        ref = store.save(3, 12, payload)
+        power.cut()
+        assert store.load(ref) == b"bytes"
 
 
 def test_a_reference_outside_the_store_is_refused(store, tmp_path):

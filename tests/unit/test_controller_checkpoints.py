@@ -14,6 +14,7 @@ from rubberband.executor.core.events import (
     DriverStopped,
     InstanceReleased,
     StartTrial,
+    TrialReported,
 )
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.driver import replay
@@ -53,6 +54,44 @@ def test_the_last_two_checkpoints_are_kept() -> None:
     story = begun(replace(JOB, stages=(Stage(trials=4, iterations=3), Stage(trials=2, iterations=2))))
     assert [kinds(story.report(3, 0.9)) for _ in range(2)] == [[], []]
     assert DiscardCheckpoint(checkpoint=checkpoint(3, 1)) in story.report(3, 0.9)
+
+
+def report_without(story: Story, trial: int) -> list[Command]:
+    """Report an iteration after which no checkpoint was written."""
+    state = story.state.trials[trial]
+    facts = {"trial": trial, "attempt": state.attempt, "iterations": state.iterations + 1, "metrics": {"score": 0.9}}
+    saved = state.checkpoint_iterations
+    return story.tell(TrialReported, checkpoint=None, saved_iterations=saved, **facts)
+
+
+def test_reports_between_checkpoints_keep_the_last_two_and_a_trial_goes_back_to_the_one_before() -> None:
+    story = begun(replace(JOB, stages=(Stage(trials=4, iterations=9), Stage(trials=2, iterations=2))))
+    assert [kinds(report_without(story, 3)) for _ in range(2)] == [[], []]
+    assert story.state.trials[3].checkpoint is None
+    for _ in range(2):
+        assert kinds(story.report(3, 0.9)) == []
+        assert kinds(report_without(story, 3)) == []
+    state = story.state.trials[3]
+    assert (state.iterations, state.checkpoint, state.before) == (6, checkpoint(3, 5), checkpoint(3, 3))
+    story.tell(DriverResumed, live=(), ended=())
+    commands = story.ready("i-003", "i-004")
+    start = next(command for command in commands if isinstance(command, StartTrial) and command.trial == 3)
+    assert (start.from_iterations, start.checkpoint) == (6, checkpoint(3, 5))
+    again = start_of(lose(story, 3))
+    assert (again.from_iterations, again.checkpoint) == (3, checkpoint(3, 3))
+    assert [report.iterations for report in state.reports] == [1, 2, 3]
+    from_zero = start_of(lose(story, 3))
+    assert (from_zero.from_iterations, from_zero.checkpoint, state.reports) == (0, None, [])
+
+
+def test_a_trial_without_a_checkpoint_yet_resumes_by_repeating() -> None:
+    story = begun(replace(JOB, stages=(Stage(trials=4, iterations=9), Stage(trials=2, iterations=2))))
+    report_without(story, 3)
+    assert "function" not in render(summarise(story.controller.job, story.state, SETUP, story.at))
+    story.tell(DriverResumed, live=(), ended=())
+    commands = story.ready("i-003", "i-004")
+    start = next(command for command in commands if isinstance(command, StartTrial) and command.trial == 3)
+    assert (start.from_iterations, start.checkpoint) == (1, None)
 
 
 def test_one_of_the_stopped_instances_is_kept() -> None:

@@ -93,6 +93,26 @@ def test_a_trial_resumes_where_it_was_saved(store):
     assert calls == [("setup", 0, 2, 1), ("load", 1), "close"]
 
 
+def test_a_trial_repeats_what_its_latest_checkpoint_lacks(store):
+    class Seldom(Counting):
+        checkpoint_every = 3
+
+    whole = reports(run(Seldom, store, until_iterations=5))
+    assert [report.saved_iterations for report in whole] == [0, 0, None, 3, None]
+    assert [report.checkpoint is None for report in whole] == [True, True, False, True, False]
+    for held, checkpoint in ((0, None), (3, whole[2].checkpoint)):
+        _, *items = run(Seldom, store, from_iterations=4, until_iterations=5, checkpoint=checkpoint)
+        assert items[:-1] == [SegmentRepeated(iterations=done) for done in range(held + 1, 5)]
+        assert items[-1].metrics == whole[4].metrics
+
+
+def test_a_bad_interval_of_checkpoints_is_one_line(store):
+    class Never(Counting):
+        checkpoint_every = 0
+
+    assert failure(run(Never, store)).message == "ValueError: checkpoint_every must be a positive integer, not 0"
+
+
 def test_other_ranks_iterate_and_say_nothing(store, tmp_path):
     assert run(Counting, store, rank=1, num_workers=2, config={"metrics": None}) == []
     assert list(tmp_path.iterdir()) == []

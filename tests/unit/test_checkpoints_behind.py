@@ -1,0 +1,271 @@
+"""Checkpoints that are written while training goes on: copies that stay as they were, reports in their turn."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+import rubberband
+from rubberband.errors import CheckpointError
+from rubberband.executor.checkpoints import LocalCheckpointStore, Payload, open_store
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.host_copy import HostCopy
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
+from tests.builders.segments import SEGMENT
+
+STEPS = 20
+SEGMENT_OF_4 = replace(SEGMENT, metric="train_loss")
+WAIT_S = 20.0
+
+
+class Line(rubberband.TorchTrial):
+    """Twenty steps an iteration; `at_step` is called after each."""
+
+    batch_size = 2
+    steps: ClassVar[int] = 0
+
+    def build_model(self, config):
+        Line.steps = 0
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+    def build_optimizer(self, config, model):
+        return torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def train_dataset(self, config):
+        inputs = torch.randn(2 * STEPS, 3)
+        return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+
+    def loss(self, model, batch):
+        Line.steps += 1
+        self.at_step(Line.steps)
+        inputs, targets = batch
+        return torch.nn.functional.mse_loss(model(inputs), targets)
+
+    def at_step(self, step):
+        pass
+
+
+@dataclass
+class Gate:
+    """Holds the writing of checkpoints up."""
+
+    opened: threading.Event = field(default_factory=threading.Event)
+    written: list[int] = field(default_factory=list)
+    fails_at: int = 0
+
+
+GATE = Gate()
+
+
+class Slow(LocalCheckpointStore):
+    """Writes when the gate is open."""
+
+    def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
+        assert threading.current_thread() is not threading.main_thread()
+        assert GATE.opened.wait(WAIT_S)
+        if iterations == GATE.fails_at:
+            raise CheckpointError("the disk is full")
+        ref = super().save(trial, iterations, payload)
+        GATE.written.append(iterations)
+        return ref
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LocalCheckpointStore]:
+    global GATE
+    GATE = Gate()
+    yield Slow(directory=tmp_path)
+    GATE.opened.set()
+
+
+def walk(trial: type, store: LocalCheckpointStore, **changes: Any) -> Any:
+    return run_segment(Entrypoint.from_object(trial), replace(SEGMENT_OF_4, **changes), store)
+
+
+def content(store: LocalCheckpointStore, report: SegmentReport) -> dict[str, Any]:
+    assert report.checkpoint is not None
+    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(report.checkpoint)), weights_only=False)
+    return loaded
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+class OpensLater(Line):
+    """The first checkpoint is written when the second iteration is in its third step."""
+
+    def at_step(self, step):
+        if step == STEPS + 3:
+            GATE.opened.set()
+        elif STEPS + 3 < step < 2 * STEPS:
+            threading.Event().wait(0.005)
+
+
+def test_training_goes_on_and_a_report_leaves_when_its_checkpoint_is_there(store):
+    items = walk(OpensLater, store)
+    assert isinstance(next(items), SegmentStarted)
+    first = next(items)
+    assert (first.iterations, GATE.written) == (1, [1])
+    assert STEPS + 3 <= Line.steps < 2 * STEPS, "neither before the next iteration nor after it"
+    rest = list(items)
+    assert [report.iterations for report in rest] == [2, 3, 4]
+    assert GATE.written == [1, 2, 3, 4]
+    alone = [*walk(Line, store, until_iterations=1)][-1]
+    assert same(content(store, first), content(store, alone)), "what was trained since is not in it"
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_trial(store):
+    GATE.fails_at = 2
+    GATE.opened.set()
+    _, first, failure = walk(Line, store)
+    assert first.iterations == 1
+    assert (failure.kind, failure.message) == ("checkpoint", "the disk is full")
+
+
+class Raises(Line):
+    """The second iteration fails while the first checkpoint is still being written."""
+
+    def at_step(self, step):
+        if step == STEPS + 2:
+            threading.Timer(0.05, GATE.opened.set).start()
+            raise ArithmeticError("no more")
+
+
+def test_a_failure_of_the_next_iteration_does_not_lose_the_report_before_it(store):
+    _, first, failure = walk(Raises, store)
+    assert (first.iterations, content(store, first)["iterations"]) == (1, 1)
+    assert failure.message == "ArithmeticError: no more"
+
+
+def test_a_disk_that_is_full_is_a_failed_checkpoint_and_leaves_no_draft(tmp_path, monkeypatch):
+    def full(content: Any, path: str) -> None:
+        Path(path).write_bytes(b"a part")
+        raise RuntimeError("[enforce fail at inline_container.cc:664] .\nunexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    *_, failure = walk(Line, open_store(str(tmp_path)))
+    assert isinstance(failure, SegmentFailure)
+    assert failure.kind == "checkpoint"
+    assert "could not be written to" in failure.message
+    assert "\n" not in failure.message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_cannot_be_pickled_is_a_failed_checkpoint(tmp_path):
+    class Locked(Line):
+        def build_scheduler(self, config, optimizer):
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            scheduler.lock = threading.Lock()
+            return scheduler
+
+    for until in (1, 2):  # the last checkpoint of a segment is written from the model itself, the others from a copy
+        *_, failure = walk(Locked, open_store(str(tmp_path)), until_iterations=until)
+        assert failure.kind == "checkpoint"
+        assert "cannot pickle '_thread.lock' object" in failure.message
+
+
+def test_checkpoints_at_intervals_lead_to_the_same_curve(tmp_path):
+    class Seldom(Line):
+        checkpoint_every = 2
+
+    store = open_store(str(tmp_path))
+    straight = [*walk(Line, store, until_iterations=5)][1:]
+    seldom = [*walk(Seldom, store, until_iterations=5)][1:]
+    assert [report.metrics for report in seldom] == [report.metrics for report in straight]
+    assert [report.saved_iterations for report in seldom] == [0, None, 2, None, None]
+    _, *items = walk(Seldom, store, from_iterations=3, until_iterations=5, checkpoint=seldom[1].checkpoint)
+    assert items[0] == SegmentRepeated(iterations=3)
+    assert [report.metrics for report in items[1:]] == [report.metrics for report in straight[3:]]
+
+
+def test_a_bad_interval_of_checkpoints_is_one_line(tmp_path):
+    class Never(Line):
+        checkpoint_every = 0
+
+    (failure,) = walk(Never, open_store(str(tmp_path)))
+    assert failure.message == "ValueError: checkpoint_every must be a positive integer, not 0"
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_copy_shares_what_the_original_shares_and_nothing_with_it():
+    weight = torch.randn(4, 6)
+    state = OrderedDict(
+        weight=weight, tied=weight, part=weight[1:3, ::2], turned=weight.t(), none=None, empty=weight[:0]
+    )
+    state._metadata = {"": {"version": 2}}  # type: ignore[attr-defined]
+    shared = [1, {"x": weight}]
+    content = {"model": state, "twice": (shared, shared), "number": 3, "kinds": torch.float32}
+    host = HostCopy(CPU)
+    copied = host.take(content)
+    assert same(copied, content)
+    assert copied["model"]._metadata == {"": {"version": 2}}
+    assert copied["twice"][0] is copied["twice"][1]
+    before = weight.clone()
+    weight.zero_()
+    shared.append(2)
+    assert torch.equal(copied["model"]["weight"], before)
+    assert len(copied["twice"][0]) == 2
+    copied["model"]["weight"][1, 0] = 7.0
+    assert copied["model"]["part"][0, 0] == copied["model"]["turned"][0, 1] == copied["twice"][0][1]["x"][1, 0] == 7.0
+
+
+def test_the_next_copy_uses_the_memory_of_the_one_before():
+    host, state = HostCopy(CPU), {"w": torch.zeros(8), "b": torch.ones(3)}
+    places = [{name: host.take(state)[name].data_ptr() for name in state} for _ in range(3)]
+    assert places[0] == places[1] == places[2]
+
+
+_TENSORS = st.builds(
+    lambda shape, dtype: torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8]),
+)
+_STATES = st.recursive(
+    st.one_of(_TENSORS, st.integers(), st.text(max_size=3), st.none(), st.floats(allow_nan=False)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=3), st.tuples(inner, inner)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.lists(_STATES, min_size=1, max_size=3))
+@settings(deadline=None, max_examples=50)
+def test_any_state_is_copied_as_it_is(states):
+    host = HostCopy(CPU)
+    for state in states:
+        assert same(host.take(state), state)
+
+
+@pytest.mark.gpu
+def test_a_copy_from_a_gpu_is_of_the_instant_at_which_it_was_taken():
+    device = torch.device("cuda", 0)
+    host, weight = HostCopy(device), torch.ones(2**24, device=device)
+    for round in range(3):
+        copied = host.take({"w": weight})
+        weight.add_(1.0)
+        host.wait()
+        assert copied["w"].is_pinned()
+        assert torch.equal(copied["w"], torch.full((2**24,), 1.0 + round))
