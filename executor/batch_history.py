@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
+from rubberband.executor.copying import copied
 from rubberband.executor.core.state import TrialReport
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_Kind = TypeVar("_Kind", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +70,3 @@ def _stretches(report: TrialReport, not_before: float, started_at: float) -> lis
             )
         )
     return found
-
-
-def copied(kind: type[_Kind], source: object, **changed: object) -> _Kind:
-    """Return a `kind` with the fields of `source` that have the same names, and the changed ones."""
-    same = {name: getattr(source, name) for name in kind.__dataclass_fields__ if name not in changed}
-    return kind(**same, **changed)

@@ -5,14 +5,15 @@ A view of the journal at any moment, also while the experiment runs or after a c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from rubberband.errors import InputError
-from rubberband.executor.batch_history import BatchStretch, batch_history, copied
+from rubberband.executor.batch_history import BatchStretch, batch_history
+from rubberband.executor.copying import copied, plain_of
 from rubberband.executor.core import rules
 from rubberband.executor.core.budget import (
     PaidTime,
@@ -24,9 +25,9 @@ from rubberband.executor.core.budget import (
     rent_usd_per_hour,
 )
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.core.fleet import InstanceRecord
 from rubberband.executor.core.state import Allocation, Job, Lane, Phase, State
 from rubberband.executor.core.trials import best_trial
+from rubberband.executor.pareto import Objective, front
 from rubberband.executor.sampling import Seeds, configurations
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.kinds import KINDS
@@ -295,6 +296,19 @@ class Result:
     """local, aws or virtual; empty in reports of earlier versions."""
     rungs: tuple[RungResult, ...] = ()
     """Rungs of a search without a SYNC (asha); empty for others."""
+    also: tuple[Objective, ...] = ()
+    """The metrics that are reported beside the one that ranks."""
+
+    @property
+    def pareto(self) -> tuple[TrialResult, ...]:
+        """Trials that no other beats in `metric` and all of `also`, best first; empty without `also`.
+
+        Each trial counts with its latest report; failed ones do not.
+        """
+        if not self.also:
+            return ()
+        objectives = (Objective(metric=self.metric, mode=self.mode), *self.also)
+        return tuple(front([(one, one.metrics) for one in self.trials if one.status != "failed"], objectives))
 
     @property
     def late(self) -> bool:
@@ -359,9 +373,10 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `rubberband report NAME -o json` prints."""
-        plain: dict[str, Any] = _plain(self)
+        plain: dict[str, Any] = plain_of(self)
         shares = {"total_gpu_s": self.paid.total_gpu_s, "training_share": self.paid.training_share}
-        return {"schema": SCHEMA, **plain, "late": self.late, "paid": plain["paid"] | shares}
+        pareto = [trial.trial for trial in self.pareto]
+        return {"schema": SCHEMA, **plain, "late": self.late, "paid": plain["paid"] | shares, "pareto": pareto}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Result:
@@ -379,37 +394,6 @@ class Result:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise InputError(f"no report of schema {SCHEMA}: {where}: {first['msg']}; use the same version") from None
-
-
-_ATOMS = frozenset({float, int, str, bool, type(None)})
-
-
-def planned_spans(stages: Sequence[StageResult]) -> list[tuple[StageResult, float, float]]:
-    """Return the stages with start and end by the first plan, in seconds from the start: those of a lane in a row."""
-    ends_s, found = dict[int, float](), list[tuple[StageResult, float, float]]()
-    for stage in stages:
-        start_s = ends_s.get(stage.lane, 0.0)
-        ends_s[stage.lane] = start_s + stage.planned_s
-        found.append((stage, start_s, ends_s[stage.lane]))
-    return found
-
-
-def is_last_of_bracket(stages: Sequence[StageResult], stage: StageResult) -> bool:
-    """Whether no stage of its bracket follows."""
-    return stage.stage + 1 == len(stages) or stages[stage.stage + 1].bracket != stage.bracket
-
-
-def _plain(value: Any) -> Any:
-    """Convert like `dataclasses.asdict`, without copying every number."""
-    if type(value) in _ATOMS:
-        return value
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if is_dataclass(value):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value
 
 
 def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> Result:
@@ -443,7 +427,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         resumes=len(state.resumed_at),
         profiling_s=setup.get("profiling_s", 0.0),
         profiling_cost_usd=setup.get("profiling_cost_usd", 0.0),
-        interruptions=sum(was_interrupted(record) for record in state.instances.values()),
+        interruptions=sum(record.was_interrupted for record in state.instances.values()),
         redone_iterations=sum(_was_cut_off(state, use) for use in state.allocations),
         head_cost_usd=job.offer.head_cost_usd(head_s),
         side_usd_per_hour=job.offer.side_usd_per_hour,
@@ -463,6 +447,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         ),
         provider=setup.get("provider", ""),
         rungs=tuple(_rungs(job, state)),
+        also=tuple(Objective(**one) for one in setup.get("experiment", {}).get("search", {}).get("also", ())),
     )
 
 
@@ -482,11 +467,6 @@ def _instead_of_spot(state: State) -> str:
         if count
         else ""
     )
-
-
-def was_interrupted(record: InstanceRecord) -> bool:
-    """Whether the provider reclaimed the instance, or gave notice of it."""
-    return record.preempted or record.interrupted_at is not None
 
 
 def _was_cut_off(state: State, use: Allocation) -> bool:

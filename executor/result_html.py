@@ -38,7 +38,13 @@ def _best(result: Result) -> list[str]:
         return ["no trial has reported"]
     metrics = {result.metric: best.metrics[result.metric], **best.metrics}
     found = ", ".join(f"{name}={_value(value)}" for name, value in metrics.items())
-    return [f"best: {found} (trial {best.trial}, {best.iterations} iterations)"]
+    told = [f"best: {found} (trial {best.trial}, {best.iterations} iterations)"]
+    if result.also:
+        objectives = [f"{result.metric} ({result.mode})", *(one.title for one in result.also)]
+        trials = ", ".join(str(trial.trial) for trial in result.pareto[:_MOST_TRIALS])
+        more = len(result.pareto) - _MOST_TRIALS
+        told.append(f"best in {' and '.join(objectives)}: trials {trials}{f' and {more} more' if more > 0 else ''}")
+    return told
 
 
 def _stages(result: Result) -> str:

@@ -37,11 +37,12 @@ from rubberband.views.importance import IMPORTANCE_NOTE
 from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
 from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
 from rubberband.views.parameter_axes import is_number, parameters
+from rubberband.views.pareto import PARETO_NOTE, pareto, trade_off
 from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
 from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, contour, slices
 from rubberband.views.spending import SPEND_NOTE, spend, trial_costs_usd
-from rubberband.views.tables import TextTable, failures, incidents, ranked, status
-from rubberband.views.words import change, duration, mean_efficiency, number, printable, setting, usd, usd_decimals
+from rubberband.views.tables import TextTable, failures, incidents, measured, ranked, status
+from rubberband.views.words import change, duration, mean_efficiency, printable, setting, usd, usd_decimals
 
 # The submission, as the page of an experiment shows it that has not started. Pure.
 
@@ -230,12 +231,10 @@ def _kinds(result: Result) -> list[_Kind]:
     def standing(trial: TrialResult) -> str:
         return status(result, trial)
 
-    def measured(trial: TrialResult) -> str:
-        return "-" if (value := metric(trial)) is None else number(value)
-
     return [
         _Kind("trial", "trial", lambda t: t.trial, lambda t: str(t.trial)),
-        _Kind("metric", printable(result.metric), metric, measured),
+        _Kind("metric", printable(result.metric), metric, lambda t: measured(t, result.metric)),
+        *(_also(one.metric) for one in result.also),
         _Kind("iterations", "iterations", lambda t: t.iterations, lambda t: str(t.iterations)),
         _Kind("status", "status", standing, standing, words=True),
         *(_BATCH_KINDS if any(trial.batches for trial in result.trials) else ()),
@@ -265,6 +264,11 @@ def _names(trials: Sequence[TrialResult]) -> list[str]:
     """Return parameters in the order of the file, first those that differ between trials."""
     varies = parameters(trials)
     return sorted(varies, key=lambda name: not varies[name])[:_MOST_COLUMNS]
+
+
+def _also(metric: str) -> _Kind:
+    """Return the column of another metric."""
+    return _Kind(f"also:{metric}", printable(metric), lambda t: t.metrics.get(metric), lambda t: measured(t, metric))
 
 
 def _parameter(name: str) -> _Kind:
@@ -326,6 +330,7 @@ CHARTS = {
     "batches": ("Batch sizes", BATCHES_NOTE),
     "parallel": ("Configurations", PARALLEL_NOTE),
     "importance": ("Importance of parameters", IMPORTANCE_NOTE),
+    "trade-off": ("Trade-off between metrics", PARETO_NOTE),
     "slices": ("Metric by parameter", SLICES_NOTE),
     "contour": ("Metric by two parameters", CONTOUR_NOTE),
 }
@@ -444,6 +449,7 @@ def figures(experiment: Submission, result: Result | None) -> dict[str, Figure]:
         "allocation": allocation(result),
         "batches": batches_over_time(result),
         "parallel": parallel_coordinates(result, space),
+        "trade-off": trade_off(result),
         "slices": slices(result, space),
         "contour": contour(result, space),
     }
@@ -490,6 +496,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "rungs": words.rungs_reached(result),
         "happenings": words.happenings(result),
         "trials": trial_page(result, asked),
+        "pareto": _shortened(pareto(result, None)),
         "tables": [_shortened(table) for table in (failures(result), incidents(result)) if table.rows],
     }
 

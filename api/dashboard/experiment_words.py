@@ -10,7 +10,6 @@ from rubberband.executor.result import (
     Result,
     StageResult,
     TrialResult,
-    is_last_of_bracket,
 )
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.values.submission import Submission, Summary
@@ -313,7 +312,7 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int, t
         stage=stage.name,
         standing=standing if begun else "planned",
         trials=str(stage.trials),
-        promoted=f"{len(stage.promoted)} promoted" if over and not is_last_of_bracket(result.stages, stage) else "",
+        promoted=f"{len(stage.promoted)} promoted" if over and not _is_last_of_bracket(result.stages, stage) else "",
         share=min(done / target, 1.0) if target else 0.0,
         iterations=f"{done} of {target}",
         instances=f"{stage.instances if begun else '-'} / {stage.planned_instances}",
@@ -349,11 +348,16 @@ def _syncs(result: Result) -> Iterator[Happening]:
     for stage, _, at_s in stage_spans(result):
         if not stage.promoted:
             continue
-        last = is_last_of_bracket(result.stages, stage)
+        last = _is_last_of_bracket(result.stages, stage)
         went = "finished" if last else "promoted"
         told = f"{len(stage.promoted)} of {counted(stage.trials, 'trial')} {went}: {listed(stage.promoted)}"
         what = "end of the search" if result.rungs else f"SYNC of {stage.title}"
         yield Happening(at_s=at_s, what=what, told=told, kind="sync")
+
+
+def _is_last_of_bracket(stages: Sequence[StageResult], stage: StageResult) -> bool:
+    """Whether no stage of its bracket follows."""
+    return stage.stage + 1 == len(stages) or stages[stage.stage + 1].bracket != stage.bracket
 
 
 def _decided(result: Result, decision: DecisionResult) -> Happening:

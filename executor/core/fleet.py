@@ -71,6 +71,11 @@ class InstanceRecord:
     lanes_before: tuple[tuple[int, float], ...] = ()
     """The lanes that it was handed on by, each with the instant."""
 
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the provider reclaimed it, or gave notice of it."""
+        return self.preempted or self.interrupted_at is not None
+
 
 @dataclass(slots=True)
 class Held:

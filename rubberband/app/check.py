@@ -150,6 +150,8 @@ def check_first(
             "Python check=False, runs it all the same)"
         )
     announce(f"checked {entrypoint}: {report.summary()}, restored")
+    for remark in _not_reported(experiment, report.trial):
+        announce(remark)
     if passed is not None:
         with suppress(OSError):  # a full disk
             passed.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +176,7 @@ def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path) -> Path 
     if content is None:
         return None
     words = experiment.to_words()
-    parts = [words["search"].get(key) for key in ("space", "metric")]
+    parts = [words["search"].get(key) for key in ("space", "metric", "also")]
     return home / "checks" / digest(str(entrypoint), content, *parts, words.get("batch"))
 
 
@@ -214,12 +216,22 @@ def _checked(
             configuration=configuration,
             trial=found,
             problems=(*problems, *found.problems, *_unfinished(found, limit_s)),
-            remarks=(*found.remarks, *(() if found.problems else failed)),
+            remarks=(*found.remarks, *_not_reported(experiment, found), *(() if found.problems else failed)),
         )
         if not found.problems or any(problem.is_final for problem in found.problems) or time.monotonic() > until:
             break
         failed.append(f"trial {number} ({brief(configuration)}) fails: {found.problems[0].line}")
     return report
+
+
+def _not_reported(experiment: Experiment, found: TrialCheck) -> list[str]:
+    """Return a remark for each metric of `search.also` that the first iteration does not report; a later one may."""
+    names = [one.metric for one in experiment.search.also if found.metrics and one.metric not in found.metrics]
+    return [
+        f"search.also: {name} is not among the metrics of the first iteration ({', '.join(found.metrics)}); report it, "
+        "or correct its name"
+        for name in names
+    ]
 
 
 def _unfinished(found: TrialCheck, limit_s: float) -> Sequence[Problem]:

@@ -321,7 +321,16 @@ class Sampler(Words):
 
 _START = 10
 """Results before which Optuna's samplers draw at random."""
-_OPTIONAL = ("points_to_evaluate", "evaluated_rewards")
+_OPTIONAL = ("points_to_evaluate", "evaluated_rewards", "also")
+
+
+class Also(Words):
+    """A metric that is reported beside the one that ranks."""
+
+    metric: Annotated[str, Field(min_length=1)]
+    """Its key in the reported metrics."""
+    mode: Literal["min", "max"]
+    """Whether a lower or a higher value is better."""
 
 
 class Search(Words):
@@ -340,6 +349,8 @@ class Search(Words):
     """The key of the reported metrics that ranks trials."""
     mode: Literal["min", "max"]
     """Whether a lower or a higher metric is better."""
+    also: tuple[Also, ...] = ()
+    """Metrics that are shown beside the one that ranks, with the trials that no other beats in all of them (Pareto)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -350,6 +361,10 @@ class Search(Words):
     def _can_sample(self) -> Search:
         input_checked(lambda _: check_names(self.space))(None)
         input_checked(lambda _: self._check_rewards())(None)
+        named = [self.metric, *(one.metric for one in self.also)]
+        for at, metric in enumerate(named[1:]):
+            if metric in named[: at + 1]:
+                raise fault(f"{metric!r} is named twice; leave one out", at=("also", at, "metric"))
         key, probed = self.auto, self
         if key is not None:
             if self.sampler.type == "grid" and (key == "num_samples" or self.scheduler.type == "hyperband"):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from rubberband.executor.result import Busy, InstanceResult, Result, planned_spans
+from rubberband.executor.result import Busy, InstanceResult, Result
 from rubberband.units import format_duration
 from rubberband.views.charts import (
     LEGEND,
@@ -20,6 +20,7 @@ from rubberband.views.charts import (
     end_s,
     gpus_per_instance,
     marks,
+    planned_spans,
     scatter,
     time_unit,
 )

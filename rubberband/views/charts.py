@@ -83,6 +83,16 @@ def stage_spans(result: Result) -> Iterator[tuple[StageResult, float, float]]:
         yield stage, start_s, at_s
 
 
+def planned_spans(stages: Sequence[StageResult]) -> list[tuple[StageResult, float, float]]:
+    """Return the stages with start and end by the first plan, in seconds from the start: those of a lane in a row."""
+    ends_s, found = dict[int, float](), list[tuple[StageResult, float, float]]()
+    for stage in stages:
+        start_s = ends_s.get(stage.lane, 0.0)
+        ends_s[stage.lane] = start_s + stage.planned_s
+        found.append((stage, start_s, ends_s[stage.lane]))
+    return found
+
+
 def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
     """Return lines at the ends of stages, the deadline and (while it runs) now, and the names of the stages.
 

@@ -12,9 +12,10 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rubberband.executor.result import Result, StageResult, TrialResult, planned_spans
+from rubberband.executor.result import Result, StageResult, TrialResult
 from rubberband.states import ACTIVE
 from rubberband.values.submission import Submission
+from rubberband.views.charts import planned_spans
 
 if TYPE_CHECKING:
     from rubberband.executor.core.extending import Extension

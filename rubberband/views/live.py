@@ -28,7 +28,6 @@ from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State,
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.driver import Observer
-from rubberband.executor.result import was_interrupted
 from rubberband.views.narration import Narrator
 from rubberband.views.words import counted, duration, number, usd, usd_decimals
 
@@ -392,7 +391,7 @@ def summary(progress: Progress, now: float) -> list[Text]:
 def _bought(state: State) -> str:
     """Return `2 on spot; 1 on demand; interrupted 3 times`; empty if all is on demand."""
     markets = Counter(record.market for record in [*state.fleet.live(), *state.fleet.leaving()])
-    interrupted = sum(was_interrupted(record) for record in state.instances.values())
+    interrupted = sum(record.was_interrupted for record in state.instances.values())
     if not markets["spot"] and not interrupted:
         return ""
     parts = [f"{count} on {market.replace('on_', '')}" for market, count in sorted(markets.items(), reverse=True)]

@@ -18,6 +18,7 @@ from rubberband.views.charts import Figure
 from rubberband.views.importance import IMPORTANCE_NOTE
 from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
 from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
+from rubberband.views.pareto import PARETO_NOTE, pareto, trade_off
 from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, contours, slices
 from rubberband.views.spending import SPEND_NOTE, spend
 from rubberband.views.tables import (
@@ -48,6 +49,7 @@ def render_html(result: Result, importance: Figure | str = "") -> str:
         "curves": learning_curves(result),
         "parallel": parallel_coordinates(result),
         "importance": None if isinstance(importance, str) else importance,
+        "trade-off": trade_off(result),
         "slices": slices(result),
         "contour": contours(result),
         "spend": spend(result),
@@ -66,6 +68,8 @@ def render_html(result: Result, importance: Figure | str = "") -> str:
             chart_section("parallel", "Configurations", PARALLEL_NOTE, drawn),
             chart_section("importance", "Importance of parameters", IMPORTANCE_NOTE, drawn),
             f'<p class="note">{html.escape(importance)}</p>' if isinstance(importance, str) else "",
+            chart_section("trade-off", "Trade-off between metrics", PARETO_NOTE, drawn),
+            table_section(pareto(result, None), sortable=True),
             chart_section("slices", "Metric by parameter", SLICES_NOTE, drawn),
             chart_section("contour", "Metric by two parameters", CONTOUR_NOTE, drawn),
             chart_section("spend", "Spend over time", SPEND_NOTE, drawn),

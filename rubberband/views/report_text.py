@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rubberband.executor.result import Result
+from rubberband.views.pareto import pareto
 from rubberband.views.tables import (
     TextTable,
     aligned,
@@ -47,6 +48,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
         batch_sizes(result, most_trials),
         failures(result),
         incidents(result),
+        pareto(result, most_trials),
         trials(result, most_trials),
     ]
     return [table for table in every if table.rows]
@@ -59,7 +61,7 @@ def print_report(result: Result, *, verbose: bool = False) -> None:
     if verbose:
         print_document(lines, every, styles)
         return
-    shown = [stages(result), trials(result, _TRIALS_ON_A_SCREEN)]
+    shown = [stages(result), pareto(result, _TRIALS_ON_A_SCREEN), trials(result, _TRIALS_ON_A_SCREEN)]
     lines += comparison(result).notes
     print_document(lines, [_narrowed(table) for table in shown if table.rows], styles, more(every, shown))
 

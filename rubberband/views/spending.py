@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from rubberband.executor.core.forecast import Forecast
-from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult, planned_spans
+from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.views.charts import (
     LEGEND,
@@ -24,6 +24,7 @@ from rubberband.views.charts import (
     beyond_s,
     end_s,
     marks,
+    planned_spans,
     scatter,
     time_unit,
 )

@@ -76,13 +76,22 @@ def headlines(result: Result) -> list[str]:
         return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
     others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
     after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
-    lines.append(f"best: {printable(result.metric)}={_metric(result, best)} ({after}){'; ' if others else ''}{others}")
+    lines.append(
+        f"best: {printable(result.metric)}={measured(best, result.metric)} ({after}){'; ' if others else ''}{others}"
+    )
     lines.append(f"configuration: {config_line(best.configuration) or 'empty'}")
     if best.checkpoint is not None:
         size = f" ({format_bytes(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
         lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
     batch = batch_line(best)
-    return [*lines, batch] if batch else lines
+    return [*lines, *([batch] if batch else []), *_missing(result)]
+
+
+def _missing(result: Result) -> list[str]:
+    """Return a line for each metric of `also` that no trial has reported."""
+    reported = {metric for trial in result.trials for metric in trial.metrics}
+    missing = [one.metric for one in result.also if one.metric not in reported]
+    return [f"search.also: no trial has reported {printable(metric)}" for metric in missing]
 
 
 def best_lines(result: Result) -> list[str]:
@@ -91,7 +100,7 @@ def best_lines(result: Result) -> list[str]:
     assert best is not None, "the caller has made sure that there is one"
     others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
     after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
-    lines = [f"{printable(result.metric)}={_metric(result, best)} ({after}){'; ' if others else ''}{others}"]
+    lines = [f"{printable(result.metric)}={measured(best, result.metric)} ({after}){'; ' if others else ''}{others}"]
     lines += [f"  {printable(str(name))}: {setting(value)}" for name, value in best.configuration.items()]
     if best.checkpoint is not None and not best.checkpoint.url.startswith("virtual:"):
         lines.append(f"checkpoint: {printable(best.checkpoint.url)} ({format_bytes(best.checkpoint.size_bytes)})")
@@ -472,20 +481,21 @@ def trials(result: Result, most: int | None) -> TextTable:
     order = ranked(result)
     shown = order[:most]
     left = len(order) - len(shown)
+    metrics = [result.metric, *(one.metric for one in result.also)]
     return TextTable(
         title=f"Trials, best first: {len(shown)} of {len(order)}" if left else f"Trials, best first: {len(order)}",
-        header=("trial", printable(result.metric), "iterations", "status", "configuration"),
+        header=("trial", *(printable(metric) for metric in metrics), "iterations", "status", "configuration"),
         rows=tuple(
             (
                 str(trial.trial),
-                _metric(result, trial),
+                *(measured(trial, metric) for metric in metrics),
                 str(trial.iterations),
                 status(result, trial),
                 config_line(trial.configuration),
             )
             for trial in shown
         ),
-        words=frozenset({3, 4}),
+        words=frozenset({len(metrics) + 2, len(metrics) + 3}),
         notes=(f"{counted(left, 'more trial')} not shown.",) if left else (),
     )
 
@@ -499,8 +509,9 @@ def status(result: Result, trial: TrialResult) -> str:
     return trial.status
 
 
-def _metric(result: Result, trial: TrialResult) -> str:
-    value = trial.metrics.get(result.metric)
+def measured(trial: TrialResult, metric: str) -> str:
+    """Return a metric of a trial's latest report; a dash if it is not in it."""
+    value = trial.metrics.get(metric)
     return "-" if value is None else number(value)
 
 

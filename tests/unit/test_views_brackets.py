@@ -10,8 +10,9 @@ from rubberband.api.dashboard.experiment_words import happenings, stage_rows
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
-from rubberband.executor.result import Result, planned_spans, summarise
+from rubberband.executor.result import Result, summarise
 from rubberband.views.allocation_chart import allocation
+from rubberband.views.charts import planned_spans
 from rubberband.views.report_html import render_html
 from rubberband.views.tables import ranked, stages
 from tests.builders.brackets import divided
