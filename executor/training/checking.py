@@ -94,6 +94,7 @@ def check(
     """Check a trial in a process of its own, for `limit_s` seconds at most; `output` is what the trial prints to."""
     environment = {key: value for key, value in os.environ.items() if key != "RUBBERBAND_STORE"}  # has a password
     environment |= {"CUDA_VISIBLE_DEVICES": order.device_id, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    environment["TORCH_COMPILE_DISABLE"] = "1"  # compiling may take longer than the check
     inbound, outbound = os.pipe()
     with os.fdopen(inbound, "rb") as answers:
         try:
@@ -318,7 +319,8 @@ def _close(resources: list[Any]) -> None:
 
 
 def _end_with_driver() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not by sys.stdin, whose lock a loader worker that is forked meanwhile would wait for
+        pass
     os.killpg(0, signal.SIGKILL)  # with the trial's own processes; `check` has started a group
 
 

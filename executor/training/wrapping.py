@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,16 @@ def prepare(module: nn.Module, trial: TorchTrial) -> None:
         _check_compiler()
         # What earlier trials of this process compiled counts towards a limit, beyond which nothing is compiled.
         torch.compiler.reset()
-        module.compile()
+        _compile(module)
+
+
+def _compile(module: nn.Module) -> None:
+    """Compile the model as `module.compile()` does, which passes over those that are a torch.nn.Sequential."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # a frame outside torch, in whose own modules nothing is compiled
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    module._compiled_call_impl = torch.compile(call)
 
 
 def _check_compiler() -> None:
@@ -68,6 +78,11 @@ def wrap(
         static_graph=trial.static_graph and is_one_pass and not is_adaptive,
     )
     if trial.gradient_compression == "bf16":
-        # DDP refuses torch's hook, by its name, where there is no NCCL; gloo averages bfloat16 as well.
-        wrapped.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+        compress(wrapped)
     return wrapped
+
+
+def compress(wrapped: DistributedDataParallel) -> None:
+    """Let the workers exchange their gradients in bfloat16."""
+    # DDP refuses torch's hook, by its name, where there is no NCCL; gloo adds bfloat16 as well.
+    wrapped.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))

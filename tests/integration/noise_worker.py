@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rubberband.cloud.local.ray_node import free_port
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
+from rubberband.executor.training.wrapping import compress
 from tests.integration.forked import CONTEXT, start
 
 NUM_INPUTS = 6
@@ -30,6 +31,10 @@ class Scenario:
     optimizer: str = "SGD"
     are_views: bool = False
     has_unused: bool = False
+    is_compressed: bool = False
+    """Whether the workers exchange gradients in bfloat16."""
+    scale: float = 1.0
+    """The loss is multiplied by it, as for half precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +115,28 @@ def _train(scenario: Scenario, gang: Gang, *, is_observed: bool) -> tuple[list[f
     model = DistributedDataParallel(
         module, find_unused_parameters=scenario.has_unused, gradient_as_bucket_view=scenario.are_views
     )
+    if scenario.is_compressed:
+        compress(model)
     batch_size = sum(scenario.shares)
     noise = None
     if is_observed:
         noise = GradientNoise(
-            optimizer, model, rank=gang.rank, num_workers=gang.num_workers, initial_batch=batch_size, total=gang.sum
+            optimizer,
+            model,
+            rank=gang.rank,
+            num_workers=gang.num_workers,
+            initial_batch=batch_size,
+            total=gang.sum,
+            gradient_scale=lambda: None if scenario.scale == 1.0 else torch.tensor(scenario.scale),
         )
     for step in range(scenario.steps):
         optimizer.zero_grad()
         _pass(scenario, gang, model, noise, step)
         if noise is not None:
             noise.before_update()
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= scenario.scale
         optimizer.step()
     reading = None
     if noise is not None:
@@ -143,6 +159,6 @@ def _pass(
         chunk = chunks[at] if chunks else torch.arange(2)
         with contextlib.nullcontext() if at == len(weights) - 1 else model.no_sync():
             loss = loss_of(model, inputs[chunk], targets[chunk])
-            (loss * (gang.num_workers * weight / batch_size)).backward()
+            (loss * (scenario.scale * gang.num_workers * weight / batch_size)).backward()
         if noise is not None:
             noise.after_part()

@@ -15,12 +15,14 @@ NUM_SAMPLES = 50
 
 
 class Regression(rubberband.TorchTrial):
-    """A small network on random data; `dtype` and what goes wrong come from the configuration."""
+    """A small network on random data; `dtype`, `words` and what goes wrong come from the configuration."""
 
     batch_size = 16
 
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
         self.config = config
+        for word, value in config.get("words", {}).items():
+            setattr(self, word, value)
         self.batches = 0
         model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
         return model.to(getattr(torch, config.get("dtype", "float64")))

@@ -57,6 +57,17 @@ def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:
         (REGRESSION, {"dtype": "float64"}, 1e-10),
         (REGRESSION, {"dtype": "float32"}, 1e-4),
         (ACCUMULATING, {"optimizer": "adam", "scheduler": "plateau"}, 1e-10),
+        (REGRESSION, {"words": {"gradient_clip_norm": 0.2, "static_graph": True}}, 1e-10),
+        (ACCUMULATING, {"words": {"gradient_clip_norm": 0.2, "static_graph": True}}, 1e-10),
+        pytest.param(
+            REGRESSION,
+            {"words": {"compile": True}},
+            1e-10,
+            marks=[pytest.mark.long, pytest.mark.filterwarnings("ignore::DeprecationWarning")],  # torch's own
+        ),
+        (REGRESSION, {"words": {"gradient_compression": "bf16"}}, 1e-2),
+        (REGRESSION, {"dtype": "float32", "words": {"precision": "bf16"}}, 2e-2),
+        (ACCUMULATING, {"dtype": "float32", "words": {"precision": "fp16", "gradient_clip_norm": 0.2}}, 2e-2),
     ],
 )
 def test_a_resized_trial_learns_what_one_never_resized_learns(workers, store, entrypoint, config, tolerance):

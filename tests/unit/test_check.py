@@ -69,6 +69,21 @@ class Hangs(Good):
 class Gpu(Good):
     def iterate(self): raise RuntimeError("Found no NVIDIA driver on your system")
 
+class Compiled(rubberband.TorchTrial):
+    compile, batch_size = True, 2
+    def build_model(self, config):
+        import torch
+        return torch.nn.Linear(1, 1)
+    def build_optimizer(self, config, model):
+        import torch
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+    def train_dataset(self, config): return [[1.0], [2.0]]  # loaded by other processes
+    def loss(self, model, batch): return model(batch[0].float()[:, None]).square().mean()
+    def evaluate(self, model, loader):
+        import torch._dynamo.utils
+        return {"score": len(torch._dynamo.utils.counters["frames"])}
+    eval_dataset = train_dataset
+
 def function(config):
     start = rubberband.get_checkpoint() or 0
     for done in range(start + 1, 100):
@@ -210,6 +225,12 @@ def test_an_adaptive_torch_trial_is_checked_as_it_trains() -> None:
     assert report.ok, report.problems
     assert report.trial.kind == "TorchTrial"
     assert report.trial.metrics["accuracy"] > 0.1
+
+
+def test_a_model_to_compile_is_checked_without_compiling(code: Path) -> None:
+    report = checked(code, "Compiled")
+    assert report.ok, report.problems
+    assert report.trial.metrics["score"] == 0
 
 
 def test_before_a_run_it_is_checked_once_for_the_same_content(code: Path, tmp_path: Path) -> None:

@@ -36,15 +36,23 @@ def observe(model: nn.Module, optimizer: torch.optim.Optimizer, **changes: objec
 
 
 def train(
-    noise: GradientNoise, model: Known, optimizer: torch.optim.Optimizer, parts: Sequence[int], steps: int
+    noise: GradientNoise,
+    model: Known,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[int],
+    steps: int,
+    scale: float = 1.0,
 ) -> NoiseReading:
+    """Losses are multiplied by `scale`, and gradients divided by it again before the step."""
     for _ in range(steps):
         optimizer.zero_grad()
         noise.before_step([sum(parts)], parts)
         for size in parts:
-            (model.loss_of(size) * (size / sum(parts))).backward()
+            (model.loss_of(size) * (scale * size / sum(parts))).backward()
             noise.after_part()
         noise.before_update()
+        for parameter in model.parameters():
+            parameter.grad /= scale
         optimizer.step()
     return noise.reading()
 
@@ -65,6 +73,20 @@ def test_one_worker_measures_trace_and_norm(parts, kind):
     assert reading.trace == pytest.approx(float(SPREAD.square().sum()), rel=0.15)
     assert reading.squared_norm == pytest.approx(float(GRADIENT.square().sum()), rel=0.15)
     assert reading.noise_scale == pytest.approx(float(SPREAD.square().sum() / GRADIENT.square().sum()), rel=0.05)
+
+
+@pytest.mark.parametrize("parts", [(32,), (13, 13, 6)])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_the_scale_of_the_loss_changes_nothing(parts, kind):
+    readings = []
+    for scale in (None, 1024.0):
+        torch.manual_seed(0)
+        model = Known()
+        optimizer = kind(model.parameters(), lr=0.001)
+        tensor = None if scale is None else torch.tensor(scale)
+        noise = observe(model, optimizer, gradient_scale=lambda tensor=tensor: tensor)
+        readings.append(train(noise, model, optimizer, parts, 60, scale or 1.0))
+    assert readings[0] == readings[1]
 
 
 OPTIMIZERS = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._inductor.exc import InvalidCxxCompiler
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 import rubberband
@@ -229,6 +232,73 @@ def test_channels_last_changes_the_layout_and_nothing_else(store):
     assert [report.metrics["loss"] for report in last] == pytest.approx([report.metrics["loss"] for report in first])
     weights = [content(store, runs[-1].checkpoint)["model"]["1.weight"] for runs in (first, last)]
     torch.testing.assert_close(*weights)
+
+
+class Compiled(Exact):
+    """The same, compiled."""
+
+    compile = True
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
+    """The graphs that `torch.compile` makes; they run as they are, without a compiler."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
+    return graphs
+
+
+def test_a_compiled_model_learns_the_same_under_the_same_names(store, traced):
+    compiled, plain = reports(train(Compiled, store)), reports(train(Exact, store))
+    assert traced
+    for one, other in zip(compiled, plain, strict=True):
+        assert one.metrics == pytest.approx(dict(other.metrics), rel=1e-12)
+    names = [list(content(store, runs[-1].checkpoint)["model"]) for runs in (compiled, plain)]
+    assert names[0] == names[1] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_a_checkpoint_of_a_compiled_model_is_read_without_compiling(store, traced):
+    first = reports(train(Compiled, store, until_iterations=1))[0]
+    last = reports(train(Exact, store, from_iterations=1, checkpoint=first.checkpoint))[-1]
+    assert last.metrics == pytest.approx(dict(reports(train(Exact, store))[-1].metrics), rel=1e-12)
+
+
+def test_without_a_compiler_the_trial_names_it(store, monkeypatch):
+    def none_found() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none_found)
+    assert failure(train(Compiled, store)).message == (
+        "compile = True needs a C++ compiler and there is none; install g++, or use compile = False"
+    )
+
+
+def test_without_headers_of_python_the_trial_names_them(store, monkeypatch, tmp_path):
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert failure(train(Compiled, store)).message == (
+        "compile = True needs Python's headers and there are none; install python3-dev, or use compile = False"
+    )
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_kernels_of_a_trial_are_used_again_by_the_next_one(store, tmp_path, monkeypatch):
+    kernels = tmp_path / "kernels"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kernels))
+    expected = [report.metrics["loss"] for report in reports(train(Exact, store))]
+    found = []
+    for _ in range(2):
+        runs = reports(train(Compiled, store))
+        assert [report.metrics["loss"] for report in runs] == pytest.approx(expected, rel=1e-10)
+        found.append({path for path in (kernels / "fxgraph").rglob("*") if path.is_file()})
+    assert found[0]
+    assert found[0] == found[1]
 
 
 class OneCycle(Exact):
