@@ -1,6 +1,6 @@
 """The words of a `TorchTrial` about its step, checked; and the optimizer and LR schedule that it builds.
 
-What cannot be done is a TrialFailure of one line, with the remedy.
+A word or an object that cannot be used is a TrialFailure of one line, with the remedy.
 """
 
 from __future__ import annotations
