@@ -403,6 +403,9 @@ class AdaptiveBatching(Batching):
     def held_gradients(self) -> int:
         return 1 + self.noise.held_vectors
 
+    def weigh(self, fractions: torch.Tensor) -> None:
+        self.noise.weigh(fractions)
+
     def after_part(self) -> None:
         self.noise.after_part()
 

@@ -54,6 +54,9 @@ class Batching(ABC):
         Its later passes have no more; the other workers learn it when the iteration ends, or before.
         """
 
+    def weigh(self, fractions: torch.Tensor) -> None:  # noqa: B027 - optional hook
+        """Note w_i / W of this worker's micro-batches, whose sum over all workers is 1; unless they count by size."""
+
     def after_part(self) -> None:  # noqa: B027 - optional hook
         """Note that the gradient of a micro-batch is computed."""
 

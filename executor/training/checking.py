@@ -7,6 +7,7 @@ processes. `check` starts it and waits; `python -m rubberband.executor.training.
 from __future__ import annotations
 
 import faulthandler
+import io
 import json
 import os
 import pickle
@@ -235,6 +236,8 @@ class _Check:
             with self._step("restore"):
                 runner = self._made(segment, resources)
                 runner.restore(payload)
+                if self._found.kind == "TorchTrial":
+                    _check_restored(payload, _written(runner.dump(1, {}, is_last=True)))
             is_function = self._found.kind == "function"  # it restores by itself, once it runs
             is_short = self._found.seconds["iteration"] <= _CONTINUED_S
             if not self._found.problems and (is_function or is_short):
@@ -276,6 +279,41 @@ def _kind(target: object) -> str:
     if not isinstance(target, type):
         return "function"
     return "TorchTrial" if issubclass(target, TorchTrial) else "Trial"
+
+
+def _check_restored(saved: bytes, again: bytes) -> None:
+    """Raise TrialFailure if the trial's own state, saved once more after its restore, is not what was saved."""
+    import torch
+
+    one, other = (
+        torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False).get("trial")
+        for payload in (saved, again)
+    )
+    place = _difference(one, other, "state_dict()")
+    if place is not None:
+        raise TrialFailure(
+            "raised", f"after load_state_dict(), {place} is not what was saved; restore it in load_state_dict()"
+        )
+
+
+def _difference(one: Any, other: Any, place: str) -> str | None:
+    """Return the first place where plain data, arrays or tensors differ; objects of other kinds are not compared."""
+    if type(one) is not type(other):
+        return place
+    if isinstance(one, Mapping):
+        if one.keys() != other.keys():
+            return place
+        return next((found for key in one if (found := _difference(one[key], other[key], f"{place}[{key!r}]"))), None)
+    if isinstance(one, (list, tuple)):
+        if len(one) != len(other):
+            return place
+        pairs = enumerate(zip(one, other, strict=True))
+        return next((found for at, pair in pairs if (found := _difference(*pair, f"{place}[{at}]"))), None)
+    if hasattr(one, "shape"):
+        same = one.shape == other.shape and bool(((one == other) | (one != one) & (other != other)).all())  # NaN is NaN
+    else:
+        same = not isinstance(one, (bool, int, float, str, bytes)) or repr(one) == repr(other)
+    return None if same else place
 
 
 def _problem(step: str, error: BaseException, order: CheckOrder) -> Problem:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rubberband.errors import EntrypointError
+from rubberband.executor.training.hooks import fault_of
 from rubberband.executor.training.runner import one_line
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial
@@ -137,6 +138,9 @@ def _check_target(target: Any, name: str) -> Target:
             raise EntrypointError(f"{name} lacks {', '.join(f'{method}()' for method in lacking)}")
         if not _accepts(target, 0):
             raise EntrypointError(f"{name} must be made without arguments; read the configuration in its methods")
+        fault = fault_of(target) if issubclass(target, TorchTrial) else None
+        if fault is not None:
+            raise EntrypointError(f"{name}: {fault}")
     elif isinstance(target, type) or not callable(target):
         is_what = "a class of another kind" if isinstance(target, type) else f"of type {type(target).__name__}"
         raise EntrypointError(f"{name} is {is_what}; a trial is {_WHAT_A_TRIAL_IS}")

@@ -16,6 +16,8 @@ from torch.utils.data import Dataset
 
 from rubberband.executor.training.data import Collate, fetch, num_samples
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.hooks import override_of
+from rubberband.executor.training.means import Means, checked_weight, loss_and_metrics
 from rubberband.executor.training.moving import to_device
 from rubberband.executor.training.runner import TrialFailure, to_float
 from rubberband.executor.training.sampler import reseed
@@ -45,7 +47,7 @@ class EvalLoader:
         parts = [np.arange(start, min(start + batch_size, total)) for start in range(0, total, batch_size)]
         mine = np.array_split(np.arange(len(parts)), num_workers)[rank]
         self._parts = [parts[index] for index in mine]
-        self._device = device
+        self.device = device
         self._collate = collate
 
     @property
@@ -64,7 +66,7 @@ class EvalLoader:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[Any]:
-        return (to_device(fetch(self.dataset, part, self._collate), self._device) for part in self._parts)
+        return (to_device(fetch(self.dataset, part, self._collate), self.device) for part in self._parts)
 
 
 class Evaluation:
@@ -171,3 +173,13 @@ def _joined(sums: list[dict[str, tuple[float, float]]]) -> dict[str, Mean]:
         name: Mean(math.fsum(total for total, _ in own), math.fsum(count for _, count in own))
         for name, own in parts.items()
     }
+
+
+def mean_loss(trial: TorchTrial, model: torch.nn.Module, loader: EvalLoader) -> dict[str, Mean]:
+    """Return the loss and the metrics of `trial.loss` over this worker's part of the set, by what batches count."""
+    weight, means = override_of(trial, "weight"), Means(loader.device)
+    for batch, size in zip(loader, loader.sizes, strict=True):
+        counts = size if weight is None else checked_weight(weight(batch), loader.device)
+        means.add(counts, *loss_and_metrics(trial.loss(model, batch)))
+    total, sums = means.sums()
+    return {name: Mean(value, total) for name, value in sums.items()}

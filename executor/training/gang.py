@@ -7,7 +7,7 @@ through the store, because it may take longer than any sensible timeout of a col
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -96,6 +96,18 @@ class Gang:
         tensor = torch.tensor(value, dtype=torch.float64, device=self._device)
         dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return tensor.item()
+
+    def sum_later(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to sum the tensor over all workers, in place; the result waits for the sum."""
+        if self._store is None:
+            return lambda: tensor
+        work = dist.all_reduce(tensor, async_op=True)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return tensor
+
+        return wait
 
     def share(self, values: Sequence[float]) -> list[float]:
         """Return rank 0's `values` on every rank, by a collective; the others pass as many, which do not count."""

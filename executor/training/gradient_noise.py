@@ -131,6 +131,15 @@ class GradientNoise:
         # In a gang, the others do not know how many parts the only worker with samples has.
         return "accumulation" if self._num_workers == 1 and len(parts) > 1 else "differenced"
 
+    def weigh(self, fractions: Tensor) -> None:
+        """Note what this worker's parts count, as shares w_i / W of the whole batch, in place of m_i / M.
+
+        The variance of a part's gradient is then taken to be proportional to 1 / w_i. phi stays in samples: W / M
+        cancels.
+        """
+        if self._step is not None:
+            self._step.fractions = fractions
+
     def after_part(self) -> None:
         """Observe the gradient so far, after the backward pass of a micro-batch."""
         step = self._step
@@ -164,10 +173,9 @@ class GradientNoise:
             share, workers = step.shares[self._rank], sum(share > 0 for share in step.shares)
             square = self._local.end()
             # DDP averages n m_i / M times the mean gradient of this worker.
-            factor = step.batch_size / (self._num_workers**2 * share) if share else 0.0
             if not share:
                 square = torch.zeros_like(self._missing)
-            mine = None if square is None else square * factor
+            mine = None if square is None else square / (self._num_workers**2 * (step.fraction(share) if share else 1))
             self._note(step, workers, step.batch_size, mine, gradient)
         elif step.kind == "accumulation":
             self._note(step, 2, step.batch_size, step.mean_square_of_halves(gradient), gradient)
@@ -247,6 +255,8 @@ class _Step:
     first: _Step | None
     """The step before, if the two make a pair."""
     num_seen: int = 0
+    fractions: Tensor | None = None
+    """w_i / W of this worker's parts, if they count otherwise than by their samples."""
     vector: Tensor | None = None
     """The gradient of the first of a pair, or the first half's contribution to this step's."""
 
@@ -261,8 +271,12 @@ class _Step:
             return None
         # They are sums over their samples divided by M, so that (m_i / M) |g_i|^2 = (M / m_i) |half|^2.
         size = sum(self.parts[: self.num_first])
-        first = _square(half) * (self.batch_size / size)
-        return first + _square(half.sub_(gradient)) * (self.batch_size / (self.batch_size - size))
+        first = self.fraction(size, self.num_first)
+        return _square(half) / first + _square(half.sub_(gradient)) / (1.0 - first)
+
+    def fraction(self, size: int, num_parts: int | None = None) -> float | Tensor:
+        """Return m / M of this worker's first `num_parts` parts with `size` samples, or what they count instead."""
+        return size / self.batch_size if self.fractions is None else self.fractions[:num_parts].sum()
 
     def pair_with(self, latest: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return A and the mean of this step's and the next gradient; None if they are of different parameters."""

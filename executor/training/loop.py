@@ -18,6 +18,8 @@ import copy
 import gc
 import io
 import itertools
+import math
+import sys
 import weakref
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
@@ -33,10 +35,11 @@ from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
 from rubberband.executor.training.runner import FORMAT, Runner, Steps, TrialFailure, clean_metrics, expect, positive
-from rubberband.executor.training.sampler import GlobalBatchSampler, SharePolicy, even_shares, reseed
+from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, even_shares, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import TrainStep
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -64,6 +67,9 @@ class TorchRunner(Runner):
         self._batch_report = BatchReport()
         self._host_copy = HostCopy(self._device)
         self.checkpoint_every = positive("checkpoint_every", trial.checkpoint_every)
+        self._steps = 0
+        """Optimizer steps of the trial."""
+        self._on_step = override_of(trial, "on_step")
 
     def _build_data(self) -> None:
         segment, trial = self._segment, self._trial
@@ -175,23 +181,35 @@ class TorchRunner(Runner):
             self._batching.restore(content.get("batching"))
             self._evaluation.restore(content.get("evaluation"))
             self._step.precision.restore(content.get("precision"))
+            # Older checkpoints do not count the steps.
+            self._steps = content.get("steps", math.ceil(self._sampler.samples_done / self._batch_size))
+            self._restore_trial(content)
         except Exception as error:
             reason = " ".join(str(error).split())
             raise CheckpointError(f"the checkpoint does not fit the trial: {type(error).__name__}: {reason}") from error
         held: int = content["iterations"]
         return held
 
+    def _restore_trial(self, content: Mapping[str, Any]) -> None:
+        load = override_of(self._trial, "load_state_dict")
+        if load is None and "trial" in content:
+            raise ValueError(f"it holds what state_dict() returned, and {type(self._trial).__name__} has none")
+        if load is not None and "trial" in content:
+            load(content["trial"])
+        elif load is not None and self._segment.rank == 0:
+            print("rubberband: the checkpoint is older than load_state_dict(), which is not called", file=sys.stderr)
+
     def steps(self, iterations: int) -> Steps:
         """Train one iteration, evaluate, and step the LR schedule."""
         segment = self._segment
         reseed("train", segment.seed, iterations, segment.rank)
         with self._feed.deaths_explained():
-            train_loss = yield from self._train(iterations)
+            trained = yield from self._train(iterations)
         with self._step.precision.autocast():
             evaluated = self._evaluation.metrics(self._module, iterations)
         metrics: dict[str, float] = {}
         if segment.rank == 0:
-            metrics = clean_metrics({"train_loss": train_loss, **evaluated}, segment.metric)
+            metrics = clean_metrics({**trained, **evaluated}, segment.metric)
         watched = self._trial.scheduler_metric or segment.metric
         if segment.rank == 0 and watched not in metrics:
             raise ValueError(f"scheduler_metric {watched!r} is not reported; the trial reports {', '.join(metrics)}")
@@ -218,7 +236,11 @@ class TorchRunner(Runner):
             "batching": self._batching.state(),
             "evaluation": self._evaluation.state(),
             "precision": self._step.precision.state(),
+            "steps": self._steps,
         }
+        state_dict = override_of(self._trial, "state_dict")
+        if state_dict is not None:
+            content["trial"] = state_dict()
         try:
             copied = content if is_last else self._host_copy.take(content)
         except Exception as error:
@@ -242,6 +264,7 @@ class TorchRunner(Runner):
                 torch.compiler.reset()
         for name in (
             "_step",
+            "_on_step",
             "_module",
             "_optimizer",
             "_scheduler",
@@ -255,24 +278,29 @@ class TorchRunner(Runner):
         if wrapped is not None and wrapped() is not None:
             gc.collect()
 
+    def _after_step(self, batch: GlobalBatch) -> None:
+        if self._step.has_stepped:
+            self._steps += 1
+            if self._on_step is not None:
+                with torch.no_grad():
+                    self._on_step(self._module, self._steps, batch.size)
+
     def batch_report(self) -> BatchReport:
         return self._batch_report
 
-    def _train(self, iterations: int) -> Generator[None, None, float]:
-        """Train until that many iterations are done, one step at least; return the mean loss over their samples.
+    def _train(self, iterations: int) -> Generator[None, None, dict[str, float]]:
+        """Train until that many iterations are done, one step at least; return the means over them, as `train_…`.
 
         It pauses after each step.
         """
-        self._step.begin()
+        means = self._step.begin()
         self._trial.on_iteration(self._module, iterations)
         self._batching.begin(iterations)
-        done = 0
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         over = False
         while not over:
             batch = self._sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
-            loss_sum += self._step.take(batch)
-            done += batch.size
+            self._step.take(batch, means)
+            self._after_step(batch)
             batches = self._batching.after_step(batch, has_stepped=self._step.has_stepped)
             if self._scheduler is not None and self._trial.scheduler_step == "batch":
                 for _ in range(batches):
@@ -280,7 +308,7 @@ class TorchRunner(Runner):
             over = self._batching.is_over()
             yield
         self._batch_report = self._batching.end()
-        return self._gang.sum(loss_sum).item() / done
+        return {f"train_{name}": mean for name, mean in means.reduce(self._gang).items()}
 
     def _parts_ahead(self) -> Iterator[Part]:
         """Iterate over what this worker will load after the present step, if the batches stay as they are."""

@@ -12,6 +12,7 @@ from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import store_of
 from rubberband.executor.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint, Target
+from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.runner import expect, one_line, unpack
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -66,8 +67,13 @@ def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device:
     trial = target()
     reseed("setup", content["seed"])
     model = trial.build_model(dict(found.configuration)).to(device)
+    load = override_of(trial, "load_state_dict")
     try:
         model.load_state_dict(content["model"])
+        if load is not None and "trial" in content:
+            reseed("setup", content["seed"])
+            trial.build_optimizer(dict(found.configuration), model)  # which may make what the state is loaded into
+            load(content["trial"])
     except Exception as error:
         raise _unlike(target, error) from error
     trial.config, trial.model = found.configuration, model.eval()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.hooks import override_of
+from rubberband.executor.training.means import Means, loss_and_metrics
 from rubberband.executor.training.memory import Gradients, Summing, Undo, is_out_of_memory, release
 from rubberband.executor.training.precision import Precision
 from rubberband.executor.training.runner import TrialFailure, one_line
 from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
+from rubberband.executor.training.weighing import Weighed, Weighing
 from rubberband.executor.training.wrapping import wrap
 
 
@@ -50,9 +54,9 @@ class TrainStep:
         self._device = device
         self.begun = 0
         """Steps that were begun."""
-        has_batch_norm = any(isinstance(each, _BatchNorm) for each in module.modules())
-        self.least = 2 if has_batch_norm else 1
-        """The fewest samples that go through the model at once."""
+        self._train_mode = override_of(trial, "train_mode")
+        self._set_mode(module)
+        self._weighing = Weighing(trial, gang, device, feed.load)
         self.wrapped: torch.nn.Module = module
         """The model, in its DistributedDataParallel if there are several workers."""
         if segment.num_workers > 1:
@@ -64,18 +68,26 @@ class TrainStep:
         self._undo = Undo(module, device)
         self._summing = Summing(self.wrapped)
 
-    def begin(self) -> None:
-        """Begin an iteration."""
-        self.wrapped.train()
+    def begin(self) -> Means:
+        """Begin an iteration: put the model into its training mode; return the sums that its steps add to."""
+        self._set_mode(self.wrapped)
         self._undo.begin()
+        return Means(self._device)
+
+    def _set_mode(self, model: torch.nn.Module) -> None:
+        model.train()
+        if self._train_mode is not None:
+            self._train_mode(self._module)
+        self.least = _least(self._module)
+        """The fewest samples that go through the model at once."""
 
     def close(self) -> None:
         """Let go of model and optimizer."""
         self._summing.close()
         self.precision.close()
 
-    def take(self, batch: GlobalBatch) -> torch.Tensor:
-        """Take one optimizer step; return the sum of the losses of this worker's samples.
+    def take(self, batch: GlobalBatch, means: Means) -> None:
+        """Take one optimizer step, and add the losses and metrics of this worker's samples to `means`.
 
         A pass that runs out of memory is divided; the gradient is the same. Raises TrialFailure if the fewest samples
         do not fit.
@@ -86,20 +98,21 @@ class TrainStep:
         self.batching.before_step(batch, sizes)
         self.begun += 1
         self._undo.save()
+        self._weighing.begin_step()
         self._summing.begin_step()
         smaller = None
         try:
-            loss_sum = self._passes(batch, parts, sizes)
+            found = self._passes(batch, parts, sizes)
         except RuntimeError as error:
             smaller = self._smaller(batch, parts, error)
         if smaller is not None:
-            loss_sum = self._again(batch, smaller)
+            found = self._again(batch, smaller)
         self._summing.end_step()
         self.has_stepped = self.batching.update(self._optimizer, self.precision.step)
-        return loss_sum
+        means.join(found)
 
     def parts(self, batch: GlobalBatch, steps_ahead: int = 0) -> tuple[list[Indices], list[int]]:
-        """Return this worker's micro-batches of the next step, or of one `steps_ahead` of it; and their weights."""
+        """Return this worker's micro-batches of the next step, or of one `steps_ahead` of it; and their samples."""
         parts, sizes = self._parts(batch, self.batching.per_gpu)
         if len(parts) == 1 and self.batching.wants_halves(sizes[0], steps_ahead):
             parts = np.array_split(parts[0], 2)
@@ -114,22 +127,19 @@ class TrainStep:
         parts = _micro_batches(batch.of(self._segment.rank), per_gpu, self.least)
         return parts or [batch.indices[: min(2, per_gpu)]], [len(part) for part in parts] or [0]
 
-    def _passes(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> torch.Tensor:
-        """Compute the gradients of the micro-batches, over the gang in the last one; return the sum of the losses."""
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        for at, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+    def _passes(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> Means:
+        """Compute the gradients of the micro-batches, over the gang in the last one; return their losses."""
+        found, weighed = Means(self._device), self._weighed(batch, parts, sizes)
+        for at, weight in enumerate(weighed.weights):
             is_last = at == len(parts) - 1
             if is_last:
                 self._summing.begin_last()
             with nullcontext() if is_last else self._accumulate():
-                loss = self._loss(self.wrapped, part)
-                self.precision.backward(loss * self._factor(batch, size))
+                loss, metrics = self._loss(self.wrapped, weighed.load(at))
+                self.precision.backward(loss * weighed.factor(at))
             self.batching.after_part()
-            loss_sum += loss.detach().double() * size
-        return loss_sum
-
-    def _factor(self, batch: GlobalBatch, size: int) -> float:
-        return self._segment.num_workers * size / batch.size
+            found.add(weight, loss, metrics)
+        return found
 
     def _smaller(self, batch: GlobalBatch, parts: Sequence[Indices], error: RuntimeError) -> int:
         """Return how many samples to take at once where a pass ran out of memory; raise the error if it is another."""
@@ -145,7 +155,7 @@ class TrainStep:
             ) from error
         return smaller
 
-    def _again(self, batch: GlobalBatch, per_gpu: int) -> torch.Tensor:
+    def _again(self, batch: GlobalBatch, per_gpu: int) -> Means:
         """Do the step again in passes of at most `per_gpu` samples, or fewer, until they fit."""
         rest: list[torch.Tensor] | None = None
         while True:
@@ -165,21 +175,23 @@ class TrainStep:
 
     def _complete(
         self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int], gradients: Gradients
-    ) -> torch.Tensor:
-        """Compute the gradients that the gang still waits for; return the sum of the losses."""
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        for part, size in zip(parts, sizes, strict=True):
-            loss = self._loss(self._module, part)
-            gradients.add(self.precision.scaled(loss * self._factor(batch, size)))
+    ) -> Means:
+        """Compute the gradients that the gang still waits for; return their losses."""
+        found, weighed = Means(self._device), self._weighed(batch, parts, sizes)
+        for at, weight in enumerate(weighed.weights):
+            loss, metrics = self._loss(self._module, weighed.load(at))
+            gradients.add(self.precision.scaled(loss * weighed.factor(at)))
             self.batching.after_part()
-            loss_sum += loss.detach().double() * size
+            found.add(weight, loss, metrics)
         gradients.give()
-        return loss_sum
+        return found
 
-    def _loss(self, model: torch.nn.Module, part: Indices) -> torch.Tensor:
-        batch = self._feed.load(part)
+    def _weighed(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> Weighed:
+        return self._weighing.of(parts, sizes, batch.size, self.batching.weigh)
+
+    def _loss(self, model: torch.nn.Module, samples: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
         with self.precision.autocast():
-            return self._trial.loss(model, batch)
+            return loss_and_metrics(self._trial.loss(model, samples))
 
     def fits(self, per_gpu: int) -> bool:
         """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.
@@ -207,13 +219,20 @@ class TrainStep:
     def _try(self, part: Indices) -> None:
         held = self.batching.held_gradients()
         reserved = [torch.empty_like(each) for each in self._module.parameters() for _ in range(held)]
-        self._loss(self._module, part).backward()  # type: ignore[no-untyped-call]
+        loss, _ = self._loss(self._module, self._feed.load(part))
+        loss.backward()  # type: ignore[no-untyped-call]
         del reserved
 
     def _accumulate(self) -> AbstractContextManager[None]:
         if isinstance(self.wrapped, DistributedDataParallel):
             return self.wrapped.no_sync()
         return nullcontext()
+
+
+def _least(module: torch.nn.Module) -> int:
+    """Return the fewest samples of a pass: 2 if a BatchNorm takes its statistics from the batch, 1 otherwise."""
+    norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
+    return 2 if any(norm.training or norm.running_mean is None for norm in norms) else 1
 
 
 def _micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:

@@ -146,11 +146,45 @@ class TorchTrial(ABC):
         """Note that an iteration begins, after which `iterations` are done; called on every rank."""
 
     @abstractmethod
-    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """Return the mean loss over the samples of `batch`, a scalar; call `model(…)` once."""
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor | tuple[torch.Tensor, Mapping[str, Any]]:
+        """Return the mean loss over the samples of `batch`, a scalar; call `model(…)` once.
+
+        Or return it with a mapping of metrics, each a mean over the batch (a number or a scalar tensor) and the same
+        in every batch: `(loss, {"accuracy": …})` is reported as `train_loss` and `train_accuracy`, means over the
+        iteration, and by the default `evaluate` as `loss` and `accuracy`.
+        """
+
+    def weight(self, batch: Any) -> float | torch.Tensor:
+        """Return what `batch` counts, a number of at least 0: its tokens or valid pixels. By default, its samples.
+
+        `loss` is then the mean over them. Gradients and means over micro-batches, workers and batches are weighted
+        by it, so that they are means over all tokens of a step, an iteration or the evaluation set.
+        """
+        raise NotImplementedError("weight() is not overridden: a batch counts its samples")
+
+    def train_mode(self, model: torch.nn.Module) -> None:
+        """Put the model into training mode, before every iteration; override it to call `eval()` on frozen parts.
+
+        `model.train()` was called before. The model is not wrapped.
+        """
+        model.train()
+
+    def on_step(self, model: torch.nn.Module, step: int, batch_size: int) -> None:  # noqa: B027 - optional hook
+        """Run after every optimizer step on every worker, without gradients: for averages of the weights, and so on.
+
+        `step` counts the trial's optimizer steps from 1; `batch_size` is the number of samples of this one, over the
+        whole gang. The model is not wrapped.
+        """
+
+    def state_dict(self) -> Any:
+        """Return what the trial keeps beside model and optimizer, as its part of the checkpoint; taken on rank 0."""
+        return None
+
+    def load_state_dict(self, state: Any) -> None:  # noqa: B027 - optional hook
+        """Restore what `state_dict` returned; called on every worker, with tensors on the device."""
 
     def evaluate(self, model: torch.nn.Module, loader: EvalLoader) -> Mapping[str, Any]:
-        """Return metrics over the evaluation set; by default the mean loss as `loss`.
+        """Return metrics over the evaluation set; by default the mean loss as `loss`, and the metrics of `loss()`.
 
         It is called in evaluation mode and without gradients, with the model unwrapped: on rank 0 with the whole set,
         while the others wait; the default, and one with `eval_on_all_ranks`, on each rank with its part. `loader` is
@@ -158,8 +192,9 @@ class TorchTrial(ABC):
         of each batch) and `dataset`. `train_loss`, the mean loss of the iteration's training samples, is added to the
         result.
         """
-        total = sum(self.loss(model, batch).item() * size for batch, size in zip(loader, loader.sizes, strict=True))
-        return {"loss": Mean(total, sum(loader.sizes))}
+        from rubberband.executor.training.evaluation import mean_loss
+
+        return mean_loss(self, model, loader)
 
     def collate(self, samples: list[Any]) -> Any:
         """Make a batch from samples of a dataset; by default torch's `default_collate`."""

@@ -35,6 +35,8 @@ class Scenario:
     """Whether the workers exchange gradients in bfloat16."""
     scale: float = 1.0
     """The loss is multiplied by it, as for half precision."""
+    counts: Sequence[int] = ()
+    """What the samples of each worker count together, if not one each; with one micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,10 @@ def _pass(
     weights = [len(chunk) for chunk in chunks] or [0]
     if noise is not None:
         noise.before_step(scenario.shares, weights)
+    if scenario.counts:
+        weights, batch_size = [scenario.counts[gang.rank]], sum(scenario.counts)
+        if noise is not None:
+            noise.weigh(torch.tensor(weights, dtype=torch.float64) / batch_size)
     for at, weight in enumerate(weights):
         chunk = chunks[at] if chunks else torch.arange(2)
         with contextlib.nullcontext() if at == len(weights) - 1 else model.no_sync():

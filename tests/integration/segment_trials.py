@@ -100,3 +100,35 @@ class Wide(Regression):
 
     eval_batch_size = 25
     evaluate = rubberband.TorchTrial.evaluate
+
+
+class Weighed(Accumulating):
+    """A mean over the valid places of samples of unequal lengths, with a metric, and an average of the weights."""
+
+    def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+        average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        self.average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average)
+        return super().build_optimizer(config, model)
+
+    def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        inputs, targets = super().train_dataset(config).tensors
+        return TensorDataset(inputs, targets, torch.arange(NUM_SAMPLES) % 7)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        inputs, targets, lengths = batch
+        squares = (model(inputs) - targets).square().squeeze(1)
+        loss = (squares * lengths).sum() / lengths.sum().clamp(min=1)
+        return loss, {"twice": 2.0 * loss}
+
+    def weight(self, batch: Any) -> torch.Tensor:
+        lengths: torch.Tensor = batch[2]
+        return lengths.sum()
+
+    def on_step(self, model: torch.nn.Module, step: int, batch_size: int) -> None:
+        self.average.update_parameters(model)
+
+    def state_dict(self) -> Any:
+        return self.average.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.average.load_state_dict(state)

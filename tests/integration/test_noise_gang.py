@@ -9,17 +9,20 @@ from rubberband.executor.training.noise_scale import moments
 from tests.integration.noise_worker import Model, Scenario, batch_of, loss_of, run_gang
 
 
-def of_one_process(shares: tuple[int, ...]) -> tuple[float, float]:
-    """tr Sigma and |G|^2 of the first step, from the workers' mean gradients."""
+def of_one_process(shares: tuple[int, ...], counts: tuple[int, ...] = ()) -> tuple[float, float]:
+    """tr Sigma and |G|^2 of the first step, from the workers' mean gradients, which count by `counts` or shares."""
     model, batch_size = Model(), sum(shares)
+    counts = counts or shares
     inputs, targets = batch_of(0, batch_size)
     mean_square, mean, first = 0.0, torch.zeros(()), 0
-    for share in filter(None, shares):
+    for share, count in zip(shares, counts, strict=True):
+        if not share:
+            continue
         model.zero_grad()
         loss_of(model, inputs[first : first + share], targets[first : first + share]).backward()
         gradient = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
-        mean_square += share / batch_size * float(gradient @ gradient)
-        mean = mean + share / batch_size * gradient
+        mean_square += count / sum(counts) * float(gradient @ gradient)
+        mean = mean + count / sum(counts) * gradient
         first += share
     num_parts = sum(share > 0 for share in shares)
     return moments(mean_square, float(mean @ mean), num_parts=num_parts, batch_size=batch_size)
@@ -31,6 +34,7 @@ def of_one_process(shares: tuple[int, ...]) -> tuple[float, float]:
         [
             Scenario(shares=(8, 8), steps=1),
             Scenario(shares=(9, 3), steps=1, are_views=True),
+            Scenario(shares=(6, 6), steps=1, counts=(20, 80)),
             Scenario(shares=(9, 3), steps=1, limit=4, has_unused=True),
             Scenario(shares=(9, 3), steps=1, limit=4, has_unused=True, are_views=True),
             Scenario(shares=(9, 3), steps=1, limit=4, scale=65536.0),
@@ -42,7 +46,7 @@ def of_one_process(shares: tuple[int, ...]) -> tuple[float, float]:
 )
 def test_the_gradients_of_all_workers_give_the_estimate(scenarios):
     for scenario, outcomes in zip(scenarios, run_gang(scenarios), strict=True):
-        trace, squared_norm = of_one_process(tuple(scenario.shares))
+        trace, squared_norm = of_one_process(tuple(scenario.shares), tuple(scenario.counts))
         first = outcomes[0].reading
         assert (first.kind, first.estimates) == ("workers", 1), scenario
         rounding = 0.005 * trace / sum(scenario.shares) if scenario.is_compressed else 0.0  # of A and B, in bfloat16

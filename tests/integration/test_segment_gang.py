@@ -24,6 +24,7 @@ REGRESSION = Entrypoint.parse("segment_trials:Regression", [Path(__file__).paren
 ACCUMULATING = Entrypoint.parse("segment_trials:Accumulating", [Path(__file__).parent])
 SUMMING = Entrypoint.parse("segment_trials:Summing", [Path(__file__).parent])
 WIDE = Entrypoint.parse("segment_trials:Wide", [Path(__file__).parent])
+WEIGHED = Entrypoint.parse("segment_trials:Weighed", [Path(__file__).parent])
 SEGMENT = replace(segments.SEGMENT, until_iterations=6)
 
 
@@ -98,6 +99,20 @@ def test_a_resized_trial_learns_what_one_never_resized_learns(workers, store, en
     for name, weight in expected["model"].items():
         torch.testing.assert_close(got["model"][name], weight, rtol=tolerance, atol=tolerance)
     assert got["sampler"] == expected["sampler"] == (6, 0)
+
+
+def test_weights_metrics_and_states_do_not_depend_on_the_gang(workers, store):
+    whole = reports(list(run_segment(WEIGHED, SEGMENT, store)))
+    (first, second) = reports(run_gang(workers[:2], WEIGHED, replace(SEGMENT, until_iterations=2), store)[0])
+    rest = replace(SEGMENT, from_iterations=2, checkpoint=second.checkpoint)
+    resized = [first, second, *reports(run_gang(workers, WEIGHED, rest, store)[0])]
+    for straight, other in zip(whole, resized, strict=True):
+        assert set(other.metrics) == {"loss", "twice", "train_loss", "train_twice"}
+        assert other.metrics == pytest.approx(dict(straight.metrics), rel=1e-10)
+    expected, got = content(store, whole[-1])["trial"], content(store, resized[-1])["trial"]
+    assert expected["n_averaged"] == got["n_averaged"] == 6 * 4
+    for name, weight in expected.items():
+        torch.testing.assert_close(got[name], weight, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("entrypoint", [REGRESSION, ACCUMULATING], ids=str)

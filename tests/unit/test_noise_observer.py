@@ -89,6 +89,24 @@ def test_the_scale_of_the_loss_changes_nothing(parts, kind):
     assert readings[0] == readings[1]
 
 
+def test_parts_that_count_by_weight_give_the_noise_per_sample():
+    model = Known()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    noise, fractions = observe(model, optimizer, every=2), torch.tensor([0.25, 0.75], dtype=torch.float64)
+    for _ in range(400):  # of 32 samples, that count 96 together
+        optimizer.zero_grad()
+        noise.before_step([32], [16, 16])
+        noise.weigh(fractions)
+        for fraction in fractions.tolist():
+            (model.loss_of(round(96 * fraction)) * fraction).backward()
+            noise.after_part()
+        noise.before_update()
+    reading = noise.reading()
+    assert (reading.kind, reading.estimates) == ("accumulation", 200)
+    assert reading.trace == pytest.approx(float(SPREAD.square().sum()) / 3, rel=0.15)
+    assert reading.squared_norm == pytest.approx(float(GRADIENT.square().sum()), rel=0.15)
+
+
 OPTIMIZERS = {
     "Adam": lambda state: state["exp_avg_sq"].sqrt(),
     "AdamW": lambda state: state["exp_avg_sq"].sqrt(),

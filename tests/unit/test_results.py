@@ -265,6 +265,13 @@ def test_a_torch_trial_comes_with_its_model(tmp_path: Path) -> None:
         result.load_best(Counter)
 
 
+def test_a_torch_trial_comes_with_its_own_state(tmp_path: Path) -> None:
+    from tests.integration.segment_trials import Weighed
+
+    best = trained(Weighed, tmp_path).load_best(Weighed)
+    assert best.average.n_averaged == SEGMENT.until_iterations * 4  # steps
+
+
 def test_a_lost_checkpoint_is_not_a_store_that_is_away(tmp_path: Path) -> None:
     result = trained(Counter, tmp_path / "store", start=1)
     for file in (tmp_path / "store").glob("*.ckpt"):

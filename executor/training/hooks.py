@@ -1,0 +1,62 @@
+"""The optional methods of a `TorchTrial`: which of them a class overrides, and whether they can be called.
+
+They are looked up in the class alone. So an attribute `self.weight` or `self.step` of a trial is its own.
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from rubberband.executor.training.torch_trial import TorchTrial
+
+_ARGUMENTS = {
+    "weight": ("batch",),
+    "train_mode": ("model",),
+    "on_step": ("model", "step", "batch_size"),
+    "state_dict": (),
+    "load_state_dict": ("state",),
+}
+"""Optional methods, with what they are called with."""
+
+
+def override_of(trial: TorchTrial, name: str) -> Callable[..., Any] | None:
+    """Return the trial's own method of that name; None if its class has only the default."""
+    function = _override(type(trial), name)
+    return None if function is None else types.MethodType(function, trial)
+
+
+def fault_of(target: type[TorchTrial]) -> str | None:
+    """Return what is wrong with the optional methods of a class, in one line with the fix; None if nothing is."""
+    for name, arguments in _ARGUMENTS.items():
+        function = _override(target, name)
+        if function is not None and not _takes(function, len(arguments)):
+            given = ", ".join(("self", *arguments))
+            own = inspect.signature(function)
+            return (
+                f"{name}{own} cannot be called by rubberband, which calls {name}({given}): write it so, or rename it "
+                "if it is for your own use"
+            )
+    saves, loads = (_override(target, name) is not None for name in ("state_dict", "load_state_dict"))
+    if saves != loads:
+        has, lacks = ("state_dict", "load_state_dict") if saves else ("load_state_dict", "state_dict")
+        return f"{has}() is there without {lacks}(): write both, so that what is saved is restored"
+    return None
+
+
+def _override(target: type[TorchTrial], name: str) -> Callable[..., Any] | None:
+    found = inspect.getattr_static(target, name)
+    if not isinstance(found, types.FunctionType) or found is inspect.getattr_static(TorchTrial, name):
+        return None
+    return found
+
+
+def _takes(function: Callable[..., Any], arguments: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * (1 + arguments))
+    except TypeError:
+        return False
+    return True
