@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -91,9 +92,40 @@ def beside(path: Path, content: ProfileContent | None) -> tuple[bool, str]:
     if was.get("trial") == content.trial:
         return True, f"profile: {path.name}, measured {_when(found)} for this trial, space and hardware; {AFRESH}"
     return False, (
-        f"{path.name} was measured {_when(found)} for another state of the trial, its space or its hardware, and "
-        f"is not used; `profile: {path.name}` in the file uses it all the same"
+        f"{path.name} was measured {_when(found)} for {_ANOTHER}, and is not used; `profile: {path.name}` in the file "
+        "uses it all the same"
     )
+
+
+def profiles_to_plan(
+    experiment: Experiment,
+    entrypoint: Entrypoint | None,
+    home: Path | None,
+    found_at: Path | None,
+    announce: Callable[[str], None],
+) -> Profile | dict[str, Profile] | None:
+    """Return the profile for an estimate: the named one, else a kept one of the same content; None without any.
+
+    One that was only found beside the file, at `found_at`, is used even if the trial has changed since; that is
+    announced, as a run would measure it again. Raises ProfileMissingError if the named file is missing.
+    """
+    given = experiment.loaded_profiles()
+    if entrypoint is None or (given is not None and found_at is None):
+        return given
+    content = content_to_measure(experiment, entrypoint)
+    if given is not None and found_at is not None and beside(found_at, content)[0]:
+        return given
+    kept = None if home is None else kept_profile(home, content)
+    if kept is not None:
+        announce(kept[1].partition(";")[0])
+        return kept[0]
+    if found_at is not None:
+        measured = _when(read_profile_file(found_at))
+        announce(f"{found_at.name} was measured {measured} for {_ANOTHER}; a run measures it again")
+    return given
+
+
+_ANOTHER = "another state of the trial, its space or its hardware"
 
 
 def _when(found: ProfileFile) -> str:

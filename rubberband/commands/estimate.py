@@ -164,7 +164,7 @@ def _show(asked: _Options) -> None:
     from rubberband.spec.loading import load_experiment
 
     experiment = load_experiment(asked.file, asked.overrides)
-    profiles = profiles_of(experiment, asked.file)
+    profiles = profiles_of(experiment, asked.file, asked.overrides)
     given = read_plan(asked.plan) if asked.plan else None
     before = read_saved(asked.compare_to) if asked.compare_to else None
     terms = _terms(experiment, asked.live)

@@ -57,34 +57,29 @@ MAX_BYTES = 64 << 20
 """Size limit of a JSON file."""
 
 
-def profiles_of(experiment: Experiment, file: Path) -> Profile | dict[str, Profile]:
+def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = ()) -> Profile | dict[str, Profile]:
     """Return the experiment's profile, or instance type -> profile. Raises ProfileMissingError with the remedy."""
     remedy = f"measure one with `rubberband profile {file}`, or write profile: {{seconds_per_iteration: {{1: 60}}}}"
-    try:
-        profiles = experiment.loaded_profiles()
-    except ProfileMissingError as error:
-        raise ProfileMissingError(f"{str(error).partition(';')[0]}; {remedy}") from None
-    return _kept(experiment, file, remedy) if profiles is None else profiles
-
-
-def _kept(experiment: Experiment, file: Path, remedy: str) -> Profile:
-    """Return the profile that was measured of the same content before. Raises ProfileMissingError without one."""
-    missing = ProfileMissingError(f"{file} has no profile; {remedy}")
-    if not isinstance(experiment.entrypoint, str):
-        raise missing
-    from rubberband.app.kept import content_to_measure, kept_profile
+    from rubberband.app.kept import profiles_to_plan
     from rubberband.executor.training.entrypoint import Entrypoint
     from rubberband.installation import default_home
+    from rubberband.spec.loading import default_profile_path, names_no_profile
 
-    entrypoint = Entrypoint.parse(experiment.entrypoint, search_path=(file.absolute().parent, Path.cwd()))
+    entrypoint = None
+    if isinstance(experiment.entrypoint, str):
+        entrypoint = Entrypoint.parse(experiment.entrypoint, search_path=(file.absolute().parent, Path.cwd()))
     try:
-        found = kept_profile(default_home(), content_to_measure(experiment, entrypoint))
+        home = default_home()
     except InputError:  # this user has no home
-        found = None
+        home = None
+    found_at = default_profile_path(file) if names_no_profile(file, overrides) else None
+    try:
+        found = profiles_to_plan(experiment, entrypoint, home, found_at, lambda line: print(line, file=sys.stderr))
+    except ProfileMissingError as error:
+        raise ProfileMissingError(f"{str(error).partition(';')[0]}; {remedy}") from None
     if found is None:
-        raise missing
-    print(found[1].partition(";")[0], file=sys.stderr)
-    return found[0]
+        raise ProfileMissingError(f"{file} has no profile; {remedy}")
+    return found
 
 
 def read_plan(path: Path) -> Plan:

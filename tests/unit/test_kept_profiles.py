@@ -116,6 +116,22 @@ def test_an_estimate_uses_the_kept_profile(file: Path) -> None:
     assert json.loads(done.stdout)["feasible"]
 
 
+def test_an_estimate_says_that_the_profile_beside_the_file_is_of_another_trial(file: Path) -> None:
+    measured(file)
+    assert CliRunner().invoke(cli.app, ["estimate", str(file)]).stderr == ""
+    (file.parent / "kept_trial.py").write_text(TRIAL + "# twice the layers\n")
+    done = CliRunner().invoke(cli.app, ["estimate", str(file)])
+    assert done.exit_code == 0, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kept.profile.json was measured ")
+    assert line.endswith(" ago for another state of the trial, its space or its hardware; a run measures it again")
+    named = CliRunner().invoke(cli.app, ["estimate", str(file), "-s", f"profile={file.parent}/kept.profile.json"])
+    assert named.stderr == ""
+    measured(file)
+    (file.parent / "kept_trial.py").write_text(TRIAL)
+    assert "profile: measured" in CliRunner().invoke(cli.app, ["estimate", str(file)]).stderr
+
+
 def test_a_damaged_or_named_profile_is_no_kept_one(file: Path) -> None:
     measured(file)
     kept_path(file.parent / "home", content(file)).write_text("{")
