@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rubberband.app.estimating import estimate
     from rubberband.app.run import load_result, tune
     from rubberband.client.client import AsyncClient, Client
     from rubberband.errors import (
@@ -70,6 +71,7 @@ __all__ = [
     "TrialContext",
     "__version__",
     "choice",
+    "estimate",
     "get_checkpoint",
     "grid_search",
     "load_experiment",
@@ -106,6 +108,7 @@ _MODULES = {
         "choice grid_search lograndint loguniform qlograndint qloguniform qrandint qrandn quniform randint randn "
         "uniform"
     ),
+    "rubberband.app.estimating": "estimate",
     "rubberband.app.run": "load_result tune",
 }
 """Module -> the public names that live in it."""

@@ -13,6 +13,7 @@ from typing import Any
 from rubberband.app.affordable import CasesLeft, Profiles, refusal
 from rubberband.app.cases import Spent, batch_notes, sampler_notes, spending_notes, with_start_times
 from rubberband.app.check import check_first, named_entrypoint, widest_gang
+from rubberband.app.estimating import experiment_of
 from rubberband.app.kept import beside, content_to_measure, kept_profile
 from rubberband.app.measure import Announce, MeasuredProfile, make_setup, measure_profile
 from rubberband.app.planning import plan_job
@@ -64,11 +65,7 @@ def tune(
 
     Raises InputError for wrong words, InfeasibleError if no plan meets the constraints.
     """
-    experiment = words.pop("experiment", None)
-    if experiment is None:
-        experiment = Experiment(**({} if entrypoint is None else {"entrypoint": entrypoint}), **words)
-    elif words or entrypoint is not None:
-        raise InputError(f"tune() got an experiment and also {', '.join(words) or 'an entry point'}; give one of them")
+    experiment = experiment_of(entrypoint, words, "tune")
     folder = open_folder(experiment.name, Path(home).expanduser().resolve() if home else None)
     announce, view = _shown(verbose)
     return run_experiment(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from rubberband import markup
 from rubberband.values.rungs import Ladder
 
 Market = Literal["on_demand", "spot"]
@@ -71,6 +72,14 @@ class Plan:
     """Instances and GPUs per trial for every stage."""
 
     stages: tuple[StagePlan, ...]
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (str(at), str(one.instances), str(one.gpus_per_trial), one.market.replace("_", " "))
+            for at, one in enumerate(self.stages)
+        ]
+        header = ("stage", "instances", "GPUs per trial", "market")
+        return markup.card("plan", markup.table(header, rows, words=(0, 3)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,44 @@ def test_an_experiment_is_html_in_a_notebook() -> None:
     assert "resources.region" not in text
 
 
+def estimated(**changes: Any) -> Any:
+    return rubberband.estimate(**words(**changes))
+
+
+def test_an_estimate_is_html_in_a_notebook_and_the_screen_in_print(tmp_path: Path) -> None:
+    found = estimated(home=tmp_path)
+    assert found.feasible
+    text = Balanced(found._repr_html_()).text
+    lines = str(found).splitlines()
+    assert text[0] == lines[0]
+    assert text[0].startswith("digits-sha: ")
+    assert "Options" in text
+    assert "Options" in lines
+    assert found.to_json()["feasible"]
+    assert found.prediction.cost_usd == pytest.approx(found.to_json()["prediction"]["cost_usd"]["mean"])
+
+
+def test_a_plan_is_html_in_a_notebook() -> None:
+    plan = estimated().plan
+    text = Balanced(plan._repr_html_()).text
+    assert text[0] == "plan"
+    assert text[5:9] == ["0", str(plan.stages[0].instances), str(plan.stages[0].gpus_per_trial), "on demand"]
+
+
+def test_an_estimate_without_a_plan_shows_remedies_and_a_sized_one_its_size() -> None:
+    found = estimated(constraints={"deadline": "1m"})
+    assert (found.feasible, found.plan, found.prediction) == (False, None, None)
+    assert "Remedies" in Balanced(found._repr_html_()).text
+    assert " configurations fit " in Balanced(estimated(size=True)._repr_html_()).text[0]
+
+
+def test_an_estimate_needs_a_profile_and_one_experiment(tmp_path: Path) -> None:
+    with pytest.raises(rubberband.ProfileMissingError, match="there is no profile; pass profile="):
+        estimated(home=tmp_path, profile=None)
+    with pytest.raises(InputError, match=r"estimate\(\) got an experiment and also name; give one of them"):
+        rubberband.estimate(experiment=rubberband.Experiment(**words()), name="x")
+
+
 @pytest.fixture
 def silent(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., tuple[str, str]]:
     def tuned(**options: Any) -> tuple[str, str]:

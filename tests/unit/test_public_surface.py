@@ -36,6 +36,7 @@ NAMES = [
     "TrialContext",
     "__version__",
     "choice",
+    "estimate",
     "get_checkpoint",
     "grid_search",
     "load_experiment",
