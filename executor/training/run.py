@@ -16,6 +16,7 @@ from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.ray_session import tune_session
 from rubberband.executor.training.runner import (
     Runner,
     Steps,
@@ -151,7 +152,8 @@ class FunctionRunner(Runner):
         reseed("train", self._segment.seed, self._state_iterations, self._segment.rank)
         error: BaseException | None = None
         try:
-            self._function(dict(self._segment.config))
+            with tune_session(self, self._segment):
+                self._function(dict(self._segment.config))
         except SegmentOver:
             pass
         except BaseException as raised:

@@ -1,7 +1,7 @@
 """`LightningTrial`: a LightningModule, with its LightningDataModule, in the training loop of a `TorchTrial`.
 
 No Lightning Trainer runs. The loop is RubberBand's, so that gangs, resizing, exact resumes and adaptive batches work;
-it calls the module's steps and hooks at the places where a Trainer would. What cannot be kept is refused in one line.
+it calls the module's steps and hooks at the places where a Trainer would. The rest is refused in one line.
 Works with `lightning` and with `pytorch_lightning`; neither is imported here.
 """
 
@@ -159,7 +159,7 @@ class _Apart(list[Any]):
 
 
 class _Marked:
-    """An evaluation set whose samples are told apart, for a collate function of their own."""
+    """Evaluation set whose samples are marked, for a collate function of their own."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -225,7 +225,7 @@ class _Source:
 
 
 class _Place:
-    """Stands in for `self.trainer`: how far the training is, and who it is in the gang."""
+    """Substitute for `self.trainer`: the progress of the training, and the place in the gang."""
 
     def __init__(self, source: _Source) -> None:
         self._source = source
@@ -396,7 +396,7 @@ class _Run:
 
 
 class _Log:
-    """What `self.log` got since it was last taken, reduced as it came."""
+    """Values that `self.log` got since they were last taken, reduced as they came."""
 
     def __init__(self) -> None:
         self.weight = 1
@@ -446,7 +446,7 @@ class _Log:
 
 @dataclass
 class _Schedule:
-    """What `configure_optimizers` says of the learning rate."""
+    """The LR schedule of `configure_optimizers`."""
 
     scheduler: Any = None
     interval: str = "epoch"

@@ -1,0 +1,89 @@
+"""`fit`: the Trainer of Hugging Face in a function trial. The Trainer trains; its epochs are the trial's iterations."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import rubberband
+from rubberband.errors import InputError
+from rubberband.executor.training.folder import FolderCheckpoint
+from rubberband.installation import install_hint
+
+
+def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
+    """Train as `trainer.train()` does, in a function trial: report each epoch, and resume from the trial's checkpoint.
+
+    An iteration is an epoch, or `steps_per_iteration` optimizer steps. It ends with an evaluation, whose `eval_…`
+    metrics are reported with the training `loss`, and a checkpoint: the files that the Trainer saves (model, optimizer,
+    LR schedule, random states). Its own checkpoints (`save_strategy`) are not written. `num_train_epochs` is the
+    longest training of the search, `max_t`; the LR schedule follows it.
+
+    `result.load_best(train)` returns the best checkpoint; its `to_directory(folder)` writes what `from_pretrained`
+    reads.
+
+    Raises TypeError for anything but a Trainer; ValueError for one without evaluation data, with `save_only_model`, or
+    whose training ends before the search does; RuntimeError outside a function trial.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise InputError(f"transformers is not installed; run {install_hint('transformers')}") from None
+    if not isinstance(trainer, transformers.Trainer):
+        raise TypeError(f"fit() got {type(trainer).__name__}, which is no transformers.Trainer; give one")
+    if trainer.eval_dataset is None:
+        raise ValueError("the Trainer has no eval_dataset, so it has no eval_… metric; give it eval_dataset=")
+    if trainer.args.save_only_model:
+        raise ValueError("save_only_model=True saves no optimizer, so a trial cannot resume; leave it out")
+    if steps_per_iteration is not None and steps_per_iteration < 1:
+        raise ValueError(f"steps_per_iteration={steps_per_iteration} is below 1; give the steps of an iteration")
+    state = rubberband.get_checkpoint()
+    with tempfile.TemporaryDirectory(prefix="rubberband-trainer-") as folder:
+        trainer.args.output_dir = folder
+        trainer.args.save_strategy = "no"
+        trainer.add_callback(_reporter(transformers.TrainerCallback, Path(folder), steps_per_iteration))
+        resumed = None if state is None else str(state.to_directory(Path(folder) / "resumed"))
+        trainer.train(resume_from_checkpoint=resumed)
+    raise ValueError(
+        f"the Trainer has ended after {trainer.state.epoch:g} epochs ({trainer.state.global_step} steps), and the "
+        "search goes on; set num_train_epochs to the scheduler's max_t"
+    )
+
+
+def _reporter(base: Any, folder: Path, steps: int | None) -> Any:
+    """Return the callback that reports; `base` is TrainerCallback."""
+
+    class Reporter(base):  # type: ignore[misc]
+        """Ends each iteration with a log, an evaluation and a checkpoint, and reports them."""
+
+        def __init__(self) -> None:
+            self._metrics: dict[str, float] = {}
+            self._is_due = False
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if steps is None:
+                self._end(control)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if steps is not None and state.global_step % steps == 0:
+                self._end(control)
+
+        def _end(self, control: Any) -> None:
+            control.should_log = control.should_evaluate = control.should_save = self._is_due = True
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            self._metrics.update(logs or {})
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if not self._is_due:
+                return
+            self._is_due = False
+            saved = folder / f"checkpoint-{state.global_step}"
+            checkpoint = FolderCheckpoint.from_directory(saved)
+            shutil.rmtree(saved)
+            metrics, self._metrics = self._metrics, {}
+            rubberband.report(metrics, checkpoint=checkpoint)
+
+    return Reporter()
