@@ -29,7 +29,7 @@ from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import make_runner
-from rubberband.executor.training.runner import Runner, TrialFailure, describe
+from rubberband.executor.training.runner import Runner, TrialFailure, WorkerTrace, describe
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 
@@ -327,7 +327,10 @@ def _problem(step: str, error: BaseException, order: CheckOrder) -> Problem:
         return Problem(line=failure.message.removeprefix("EntrypointError: "), details=_own_frames(error.__cause__))
     own, no_memory = isinstance(error, TrialFailure), isinstance(error, MemoryError)
     line = f"{step}: {failure.message}{_FIXES.get(failure.kind, '')}"
-    details = "" if own else _own_frames(error)
+    if isinstance(error.__cause__, WorkerTrace):
+        details = str(error.__cause__).strip()
+    else:
+        details = "" if own else _own_frames(error)
     return Problem(line=line, details=details, is_final=failure.kind == "no_metric", may_be_here=no_memory)
 
 

@@ -151,17 +151,6 @@ class Feed:
         with kept_random_states():
             return to_device(self._prepared(part), self._device)
 
-    @contextmanager
-    def deaths_explained(self) -> Iterator[None]:
-        """Raise TrialFailure for a loader worker that dies during the block, wherever torch's loader says so."""
-        try:
-            yield
-        except RuntimeError as error:
-            explained = error if self._workers is None else self._workers.explained(error)
-            if explained is error:
-                raise
-            raise explained from error
-
     def close(self) -> None:
         """End the loader workers."""
         if self._workers is not None:

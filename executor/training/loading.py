@@ -26,6 +26,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -34,7 +35,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rubberband.executor.training.moving import pinned
-from rubberband.executor.training.runner import TrialFailure, one_line
+from rubberband.executor.training.runner import TrialFailure, WorkerTrace, one_line
 from rubberband.executor.training.sampler import Indices
 from rubberband.units import shown
 
@@ -43,6 +44,8 @@ MOST_BY_DEFAULT = 8
 _SET_PDEATHSIG = 1
 _FAREWELL_S = 1.0
 """A loader worker that is not gone by then is killed."""
+_LOOK_S = 0.5
+"""Seconds between two looks whether all loader workers are there, while a batch is waited for."""
 _TRACE_S = 0.5
 _DUMP = signal.SIGUSR1
 """Makes a loader worker print where it is."""
@@ -143,15 +146,8 @@ class _Failure:
             with contextlib.suppress(Exception):
                 found = pickle.loads(self.pickled)
         error = found if isinstance(found, Exception) else TrialFailure("raised", self.line)
-        error.__cause__ = _InWorker(f"\n{self.trace}")
+        error.__cause__ = WorkerTrace(self.trace)
         return error
-
-
-class _InWorker(Exception):
-    """Carries the trace of another process."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class _Work(Dataset[Any]):
@@ -228,33 +224,15 @@ class LoaderWorkers:
         if iterator is None:
             return
         self._series.fill_(-1)
-        with _deaths_are_no_errors():
-            killer = threading.Timer(_FAREWELL_S, self._kill)
-            killer.start()
-            try:
-                iterator._shutdown_workers()
-            finally:
-                killer.cancel()
-                self._kill()
-                for process in self._processes:
-                    process.join()
-
-    def explained(self, error: RuntimeError) -> Exception:
-        """Return what an error of torch's loader means for the trial; another error as it is."""
-        text = str(error)
-        if text.startswith("DataLoader timed out"):
-            self._print_traces()
-            return TrialFailure(
-                "hung",
-                f"loader workers gave no batch in loader_timeout_s={self._settings.timeout_s:g} s; the trial's log "
-                "shows where each of them is. Raise loader_timeout_s if a batch takes that long to load",
-            )
-        if not text.startswith("DataLoader worker"):
-            return error
-        codes = [process.exitcode for process in self._processes]
-        return TrialFailure(
-            "died", f"a loader worker {_ended(next((code for code in codes if code is not None), None))}"
-        )
+        killer = threading.Timer(_FAREWELL_S, self._kill)
+        killer.start()
+        try:
+            iterator._shutdown_workers()
+        finally:
+            killer.cancel()
+            self._kill()
+            for process in self._processes:
+                process.join()
 
     def _foresees(self, place: int, part: Part) -> bool:
         while len(self._due) <= place:
@@ -274,8 +252,35 @@ class LoaderWorkers:
             yield _Order(series=int(self._series.item()), part=part)
 
     def _received(self) -> _Loaded:
-        loaded: _Loaded = next(self._iterator)
-        return loaded
+        """Return what comes next from the loader workers, stale or not. Raises TrialFailure if one is gone or hangs."""
+        until_s = time.monotonic() + self._settings.timeout_s
+        while True:
+            try:
+                loaded: _Loaded = next(self._iterator)
+            except Exception as error:  # of many kinds: a batch of a dead worker cannot be received either
+                if not str(error).startswith("DataLoader timed out"):
+                    raise self._explained(error) from error
+                self._look(until_s)
+            else:
+                return loaded
+
+    def _look(self, until_s: float) -> None:
+        if any(process.exitcode is not None for process in self._processes):
+            raise self._explained(RuntimeError("a loader worker ended"))
+        if time.monotonic() >= until_s:
+            self._print_traces()
+            raise TrialFailure(
+                "hung",
+                f"loader workers gave no batch in loader_timeout_s={self._settings.timeout_s:g} s; the trial's log "
+                "shows where each of them is. Raise loader_timeout_s if a batch takes that long to load",
+            )
+
+    def _explained(self, error: Exception) -> Exception:
+        """Return the end of a loader worker as the trial's failure; without one, the error itself."""
+        wait([process.sentinel for process in self._processes], _FAREWELL_S)
+        codes = (process.exitcode for process in self._processes)
+        code = next((code for code in codes if code is not None), None)
+        return error if code is None else TrialFailure("died", f"a loader worker {_ended(code)}")
 
     def _start(self) -> None:
         sys.stdout.flush()  # the processes would print it again
@@ -291,7 +296,7 @@ class LoaderWorkers:
                 num_workers=self._num_workers,
                 collate_fn=_same,
                 pin_memory=self._pin,
-                timeout=self._settings.timeout_s,
+                timeout=min(_LOOK_S, self._settings.timeout_s),
                 worker_init_fn=self._begin,
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 prefetch_factor=self._settings.prefetch_factor,
@@ -299,6 +304,9 @@ class LoaderWorkers:
                 generator=torch.Generator(),  # the loader draws a seed, which must not change the trial's own draws
             )
             self._iterator = iter(loader)
+        # torch's own watch raises from a signal handler, wherever the trial is at the time; `_look` sees as much.
+        torch._C._remove_worker_pids(id(self._iterator))
+        self._iterator._worker_pids_set = False
         self._processes = [child for child in multiprocessing.active_children() if child not in before]
 
     def _begin(self, worker: int) -> None:
@@ -332,10 +340,8 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _ended(code: int | None) -> str:
+def _ended(code: int) -> str:
     """Return how a loader worker ended, and the fix."""
-    if code is None:
-        return "ended; see the trial's log"
     if code >= 0:
         return f"ended with exit code {code}; raise an exception instead"
     if code == -signal.SIGKILL:
@@ -343,17 +349,3 @@ def _ended(code: int | None) -> str:
     if code == -signal.SIGBUS:
         return "ran out of shared memory (SIGBUS); enlarge /dev/shm, or use fewer of them (num_workers)"
     return f"was ended by {signal.Signals(-code).name}; see the trial's log"
-
-
-@contextlib.contextmanager
-def _deaths_are_no_errors() -> Iterator[None]:
-    """Keep torch's handler, which raises when a loader worker is killed, from running in the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        if handler is not None:  # one that C code has set cannot be restored
-            signal.signal(signal.SIGCHLD, handler)

@@ -203,8 +203,7 @@ class TorchRunner(Runner):
         """Train one iteration, evaluate, and step the LR schedule."""
         segment = self._segment
         reseed("train", segment.seed, iterations, segment.rank)
-        with self._feed.deaths_explained():
-            trained = yield from self._train(iterations)
+        trained = yield from self._train(iterations)
         with self._step.precision.autocast():
             evaluated = self._evaluation.metrics(self._module, iterations)
         metrics: dict[str, float] = {}

@@ -34,6 +34,13 @@ class TrialFailure(Exception):
         self.kind = kind
 
 
+class WorkerTrace(Exception):
+    """The trace-back of an exception in a loader worker, as the cause of the same exception here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
 class GangBroken(Exception):
     """Another worker of the gang failed, and not this one."""
 

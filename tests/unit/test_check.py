@@ -131,6 +131,26 @@ def test_a_good_trial_passes_whatever_threads_it_leaves(code: Path) -> None:
     assert json.loads(json.dumps(report.to_json()))["kind"] == "Trial"
 
 
+@pytest.mark.long
+def test_a_trial_with_loader_workers_is_checked_and_its_fault_has_their_trace() -> None:
+    def loaded(faults: list[str]) -> CheckReport:
+        space = {"fault": {"type": "choice", "values": faults}}
+        search = {**experiment(None).search.model_dump(), "space": space, "metric": "loss", "mode": "min"}
+        with open(os.devnull, "wb") as nothing:
+            return check_experiment(
+                experiment("loader_trials:Loaded", search=search),
+                search_path=(ROOT / "tests" / "integration",),
+                limit_s=60.0,
+                output=nothing,
+            )
+
+    (problem,) = loaded(["raise"]).problems
+    assert problem.line == "iteration: ValueError: sample 40 is torn"
+    assert "in _go_wrong" in problem.details
+    (problem,) = loaded(["exit"]).problems
+    assert problem.line.startswith("iteration: a loader worker ended with exit code 5")
+
+
 def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(code: Path) -> None:
     good, unsaved = checked(code, "function"), checked(code, "unsaved")
     assert good.ok
