@@ -7,6 +7,7 @@ overflow are skipped, and the scale is halved (Micikevicius et al. 2018, §3.2).
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -35,6 +36,9 @@ class Precision:
         self._clip_norm = clip_norm
         self._scaler: torch.amp.GradScaler | None = None
         self._skipped = 0
+        if name == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            card = torch.cuda.get_device_name(device)
+            print(f'rubberband: {card} computes bf16 in software; precision = "fp16" is faster', file=sys.stderr)
         if name == "fp16":
             self._scaler = torch.amp.GradScaler(device.type)
             self._one = torch.ones((), device=device)

@@ -219,7 +219,8 @@ class TrainStep:
     def _try(self, part: Indices) -> None:
         held = self.batching.held_gradients()
         reserved = [torch.empty_like(each) for each in self._module.parameters() for _ in range(held)]
-        loss, _ = self._loss(self._module, self._feed.load(part))
+        with torch.compiler.set_stance("force_eager"):  # compiling for each size would take longer than the steps
+            loss, _ = self._loss(self._module, self._feed.load(part))
         loss.backward()  # type: ignore[no-untyped-call]
         del reserved
 

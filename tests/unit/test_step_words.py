@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -260,6 +260,26 @@ def test_a_compiled_model_learns_the_same_under_the_same_names(store, traced):
         assert one.metrics == pytest.approx(dict(other.metrics), rel=1e-12)
     names = [list(content(store, runs[-1].checkpoint)["model"]) for runs in (compiled, plain)]
     assert names[0] == names[1] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+class Tried(Compiled):
+    """Notes how many samples go through the model at once; a tenth more than a batch are tried for memory."""
+
+    batch_size = 20
+    sizes: ClassVar[list[int]] = []
+
+    def loss(self, model, batch):
+        self.sizes.append(len(batch[0]))
+        return super().loss(model, batch)
+
+
+def test_sizes_that_are_only_tried_for_memory_are_not_compiled(store, traced):
+    Tried.sizes.clear()
+    assert reports(train(Tried, store, until_iterations=1, batch=AdaptiveBatch(max=20)))
+    assert Tried.sizes[0] == 22
+    shapes = [tuple(node.meta["example_value"].shape) for graph in traced for node in graph.graph.nodes if node.users]
+    assert (20, 4) in shapes
+    assert (22, 4) not in shapes
 
 
 def test_a_checkpoint_of_a_compiled_model_is_read_without_compiling(store, traced):
