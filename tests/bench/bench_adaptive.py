@@ -26,7 +26,6 @@ from goodput import PlainDigits  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import rubberband  # noqa: E402
-from rubberband.executor.training.evaluation import evaluate  # noqa: E402
 from rubberband.executor.training.gang import Gang  # noqa: E402
 from rubberband.executor.training.loop import TorchRunner  # noqa: E402
 from rubberband.executor.training.segment import Segment  # noqa: E402
@@ -132,7 +131,7 @@ def overhead(gang: Gang) -> tuple[float, float]:
     for block in range(1, BLOCKS + 1):
         for name, runner in (("plain", plain), ("watched", watched)):
             began = time.perf_counter()
-            runner._train(3 * block)
+            list(runner._train(3 * block))
             times[name].append((time.perf_counter() - began) / (3 * 1437 / 64))
     plain.close()
     watched.close()
@@ -150,12 +149,10 @@ def train(gang: Gang, trial: type[rubberband.TorchTrial], batch: AdaptiveBatch |
     seconds, accuracy, largest = 0.0, [], 0
     for iterations in range(1, EPOCHS + 1):
         began = time.perf_counter()
-        runner._train(iterations)
+        list(runner._train(iterations))
         seconds += time.perf_counter() - began
         largest = max([largest, *(use.batch_size for use in runner.batch_report().batches)])
-        accuracy.append(
-            evaluate(runner._trial, runner._module, runner._loader).get("accuracy", 0.0) if gang.rank == 0 else 0.0
-        )
+        accuracy.append(runner._evaluation.metrics(runner._module, 1).get("accuracy", 0.0))
         gang.agree(0.0)
     runner.close()
     return seconds, fmean(accuracy[-3:]), largest
