@@ -451,6 +451,8 @@ class Controller:
         state = self.state
         if state.course in ("ending", "finished"):
             return
+        if outcome in ("budget", "failed") and rules.own_search_is_over(self.job, state):
+            outcome, reason = "done", f"the bracket that was added last did not finish: {reason}"
         state.course, state.outcome, state.reason = "ending", outcome, reason
         state.exhausted_usd = self.job.max_cost_usd if outcome == "budget" else None
         self._commands += [attempts.stop(self.job, state, trial) for trial in state.running()]

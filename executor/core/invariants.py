@@ -40,7 +40,8 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
         ours, market = state.held(lane), state.chosen(lane).market
         assert len(ours.live) + len(ours.leaving) <= lane.max_instances, f"lane {lane.lane} holds {ours}"
         others = [r for r in ours.live if r.market != market and not r.instead_of_spot]
-        assert not others, f"{others} are held where {market} is planned"
+        # Between two stages a lane may have been handed what another one held: its next stage has a plan for that.
+        assert not others or lane.phase is Phase.PLANNING, f"{others} are held where {market} is planned"
     open_uses = [use for use in state.allocations if use.ended_at is None]
     assert sorted(use.trial for use in open_uses) == sorted(t.trial for t in state.running()), "an allocation leaks"
     for trial in state.trials:

@@ -11,7 +11,7 @@ from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged, Se
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.purse import MONEY_SLACK_USD, Purse
-from rubberband.executor.core.state import Bracket, Job, Lane, Phase, StageRecord, State, TrialState
+from rubberband.executor.core.state import Bracket, Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.units import format_usd
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import Plan, StagePrediction
@@ -101,6 +101,16 @@ def may_widen(job: Job, state: State, lane: Lane) -> bool:
     if job.widening is None or not job.replan or state.active() != [lane] or lane.bracket is not lane.brackets[-1]:
         return False
     return lane is state.lanes[-1] or next_stage(lane) == lane.end_stage
+
+
+def own_search_is_over(job: Job, state: State) -> bool:
+    """Whether all that is left are brackets that were added: without them the search is done too, and has a winner."""
+    if job.widening is None or not any(trial.status is TrialStatus.COMPLETED for trial in state.trials):
+        return False
+    following = [
+        (lane, lane.stage.stage if lane.stage.ended_at is None else next_stage(lane)) for lane in state.active()
+    ]
+    return all(stage == lane.end_stage or job.bracket_of(stage).is_added for lane, stage in following)
 
 
 def can_go_on(job: Job, state: State) -> bool:

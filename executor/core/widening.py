@@ -23,6 +23,7 @@ from rubberband.planner.sizing import largest
 from rubberband.planner.table import gangs_of
 from rubberband.spec.search import MAX_TRIALS, Sha
 from rubberband.units import format_duration, format_usd
+from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage
 
 _STEP = 16
@@ -32,7 +33,7 @@ _MOST_TRIES = 4
 _TIE = 1e-4
 """This part of the money stays: a run that is done at the very instant at which it is spent may be stopped instead."""
 _ROOM = 3.0
-"""Where times vary, a plan that keeps the limits takes at least this part of its mean."""
+"""Factor below the mean that a plan which keeps the limits may reach, if times vary."""
 
 
 def widen(job: Job, state: State, now: float) -> SearchWidened | None:
@@ -126,7 +127,7 @@ class _Choice:
 
     @property
     def left_words(self) -> str:
-        """What is left of the limits, for the user."""
+        """The time and money left, for the user."""
         deadline_s, max_cost_usd = self.left.deadline_s, self.left.max_cost_usd
         words = [] if deadline_s is None else [format_duration(round(deadline_s, 1))]
         return " and ".join([*words, *([] if max_cost_usd is None else [format_usd(max_cost_usd)])])
@@ -176,22 +177,27 @@ class _Choice:
         return not late and (self.left.max_cost_usd is None or usd <= self.left.max_cost_usd)
 
     @property
+    def _offer(self) -> Offer:
+        return replace(self.standing.seen.offer, max_instances=self.job.offer.max_instances)
+
+    @property
     def _varies(self) -> bool:
         return self._problem(()).varies
 
     def _problem(self, stages: tuple[Stage, ...]) -> Problem:
-        offer = replace(self.standing.seen.offer, max_instances=self.job.offer.max_instances)
         return Problem(
             stages=(*self.rest, *stages),
             profile=self.standing.seen.profile,
-            offer=offer,
+            offer=self._offer,
             constraints=self.left,
             held=self.standing.held,
         )
 
     def _on_average(self, sizes: list[int], start: int) -> int:
         """Return about the index of the largest bracket that fits on mean times; one of `start` does for sure."""
-        profile, offer = steady(self.standing.seen.profile, self.standing.seen.offer)
+        profile, offer = steady(self.standing.seen.profile, self._offer)
+        if (spot := self._offer.spot) is not None:
+            offer = replace(offer, spot=replace(spot, interruptions_per_hour=0.0))
 
         def fits(at: int) -> bool:
             problem = replace(self._problem(self.added(sizes[at])), profile=profile, offer=offer)

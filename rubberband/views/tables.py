@@ -130,7 +130,7 @@ def _course(result: Result) -> str:
     why = f": {printable(result.reason)}" if result.reason else ""
     match result.outcome:
         case "done":
-            return f"done in {spent} ({planned})"
+            return f"done in {spent} ({planned}){';' if why else ''}{why.removeprefix(':')}"
         case "unfinished":
             course = f"stopped{why}; {spent} so far" if why else f"not finished: {spent} so far"
             return f"{course} ({planned})"

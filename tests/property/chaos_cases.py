@@ -15,7 +15,7 @@ from rubberband.executor.core.state import Bracket, Job, brackets_of
 from rubberband.executor.virtual.fleet import AttemptFate, Messages
 from rubberband.planner.asha import Draw, mean_times, simulate
 from rubberband.planner.model import predict
-from rubberband.spec.search import Search, asha, sha
+from rubberband.spec.search import Search, Sha, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
@@ -31,10 +31,14 @@ TWENTY_SEVEN = (
 )
 """SHA(27, 1, 27, 3)."""
 
-Family = Literal["27 trials", "random", "brackets", "asha", "brackets that learn", "asha that learns"]
+Family = Literal[
+    "27 trials", "random", "brackets", "asha", "brackets that learn", "asha that learns", "brackets that widen"
+]
 """All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
-climb rungs, and both with configurations that a sampler draws from results."""
+climb rungs, both with configurations that a sampler draws from results, and brackets to which others are added where
+money is left."""
 FAMILIES: tuple[Family, ...] = get_args(Family)
+_DIVIDED: tuple[Family, ...] = ("brackets", "brackets that learn", "brackets that widen")
 LEARNING: tuple[Family, ...] = ("brackets that learn", "asha that learns")
 
 SEARCH = Search.model_validate(
@@ -176,7 +180,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
     family = family or ("27 trials" if source.random() < 0.8 else "random")
     stages = TWENTY_SEVEN if family == "27 trials" else _stages(source)
     offer, profile = _offer(source, family), _profile(source)
-    divided = _divided(source, offer) if family in ("brackets", "brackets that learn") else None
+    divided = _divided(source, offer) if family in _DIVIDED else None
     if family in ("asha", "asha that learns"):
         eta = source.randint(2, 4)
         stages, replan = (asha(sha(source.randint(1, 27), 1, source.randint(1, 27), eta), eta),), False
@@ -211,9 +215,17 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         brackets=() if divided is None else divided.brackets,
         lane_instances=() if divided is None else divided.quotas,
         draws=family in LEARNING,
+        widening=_widening(family, room),
     )
     weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]
     return Case(job=job, weather=weather, family=family)
+
+
+def _widening(family: Family, room: float | None) -> Sha | None:
+    """Return the smallest bracket to add, where there is a cap: without one a deadline alone would allow hundreds."""
+    if family != "brackets that widen" or room is None:
+        return None
+    return Sha(type="sha", num_samples=2, max_t=4, reduction_factor=2)
 
 
 def climb_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Offer) -> Prediction:

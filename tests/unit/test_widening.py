@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -11,15 +13,21 @@ from rubberband.app.planning import plan_job
 from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import Event, Tick, TrialReported
 from rubberband.executor.core.state import Job, TrialStatus
+from rubberband.executor.core.trials import best_trial
+from rubberband.executor.driver import drive
+from rubberband.executor.journal.inbox import DriverRequest
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.sampling import Seeds, draw
+from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.samplers import trial_seed
 from rubberband.values.plan import Policy
 from rubberband.views.narration import Narrator
 from rubberband.views.tables import comparison, stages
-from tests.builders.virtual_runs import run_virtual
+from tests.builders.memory import MemoryInbox, MemoryJournal
+from tests.builders.virtual_runs import Killed, run_virtual
 
 WORDS: dict[str, Any] = {
     "name": "wide",
@@ -144,6 +152,43 @@ def test_progress_and_report_name_the_bracket_that_was_added() -> None:
     assert found.planned_cost_usd == pytest.approx(found.actual_cost_usd)
     assert [row[0] for row in stages(found).rows][:4] == ["0.0", "0.1", "1.0", "1.1"]
     assert Result.from_json(found.to_json()) == found
+
+
+def test_money_that_is_granted_later_is_spent_too() -> None:
+    needed_usd = job_of(experiment()).prediction.cost_usd
+    asked = experiment(constraints={"max_cost": 1.05 * needed_usd})
+    job, inbox = job_of(asked), MemoryInbox()
+    inbox.put(DriverRequest(id="more", kind="extend", asked_at=0.0, deadline_s=None, max_cost_usd=0.3))
+    controller = Controller(job)
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
+    drive(controller, backend, MemoryJournal(), requests=inbox, draw=partial(draw, asked.search))
+    assert trials_of(controller) > 20
+    assert bill_usd(controller.job, controller.state, controller.state.now) <= 0.3
+
+
+def test_a_search_is_done_though_the_money_ends_within_an_added_bracket() -> None:
+    asked = experiment()
+    job = job_of(asked)
+    controller = Controller(job)
+    backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)
+
+    def stop_within_the_bracket(event: Event, controller: Controller) -> None:
+        if isinstance(event, TrialReported) and event.trial >= job.num_trials:
+            raise Killed
+
+    with contextlib.suppress(Killed):
+        drive(
+            controller, backend, MemoryJournal(), observers=[stop_within_the_bracket], draw=partial(draw, asked.search)
+        )
+    state = controller.state
+    controller.job = dataclasses.replace(controller.job, max_cost_usd=bill_usd(controller.job, state, state.now))
+    state.fleet.rent_changed()
+    controller.handle(Tick(occurred_at=state.now + 1.0))
+    assert state.outcome == "done"
+    assert state.reason.startswith("the bracket that was added last did not finish: max_cost=")
+    best = best_trial(state, "score", "max")
+    assert best is not None
+    assert best.status is TrialStatus.COMPLETED
 
 
 def test_a_decision_for_a_run_that_has_ended_changes_nothing() -> None:
