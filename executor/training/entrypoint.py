@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rubberband.errors import EntrypointError
-from rubberband.executor.training.hooks import fault_of
+from rubberband.executor.training.hooks import FIXED, fault_of, has_own_step, lacks_loss
 from rubberband.executor.training.runner import one_line
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial
@@ -83,6 +83,8 @@ class Entrypoint:
                 f"{self} is a {kind}, whose training loop cannot be adapted from outside (batch.policy: goodput); "
                 "write a rubberband.TorchTrial, or set batch.policy to fixed"
             )
+        if adaptive and isinstance(target, type) and issubclass(target, TorchTrial) and has_own_step(target):
+            raise EntrypointError(f"{self} {FIXED}")
         if not isinstance(target, type) and max_gpus_per_trial > 1:
             raise EntrypointError(
                 f"{self} is a function, which trains in one process, but resources.gpus_per_trial.max is "
@@ -133,7 +135,7 @@ def _check_target(target: Any, name: str) -> Target:
     Raises EntrypointError unless it is a trial that can be made without arguments, or a function of a configuration.
     """
     if isinstance(target, type) and issubclass(target, (TorchTrial, Trial)):
-        lacking = sorted(getattr(target, "__abstractmethods__", ()))
+        lacking = sorted([*getattr(target, "__abstractmethods__", ()), *(["loss"] if lacks_loss(target) else [])])
         if lacking:
             raise EntrypointError(f"{name} lacks {', '.join(f'{method}()' for method in lacking)}")
         if not _accepts(target, 0):

@@ -14,6 +14,7 @@ from typing import Any
 from rubberband.executor.training.torch_trial import TorchTrial
 
 _ARGUMENTS = {
+    "step": ("model", "optimizers", "batch"),
     "weight": ("batch",),
     "train_mode": ("model",),
     "on_step": ("model", "step", "batch_size"),
@@ -23,10 +24,29 @@ _ARGUMENTS = {
 """Optional methods, with what they are called with."""
 
 
+FIXED = (
+    "overrides step(), so its batches are fixed and batch.policy: goodput cannot change them; set batch.policy to "
+    "fixed, or write loss() in place of step()"
+)
+"""Refusal of adaptive batches."""
+
+
 def override_of(trial: TorchTrial, name: str) -> Callable[..., Any] | None:
     """Return the trial's own method of that name; None if its class has only the default."""
     function = _override(type(trial), name)
     return None if function is None else types.MethodType(function, trial)
+
+
+def lacks_loss(target: type) -> bool:
+    """Return whether a class is one of torch trials, and has neither `loss` nor `step`."""
+    if not issubclass(target, TorchTrial):
+        return False
+    return target.loss is TorchTrial.loss and not has_own_step(target)
+
+
+def has_own_step(target: type[TorchTrial]) -> bool:
+    """Return whether a class of trials overrides `step`."""
+    return _override(target, "step") is not None
 
 
 def fault_of(target: type[TorchTrial]) -> str | None:

@@ -38,6 +38,7 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
+from rubberband.executor.training.own_step import OwnStep, check_own_step
 from rubberband.executor.training.runner import FORMAT, Runner, Steps, TrialFailure, clean_metrics, expect, positive
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, even_shares, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
@@ -112,15 +113,30 @@ class TorchRunner(Runner):
         check_words(trial)
         prepare(self._module, trial)
         reseed("setup", segment.seed)
-        self._optimizer = build_optimizer(trial, segment.config, self._module)
-        self._scheduler = build_scheduler(trial, segment.config, self._optimizer, self._total_steps())
+        self._optimizers = build_optimizer(trial, segment.config, self._module)
+        self._schedules = build_scheduler(trial, segment.config, self._optimizers, self._total_steps())
+        self._step = self._make_step()
+
+    def _make_step(self) -> TrainStep | OwnStep:
+        segment, trial = self._segment, self._trial
+        if override_of(trial, "step") is not None:
+            check_own_step(trial, segment)
+            return OwnStep(
+                trial,
+                segment,
+                self._gang,
+                module=self._module,
+                optimizers=self._optimizers,
+                feed=self._feed,
+                device=self._device,
+            )
         share = max(self._shares(self._batch_size, segment.num_workers))
-        self._step = TrainStep(
+        return TrainStep(
             trial,
             segment,
             self._gang,
             module=self._module,
-            optimizer=self._optimizer,
+            optimizer=self._optimizers.members[0],
             feed=self._feed,
             device=self._device,
             is_one_pass=self._limit is None or share <= self._limit,
@@ -152,7 +168,7 @@ class TorchRunner(Runner):
         return make_adaptive(
             segment,
             self._gang,
-            self._optimizer,
+            self._optimizers.members[0],
             self._step.wrapped,
             batch_size=self._batch_size,
             per_gpu=self._limit,
@@ -174,9 +190,9 @@ class TorchRunner(Runner):
         content = expect(loaded, "torch", self._segment.from_iterations)
         try:
             self._module.load_state_dict(content["model"])
-            self._optimizer.load_state_dict(content["optimizer"])
-            if self._scheduler is not None:
-                self._scheduler.load_state_dict(content["scheduler"])
+            self._optimizers.load_state_dict(content["optimizer"])
+            if self._schedules is not None:
+                self._schedules.load_state_dict(content["scheduler"])
             self._sampler.move_to(*content["sampler"])
             self._batching.restore(content.get("batching"))
             self._evaluation.restore(content.get("evaluation"))
@@ -213,11 +229,12 @@ class TorchRunner(Runner):
         if segment.rank == 0 and watched not in metrics:
             raise ValueError(f"scheduler_metric {watched!r} is not reported; the trial reports {', '.join(metrics)}")
         value = self._gang.agree(metrics.get(watched))
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            if self._evaluation.is_regular(iterations):
-                self._scheduler.step(value)
-        elif self._scheduler is not None and self._trial.scheduler_step == "iteration":
-            self._scheduler.step()
+        for schedule in [] if self._schedules is None else self._schedules.members:
+            if isinstance(schedule, ReduceLROnPlateau):
+                if self._evaluation.is_regular(iterations):
+                    schedule.step(value)
+            elif self._trial.scheduler_step == "iteration":
+                schedule.step()
         return metrics
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
@@ -229,8 +246,8 @@ class TorchRunner(Runner):
             "seed": self._segment.seed,
             "metrics": dict(metrics),
             "model": self._module.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "optimizer": self._optimizers.state_dict(),
+            "scheduler": None if self._schedules is None else self._schedules.state_dict(),
             "sampler": (self._sampler.epoch, self._sampler.position),
             "batching": self._batching.state(),
             "evaluation": self._evaluation.state(),
@@ -265,8 +282,8 @@ class TorchRunner(Runner):
             "_step",
             "_on_step",
             "_module",
-            "_optimizer",
-            "_scheduler",
+            "_optimizers",
+            "_schedules",
             "_trial",
             "_feed",
             "_evaluation",
@@ -301,9 +318,9 @@ class TorchRunner(Runner):
             self._step.take(batch, means)
             self._after_step(batch)
             batches = self._batching.after_step(batch, has_stepped=self._step.has_stepped)
-            if self._scheduler is not None and self._trial.scheduler_step == "batch":
-                for _ in range(batches):
-                    self._scheduler.step()
+            if self._schedules is not None and self._trial.scheduler_step == "batch":
+                for schedule in self._schedules.members * batches:
+                    schedule.step()
             over = self._batching.is_over()
             yield
         self._batch_report = self._batching.end()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     import torch
+    from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import Dataset
 
     from rubberband.executor.training.evaluation import EvalLoader
@@ -121,13 +122,20 @@ class TorchTrial(ABC):
         """Return the model, on the CPU; it is moved to the device and wrapped afterwards."""
 
     @abstractmethod
-    def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer over the parameters of `model`."""
+    def build_optimizer(
+        self, config: Mapping[str, Any], model: torch.nn.Module
+    ) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]:
+        """Return the optimizer over the parameters of `model`, which is on its device.
+
+        A trial that overrides `step` may return several, in a list, tuple or mapping.
+        """
 
     def build_scheduler(
-        self, config: Mapping[str, Any], optimizer: torch.optim.Optimizer, *, total_steps: int
-    ) -> torch.optim.lr_scheduler.LRScheduler | None:
+        self, config: Mapping[str, Any], optimizer: Any, *, total_steps: int
+    ) -> LRScheduler | Sequence[LRScheduler] | Mapping[str, LRScheduler] | None:
         """Return the LR schedule, or None for a constant learning rate. It steps as `scheduler_step` says.
+
+        `optimizer` is what `build_optimizer` returned. A trial that overrides `step` may return several schedules.
 
         `total_steps` is how often it steps in a trial that trains to the end (adaptive batches: in batches of their
         initial size), for OneCycleLR or a warm-up. A method without this parameter is called without it.
@@ -145,14 +153,27 @@ class TorchTrial(ABC):
     def on_iteration(self, model: torch.nn.Module, iterations: int) -> None:  # noqa: B027 - optional hook
         """Note that an iteration begins, after which `iterations` are done; called on every rank."""
 
-    @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor | tuple[torch.Tensor, Mapping[str, Any]]:
         """Return the mean loss over the samples of `batch`, a scalar; call `model(…)` once.
 
         Or return it with a mapping of metrics, each a mean over the batch (a number or a scalar tensor) and the same
         in every batch: `(loss, {"accuracy": …})` is reported as `train_loss` and `train_accuracy`, means over the
-        iteration, and by the default `evaluate` as `loss` and `accuracy`.
+        iteration, and by the default `evaluate` as `loss` and `accuracy`. A trial that overrides `step` needs `loss`
+        only for the default `evaluate`.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no loss() for the default evaluate(); write one of them")
+
+    def step(
+        self, model: torch.nn.Module, optimizers: Any, batch: Any
+    ) -> torch.Tensor | float | tuple[torch.Tensor | float, Mapping[str, Any]]:
+        """Take the step of one batch yourself: several optimizers, closures such as those of LBFGS.
+
+        `optimizers` is what `build_optimizer` returned. Write it as for one process, with `zero_grad()`, `backward()`
+        and `optimizer.step()`; `batch` is this worker's share, and the model is not wrapped. After each `backward()`,
+        gradients are those of all workers. Return the mean loss over the batch, and metrics as `loss` may. Batches are
+        fixed then, and a share goes through at once.
+        """
+        raise NotImplementedError("step() is not overridden: the gradient of loss() is given to the optimizer")
 
     def weight(self, batch: Any) -> float | torch.Tensor:
         """Return what `batch` counts, a number of at least 0: its tokens or valid pixels. By default, its samples.

@@ -14,6 +14,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from rubberband.executor.training.hooks import override_of
+from rubberband.executor.training.own_step import Group
 from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.torch_trial import PrecisionName, SchedulerStep, TorchTrial
 from rubberband.units import shown
@@ -40,10 +42,15 @@ def _check_among(name: str, value: Any, allowed: Sequence[Any]) -> None:
         raise _refused(f"{name}={shown(value)} is not known; use {', '.join(others)} or {last}")
 
 
-def build_optimizer(trial: TorchTrial, config: Mapping[str, Any], module: torch.nn.Module) -> Optimizer:
-    """Return the trial's optimizer. Raises TrialFailure for several, or for one that needs a closure."""
+def build_optimizer(trial: TorchTrial, config: Mapping[str, Any], module: torch.nn.Module) -> Group[Optimizer]:
+    """Return the trial's optimizer, or those of an own step.
+
+    Raises TrialFailure for several, or for one that needs a closure, if the step is not its own.
+    """
     optimizer: Any = trial.build_optimizer(config, module)
-    if isinstance(optimizer, (list, tuple)):
+    if override_of(trial, "step") is not None:
+        return _several(optimizer)
+    if isinstance(optimizer, (list, tuple, Mapping)):
         raise _refused(
             f"build_optimizer() returned a {type(optimizer).__name__} of {len(optimizer)}; return one optimizer with "
             "several parameter groups, or override step() for several optimizers"
@@ -55,7 +62,17 @@ def build_optimizer(trial: TorchTrial, config: Mapping[str, Any], module: torch.
             f"{type(optimizer).__name__} needs a closure, which computes the loss again within a step; use another "
             "optimizer such as AdamW, or override step()"
         )
-    return optimizer
+    return Group(optimizer)
+
+
+def _several(optimizers: Any) -> Group[Optimizer]:
+    group = Group[Optimizer](optimizers)
+    if not group.members or not all(isinstance(each, Optimizer) for each in group.members):
+        raise _refused(
+            f"build_optimizer() returned {shown(optimizers)}; return a torch.optim.Optimizer, or several in a list, "
+            "tuple or mapping"
+        )
+    return group
 
 
 def _needs_closure(step: Callable[..., Any]) -> bool:
@@ -69,26 +86,27 @@ def _needs_closure(step: Callable[..., Any]) -> bool:
 
 
 def build_scheduler(
-    trial: TorchTrial, config: Mapping[str, Any], optimizer: Optimizer, total_steps: int
-) -> LRScheduler | None:
-    """Return the trial's LR schedule; it gets `total_steps` if it has a parameter of that name.
+    trial: TorchTrial, config: Mapping[str, Any], optimizers: Group[Optimizer], total_steps: int
+) -> Group[LRScheduler] | None:
+    """Return the trial's LR schedules, None without one; `total_steps` is passed if its method has the parameter.
 
     Raises TrialFailure for anything that is no schedule, or needs the metric after every batch.
     """
     build: Any = trial.build_scheduler
     parameters = inspect.signature(build).parameters
     wants_total = "total_steps" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    scheduler: Any = build(config, optimizer, **({"total_steps": total_steps} if wants_total else {}))
+    scheduler: Any = build(config, optimizers.built, **({"total_steps": total_steps} if wants_total else {}))
     if scheduler is None:
         return None
-    if not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+    group = Group[LRScheduler](scheduler)
+    are_schedules = all(hasattr(each, "step") and hasattr(each, "state_dict") for each in group.members)
+    if not are_schedules or (group.members != [scheduler] and override_of(trial, "step") is None):
         raise _refused(f"build_scheduler() returned {shown(scheduler)}; return a schedule of torch.optim, or None")
-    if isinstance(scheduler, ReduceLROnPlateau) and trial.scheduler_step == "batch":
+    if any(isinstance(each, ReduceLROnPlateau) for each in group.members) and trial.scheduler_step == "batch":
         raise _refused(
             'ReduceLROnPlateau needs the metric, which is there once an iteration; use scheduler_step = "iteration"'
         )
-    schedule: LRScheduler = scheduler
-    return schedule
+    return group
 
 
 def fixed_steps(

@@ -132,3 +132,91 @@ class Weighed(Accumulating):
 
     def load_state_dict(self, state: Any) -> None:
         self.average.load_state_dict(state)
+
+
+class Adversarial(rubberband.TorchTrial):
+    """Two small networks against each other, with an optimizer each, and their noise among the data."""
+
+    batch_size = 16
+
+    def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
+        maker = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+        critic = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+        critic.requires_grad_(False)
+        return torch.nn.ModuleDict({"maker": maker, "critic": critic}).double()
+
+    def build_optimizer(self, config: Mapping[str, Any], model: Any) -> Mapping[str, torch.optim.Optimizer]:
+        return {
+            name: torch.optim.Adam(model[name].parameters(), lr=rate, betas=(0.5, 0.9))
+            for name, rate in (("critic", 0.02), ("maker", 0.01))
+        }
+
+    def build_scheduler(self, config: Mapping[str, Any], optimizer: Any, *, total_steps: int) -> Any:
+        return [torch.optim.lr_scheduler.ExponentialLR(optimizer["maker"], 0.9)]
+
+    def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        angles, noise = torch.rand(NUM_SAMPLES, 1, dtype=torch.float64), torch.randn(NUM_SAMPLES, 2).double()
+        return TensorDataset(torch.cat([angles.cos(), angles.sin()], dim=1), noise)
+
+    def step(self, model: Any, optimizers: Any, batch: Any) -> Any:
+        real, noise = batch
+        maker, critic = model["maker"], model["critic"]
+        critic.requires_grad_(True)
+        optimizers["critic"].zero_grad()
+        judged = torch.nn.functional.softplus(-critic(real)).mean()
+        judged.backward()  # twice into the same gradients
+        made = torch.nn.functional.softplus(critic(maker(noise).detach())).mean()
+        made.backward()
+        torch.nn.utils.clip_grad_norm_(critic.parameters(), 0.05)
+        optimizers["critic"].step()
+        critic.requires_grad_(False)
+        optimizers["maker"].zero_grad()
+        loss = torch.nn.functional.softplus(-critic(maker(noise))).mean()
+        loss.backward()
+        optimizers["maker"].step()
+        return loss, {"critic": judged + made}
+
+
+class Quasi(Regression):
+    """Trained by LBFGS with a line search, with weights of its own."""
+
+    def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
+
+    def step(self, model: torch.nn.Module, optimizers: Any, batch: Any) -> Any:
+        def closure() -> torch.Tensor:
+            optimizers.zero_grad()
+            loss = self.loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        return optimizers.step(closure)
+
+    def weight(self, batch: Any) -> torch.Tensor:
+        inputs: torch.Tensor = batch[0]
+        return torch.tensor(2.0 * len(inputs))
+
+
+class Experts(Regression):
+    """Each sample goes to one of three networks, so that a worker's share may not reach all of them."""
+
+    find_unused_parameters = True
+
+    def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
+        return torch.nn.ModuleList(super(Experts, self).build_model(config) for _ in range(3))
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        choice = (inputs[:, 0] > 0.5).long() + (inputs[:, 0] > 1.5).long()
+        total = torch.zeros((), dtype=torch.float64)
+        for number in choice.unique().tolist():
+            mine = choice == number
+            total = total + (model[number](inputs[mine]) - targets[mine]).square().sum()
+        return total / len(inputs)
+
+    def step(self, model: Any, optimizers: Any, batch: Any) -> Any:
+        optimizers.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizers.step()
+        return loss

@@ -115,6 +115,21 @@ def test_weights_metrics_and_states_do_not_depend_on_the_gang(workers, store):
         torch.testing.assert_close(got[name], weight, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["Adversarial", "Quasi", "Experts"])
+def test_an_own_step_does_not_depend_on_the_gang(workers, store, name):
+    entrypoint = Entrypoint.parse(f"segment_trials:{name}", [Path(__file__).parent])
+    segment = replace(SEGMENT, metric="train_loss", until_iterations=4)
+    whole = reports(list(run_segment(entrypoint, segment, store)))
+    (first, second) = reports(run_gang(workers[:2], entrypoint, replace(segment, until_iterations=2), store)[0])
+    rest = replace(segment, from_iterations=2, checkpoint=second.checkpoint)
+    resized = [first, second, *reports(run_gang(workers, entrypoint, rest, store)[0])]
+    for straight, other in zip(whole, resized, strict=True):
+        assert other.metrics == pytest.approx(dict(straight.metrics), rel=1e-10)
+    expected, got = content(store, whole[-1])["model"], content(store, resized[-1])["model"]
+    for name, weight in expected.items():
+        torch.testing.assert_close(got[name], weight, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("entrypoint", [REGRESSION, ACCUMULATING], ids=str)
 @pytest.mark.parametrize(
     "shares",
