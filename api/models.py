@@ -240,7 +240,7 @@ class Widening(Answer):
 
 
 class Decisions(Answer):
-    """What was decided at each SYNC, which brackets were added, and how limits were extended."""
+    """Decisions at each SYNC, brackets that were added, and extensions of the limits."""
 
     items: list[dict[str, Any]]
     widened: list[Widening]

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from rubberband.api.dashboard.experiment_words import happenings
+from rubberband.api.models import Decisions
+from rubberband.app.cases import spending_notes
 from rubberband.app.planning import plan_job
 from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
@@ -23,8 +26,10 @@ from rubberband.executor.sampling import Seeds, draw
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.samplers import trial_seed
-from rubberband.values.plan import Policy
+from rubberband.values.plan import PlanningConstraints, Policy
+from rubberband.views.experiment import decisions
 from rubberband.views.narration import Narrator
+from rubberband.views.report_html import render_html
 from rubberband.views.tables import comparison, stages
 from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.builders.virtual_runs import Killed, run_virtual
@@ -152,6 +157,24 @@ def test_progress_and_report_name_the_bracket_that_was_added() -> None:
     assert found.planned_cost_usd == pytest.approx(found.actual_cost_usd)
     assert [row[0] for row in stages(found).rows][:4] == ["0.0", "0.1", "1.0", "1.1"]
     assert Result.from_json(found.to_json()) == found
+    history = [(one.what, one.told) for one in happenings(found) if one.kind == "widened"]
+    assert [what for what, _ in history] == ["search widened", "search not widened"]
+    assert history[0][1].startswith(f"bracket 1 was added: {added} more configurations fit")
+    answer = Decisions.model_validate(decisions(found))
+    assert [one.trials for one in answer.widened] == [added, 0]
+    assert "bracket 1 was added" in render_html(found)
+
+
+def test_the_estimate_shows_what_the_plan_leaves() -> None:
+    asked = experiment()
+    job = job_of(asked)
+    limits = PlanningConstraints(deadline_s=480.0, max_cost_usd=0.3)
+    left_usd = 0.3 - job.prediction.cost_usd
+    (note,) = spending_notes(asked, limits, job.prediction)
+    assert note.startswith("spend: the plan leaves ")
+    assert f"{left_usd:.2f} USD" in note
+    kept = asked.constraints.model_copy(update={"spend": None})
+    assert spending_notes(asked.model_copy(update={"constraints": kept}), limits, job.prediction) == []
 
 
 def test_money_that_is_granted_later_is_spent_too() -> None:
