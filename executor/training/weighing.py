@@ -1,4 +1,4 @@
-"""What the micro-batches of a step count, and by which factor each one's loss enters the gradient of the gang."""
+"""Weights of the micro-batches of a step, and the factor by which each one's loss enters the gradient of the gang."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Weighed:
     load: Callable[[int], Any]
     """Returns the samples on the device; called once for each, in order."""
     weights: Sequence[Weight]
-    """What each counts, w_i."""
+    """Weight of each, w_i."""
     factor: Callable[[int], Weight]
     """Returns n w_i / W: gradients are averaged over n workers, and W is the sum over the micro-batches of all of them,
     so that the gradient of the step is sum w_i g_i / W."""

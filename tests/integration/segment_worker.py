@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -94,6 +95,8 @@ def run_gang(
 
 def _serve(jobs: Connection) -> None:
     """Serve jobs until there are no more."""
+    # It ends with this pipe, and a trial may start loader workers, which daemons may not.
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     while True:
         try:
             entrypoint, segment, last = jobs.recv()
