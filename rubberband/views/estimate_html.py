@@ -17,7 +17,7 @@ from rubberband.planner.table import Floats
 from rubberband.units import format_duration, format_usd
 from rubberband.views.charts import LEGEND, LOST, PLANNED, STAGE_COLOURS, Figure, scatter, time_unit
 from rubberband.views.estimate_tables import fixed_cluster, percent
-from rubberband.views.report_html import card, chart_section, page, page_header, table_section
+from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
 from rubberband.views.size import CHART_NOTE, size_figure
 from rubberband.views.tables import TextTable
 from rubberband.views.words import counted, difference, duration, printable
@@ -52,11 +52,13 @@ def render_estimate(
             _header(answer, lines),
             chart_section("allocation", "Instances over time", instances, drawn),
             *(table_section(table) for table in stages),
+            STRIP,
             chart_section("sizes", "Size of the search", CHART_NOTE, drawn),
             chart_section("frontier", "Cost against deadline", costs, drawn),
-            _certain(answer),
             chart_section("times", "Distribution of the time", _TIMES, drawn),
             chart_section("costs", "Distribution of the cost", _COSTS, drawn),
+            STRIP_END,
+            _certain(answer),
             *(table_section(table) for table in rest),
         ]
     )

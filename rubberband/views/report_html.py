@@ -1,13 +1,18 @@
 """Report as one page that needs no network: headline figures, charts and tables, in light or dark colours.
 
+plotly is in it compressed, and figures are rounded, so that a report of many trials is small enough to be mailed.
+
 Values of the user never become markup: text is escaped, and figures are JSON in which no tag can end.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 
@@ -40,6 +45,8 @@ from rubberband.views.words import counted, difference, duration, number, printa
 
 PLOTLY = "plotly-basic.min.js"
 """Basic bundle of plotly.js (lines and bars), from npm's plotly.js-basic-dist-min."""
+MOST_TRIALS = 200
+"""Limit of trials in the tables of the page, as a row takes 250 bytes; `rubberband export` has all."""
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -64,19 +71,21 @@ def render_html(result: Result, importance: Figure | str = "") -> str:
         [
             _header(result),
             _best(result),
+            STRIP,
             chart_section("curves", "Learning curves", CURVES_NOTE, drawn),
             chart_section("parallel", "Configurations", PARALLEL_NOTE, drawn),
             chart_section("importance", "Importance of parameters", IMPORTANCE_NOTE, drawn),
-            f'<p class="note">{html.escape(importance)}</p>' if isinstance(importance, str) else "",
             chart_section("trade-off", "Trade-off between metrics", PARETO_NOTE, drawn),
-            table_section(pareto(result, None), sortable=True),
             chart_section("slices", "Metric by parameter", SLICES_NOTE, drawn),
             chart_section("contour", "Metric by two parameters", CONTOUR_NOTE, drawn),
             chart_section("spend", "Spend over time", SPEND_NOTE, drawn),
             chart_section("allocation", "Instances and GPUs over time", ALLOCATION_NOTE, drawn),
             chart_section("batches", "Batch sizes", BATCHES_NOTE, drawn),
             chart_section("batches-by-gpus", "Batch sizes by GPUs and stage", by_gpus, drawn),
-            table_section(batch_sizes(result, None), sortable=True),
+            STRIP_END,
+            f'<p class="note">{html.escape(importance)}</p>' if isinstance(importance, str) else "",
+            table_section(batch_sizes(result, MOST_TRIALS), sortable=True),
+            table_section(pareto(result, MOST_TRIALS), sortable=True),
             table_section(comparison(result)),
             table_section(stages(result)),
             table_section(purchases(result)),
@@ -85,12 +94,14 @@ def render_html(result: Result, importance: Figure | str = "") -> str:
             _paid(result),
             table_section(failures(result)),
             table_section(incidents(result)),
-            table_section(trials(result, None), sortable=True),
+            table_section(trials(result, MOST_TRIALS), sortable=True),
         ]
     )
     return page(f"{result.name} - RubberBand report", body, drawn)
 
 
+STRIP, STRIP_END = '<div class="charts">', "</div>"
+"""Around charts that lie side by side on a phone."""
 _BATCHES_BY_GPUS = (
     "Batch sizes of the trials in each stage: the median, with bars from the smallest to the largest. Larger batches "
     "pay off where gradients are noisier, as later in training, and where more GPUs share them."
@@ -100,8 +111,8 @@ _BATCHES_BY_MODEL = " Dashed: the best batch by the profile's model, at the medi
 
 def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
     """Return a page around `body`, with the script that draws the figures if there are any."""
-    script = f"<script>{asset(PLOTLY)}</script>" if figures else ""
-    data = f'<script type="application/json" id="figures">{script_json(figures)}</script>'
+    script = f'<script type="text/plain" id="plotly">{_packed(PLOTLY)}</script>' if figures else ""
+    data = f'<script type="application/json" id="figures">{script_json(_short(figures))}</script>'
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -126,6 +137,21 @@ def page(title: str, body: str, figures: Mapping[str, Any]) -> str:
 def asset(name: str) -> str:
     """Return a style or script of the pages."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@lru_cache
+def _packed(name: str) -> str:
+    """Return a script compressed (gzip, base64)."""
+    return base64.b64encode(gzip.compress(asset(name).encode(), mtime=0)).decode()
+
+
+def _short(value: Any) -> Any:
+    """Return figures with numbers of six digits, which is finer than any screen."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: _short(one) for name, one in value.items()}
+    return [_short(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def script_json(value: Any) -> str:
@@ -208,6 +234,10 @@ def chart_section(name: str, title: str, note: str, drawn: Mapping[str, Any]) ->
     )
 
 
+_FEW_ROWS = 2
+"""Rows of more lie side by side on a phone."""
+
+
 def table_section(table: TextTable, sortable: bool = False) -> str:
     """Return a section with a table; empty if it has no rows."""
     if not table.rows:
@@ -216,7 +246,7 @@ def table_section(table: TextTable, sortable: bool = False) -> str:
     rows = "".join(f"<tr>{_cells(table, row)}</tr>" for row in table.rows)
     total = f"<tfoot><tr>{_cells(table, table.total)}</tr></tfoot>" if table.total else ""
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
-    kind = ' class="sortable"' if sortable else ""
+    kind = ' class="sortable"' if sortable else ' class="aside"' if len(table.rows) > _FEW_ROWS else ""
     return (
         f'<section><h2>{html.escape(table.title)}</h2><div class="wide"><table{kind}><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody>{total}</table></div>{notes}</section>"

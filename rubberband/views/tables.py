@@ -496,7 +496,7 @@ def trials(result: Result, most: int | None) -> TextTable:
             for trial in shown
         ),
         words=frozenset({len(metrics) + 2, len(metrics) + 3}),
-        notes=(f"{counted(left, 'more trial')} not shown.",) if left else (),
+        notes=(f"{counted(left, 'more trial')} not shown; `rubberband export {result.name}` has all.",) if left else (),
     )
 
 

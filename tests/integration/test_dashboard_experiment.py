@@ -255,6 +255,17 @@ def test_the_page_follows_a_journal_that_grows(browser: Any, home: Home, run: Re
         visit.shot("experiment-done")
 
 
+def test_the_report_of_a_phone_draws_its_charts_side_by_side(browser: Any, home: Home) -> None:
+    with visiting(browser, home.address, phone=True) as visit:
+        page = visit.open("/experiments/still/report")
+        for name in ("curves", "spend", "allocation", "parallel"):
+            page.locator(f"#{name} .main-svg").first.wait_for(state="attached")
+        visit.shot("report-phone")
+        assert visit.overflow_px() <= 0
+        assert page.evaluate("document.documentElement.scrollHeight") < 4000
+        assert page.locator("table.sortable tbody tr:visible").count() <= 10
+
+
 def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: Home) -> None:
     with visiting(browser, home.address) as visit:
         page = visit.open("/experiments/still")

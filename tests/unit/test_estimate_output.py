@@ -349,7 +349,7 @@ def test_the_allocation_ends_with_the_plan_and_at_nothing(command):
     answer = command.json("--html", str(path))
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', path.read_text(), re.DOTALL).group(1))
     trace = figures["allocation"]["data"][0]
-    assert trace["x"][-1] * 60 == pytest.approx(answer["prediction"]["jct_s"]["mean"])
+    assert trace["x"][-1] * 60 == pytest.approx(answer["prediction"]["jct_s"]["mean"], rel=1e-5)
     assert trace["y"][-1] == 0
     assert trace["y"][0] == answer["plan"]["stages"][0]["instances"]
 

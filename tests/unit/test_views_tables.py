@@ -107,7 +107,7 @@ def test_trials_come_best_first_and_the_rest_is_counted() -> None:
     assert [row[0] for row in table.rows[:3]] == ["0", "1", "2"]
     assert table.rows[0][3] == "winner"
     assert len(table.rows) == MOST_TRIALS
-    assert table.notes == ("2 more trials not shown.",)
+    assert table.notes == ("2 more trials not shown; `rubberband export digits` has all.",)
     assert len(trials(result, None).rows) == 12
 
 
