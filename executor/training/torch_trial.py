@@ -64,7 +64,7 @@ class TorchTrial(ABC):
     samples_per_iteration: ClassVar[int | None] = None
     """Training samples of one iteration (rounded up to whole batches). None: one epoch."""
     scheduler_step: ClassVar[SchedulerStep] = "iteration"
-    """When the LR schedule steps: after every iteration (ReduceLROnPlateau: with the metric), or after every batch."""
+    """Interval of the LR schedule, which steps after every iteration (ReduceLROnPlateau: with the metric) or batch."""
     precision: PrecisionName = "32"
     """Arithmetic of model and loss: `bf16` and `fp16` compute under autocast; parameters stay as they were built.
 

@@ -1,6 +1,7 @@
 """Benchmarks of training: ours and a peer in one run, in turn. `python tests/bench/bench_training.py NAME`.
 
-Without a name, all of them run. Figures are medians over the rounds; `--rounds 5` is the default.
+Without a name, all of them run. Figures are medians over the rounds; `--rounds 5` is the default. On a CPU, resnet and
+gpt are small and not compiled, and their seconds are those that the process computes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentReport
+from tests.bench.training_models import ImagesTrial, TextTrial, ours, plain
 from tests.builders.segments import SEGMENT
 
 BENCHMARKS: dict[str, Callable[[int], None]] = {}
@@ -179,11 +181,55 @@ def evaluation(rounds: int) -> None:
     print(f"on one worker {one:.3f} s, on four {four:.3f} s: {one / four:.2f} times as fast")
 
 
+# Steps of usual models, one worker, with the data in memory
+
+FAST = {"precision": "bf16", "compile": True}
+SIZES: dict[str, dict[str, dict[str, Any]]] = {
+    "cuda": {
+        "images": {"width": 64, "batch": 512, "steps": 100, "words": {**FAST, "channels_last": True}},
+        "text": {"width": 384, "layers": 6, "length": 256, "batch": 64, "steps": 50, "words": FAST},
+    },
+    "cpu": {
+        "images": {"width": 8, "batch": 32, "steps": 8, "words": {"precision": "bf16", "channels_last": True}},
+        "text": {"width": 64, "layers": 2, "length": 64, "batch": 16, "steps": 8, "words": {"precision": "bf16"}},
+    },
+}
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _compare(kind: type[ImagesTrial], config: dict[str, Any], rounds: int) -> None:
+    """Train iterations of ours and of a plain loop in turn; the first ones, which compile, do not count."""
+    torch.set_num_threads(1 if DEVICE == "cpu" else torch.get_num_threads())
+    print(f"on {DEVICE}: " + ", ".join(f"{name} {value}" for name, value in config.items()))
+    loops = [make(kind, config, DEVICE, rounds + 2) for make in (ours, plain)]
+    seconds = [[loop() for loop in loops] for _ in range(rounds + 2)][2:]
+    rates = [median(config["batch"] * config["steps"] / each[at] for each in seconds) for at in (0, 1)]
+    shares = sorted(theirs / mine for mine, theirs in seconds)
+    print(f"samples/s: ours {rates[0]:,.0f}, plain PyTorch {rates[1]:,.0f}")
+    print(f"ours / plain, round by round: {median(shares):.3f} ({shares[0]:.3f} to {shares[-1]:.3f})")
+
+
+@benchmark
+def resnet(rounds: int) -> None:
+    """ResNet-18 on 32 x 32 images: bf16, channels_last, on a GPU compiled; ours beside plain PyTorch."""
+    _compare(ImagesTrial, SIZES[DEVICE]["images"], rounds)
+
+
+@benchmark
+def gpt(rounds: int) -> None:
+    """A small GPT with AdamW, OneCycle and clipping: bf16, on a GPU compiled; ours beside plain PyTorch."""
+    config = SIZES[DEVICE]["text"]
+    _compare(TextTrial, {**config, "words": {**config["words"], "gradient_clip_norm": 1.0}}, rounds)
+
+
 def main() -> None:
+    global DEVICE
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="*", choices=[[], *BENCHMARKS], default=[])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=DEVICE, help="of resnet and gpt")
     arguments = parser.parse_args()
+    DEVICE = arguments.device
     for name in arguments.name or BENCHMARKS:
         print(f"{name}: {BENCHMARKS[name].__doc__}")
         BENCHMARKS[name](arguments.rounds)

@@ -57,9 +57,10 @@ def train(trial: type, store: CheckpointStore, config: dict[str, Any], **changes
     ],
 )
 def test_fast_words_learn_what_single_precision_learns(store, trial, size, words):
-    plain, fast = (train(trial, store, {**size, "words": each}) for each in ({}, words))
+    clipped = {"gradient_clip_norm": words.get("gradient_clip_norm")}
+    plain, fast = (train(trial, store, {**size, "words": each}) for each in (clipped, words))
     expected = [report.metrics["train_loss"] for report in plain]
-    assert [report.metrics["train_loss"] for report in fast] == pytest.approx(expected, rel=0.05)
+    assert [report.metrics["train_loss"] for report in fast] == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
