@@ -17,6 +17,7 @@ _ARGUMENTS = {
     "step": ("model", "optimizers", "batch"),
     "weight": ("batch",),
     "train_mode": ("model",),
+    "on_iteration": ("model", "iterations"),
     "on_step": ("model", "step", "batch_size"),
     "state_dict": (),
     "load_state_dict": ("state",),

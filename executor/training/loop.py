@@ -57,6 +57,7 @@ class TorchRunner(Runner):
         self._gang = gang
         self._shares = shares
         self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
+        trial.max_iterations = max(segment.max_iterations or 0, segment.until_iterations)
         reseed("setup", segment.seed)
         self._batch_size = positive("global_batch_size()", trial.global_batch_size(segment.config))
         self._limit: int | None = None
@@ -145,7 +146,7 @@ class TorchRunner(Runner):
     def _total_steps(self) -> int:
         """Return how often the LR schedule steps in a trial that trains to the end."""
         segment = self._segment
-        iterations = max(segment.max_iterations or 0, segment.until_iterations)
+        iterations = self._trial.max_iterations
         if self._trial.scheduler_step == "iteration":
             return iterations
         if segment.batch is not None:

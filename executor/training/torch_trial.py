@@ -112,6 +112,8 @@ class TorchTrial(ABC):
     checkpoint_every: ClassVar[int] = 1
     """Iterations from one checkpoint to the next; the last one of a stage always has one. A trial that resumes repeats
     those after its latest checkpoint."""
+    max_iterations: int
+    """Iterations of a trial that trains to the end, such as the scheduler's `max_t`; there from `build_model` on."""
     config: Mapping[str, Any]
     """Its configuration; only of a trial that `Result.load_best` returned."""
     model: torch.nn.Module

@@ -13,6 +13,7 @@ import inspect
 import os
 import sys
 import tempfile
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,14 +38,12 @@ _OWN_LOOP = "write a rubberband.TorchTrial, or call rubberband.report() from a C
 _REFUSED = {
     "backward": _OWN_LOOP,
     "configure_callbacks": "use the hooks of the module instead",
-    "configure_gradient_clipping": "clip in on_before_optimizer_step()",
+    "configure_gradient_clipping": "set gradient_clip_norm of the LightningTrial",
     "configure_sharded_model": "make the layers in configure_model()",
     "lr_scheduler_step": _OWN_LOOP,
     "on_after_backward": "use on_before_optimizer_step()",
     "on_before_batch_transfer": "use the collate_fn of the DataLoader, or on_after_batch_transfer()",
     "on_before_zero_grad": "use on_train_batch_end()",
-    "on_load_checkpoint": "keep state in buffers (register_buffer)",
-    "on_save_checkpoint": "keep state in buffers (register_buffer)",
     "on_train_epoch_end": "use on_validation_epoch_end()",
     "optimizer_step": _OWN_LOOP,
     "optimizer_zero_grad": _OWN_LOOP,
@@ -58,7 +57,8 @@ class LightningTrial(TorchTrial):
 
     An iteration is an epoch, or `samples_per_iteration`. Batches are those of `train_dataloader()`: its dataset,
     `batch_size` (over the whole gang) and `collate_fn`; their order is RubberBand's, shuffled in every epoch. Metrics
-    are what `self.log` gets: means over the samples by default, or what a torchmetrics.Metric computes.
+    are what `self.log` gets: means over the samples by default, or what a torchmetrics.Metric computes. Those of
+    `training_step` are reported as `train_NAME`.
 
     The module's `trainer` is a stand-in with `current_epoch`, `global_step`, `datamodule` and the like. One optimizer
     is stepped, with an LR schedule of interval `epoch` or `step`. Manual optimization, several optimizers and hooks
@@ -81,7 +81,7 @@ class LightningTrial(TorchTrial):
     def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer of `configure_optimizers`."""
         self._run = _Run(self._source(config), model)
-        optimizer, self._schedule = _divided(self._run.module.configure_optimizers())
+        optimizer, self._schedule = _divided(model.configure_optimizers())  # type: ignore[operator]
         self.scheduler_step = "batch" if self._schedule.interval == "step" else "iteration"  # type: ignore[misc]
         self.scheduler_metric = self._schedule.monitor
         self._run.watch(optimizer, self._schedule.scheduler)
@@ -100,25 +100,52 @@ class LightningTrial(TorchTrial):
         return self._source(config).loaders.eval_dataset()
 
     def global_batch_size(self, config: Mapping[str, Any]) -> int:
-        """Return the `batch_size` of `train_dataloader()`."""
+        """Return the `batch_size` of `train_dataloader()`, and take its other words."""
         loaders = self._source(config).loaders
+        train = loaders.train
         if loaders.collate is not None:
             vars(self)["collate"] = loaders.collate
         if self.eval_batch_size is None and loaders.val is not None:
             self.eval_batch_size = loaders.val.batch_size
-        assert loaders.train.batch_size is not None
-        return loaders.train.batch_size
+        if self.num_workers is None and train.num_workers > 0:
+            self.num_workers, self.prefetch_factor = train.num_workers, train.prefetch_factor or self.prefetch_factor
+        if train.timeout > 0:
+            self.loader_timeout_s = train.timeout
+        self.drop_last = self.drop_last or train.drop_last
+        assert train.batch_size is not None
+        return train.batch_size
+
+    def worker_init(self, worker: int, dataset: Dataset[Any]) -> None:
+        """Call the `worker_init_fn` of `train_dataloader()`."""
+        if (init := self._made.loaders.train.worker_init_fn) is not None:
+            init(worker)
+
+    def train_mode(self, model: torch.nn.Module) -> None:
+        """Leave the parts in evaluation mode that the module was built with."""
+        self._run.train_mode()
 
     def on_iteration(self, model: torch.nn.Module, iterations: int) -> None:
         """Call the hooks of an epoch's start."""
         self._run.begin(iterations)
 
-    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """Return the loss of `training_step`."""
+    def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
+        """Return the loss of `training_step`, and what it logs."""
         return self._run.train(model, batch)
 
+    def on_step(self, model: torch.nn.Module, step: int, batch_size: int) -> None:
+        """Call `on_train_batch_end`."""
+        self._run.stepped(step)
+
+    def state_dict(self) -> Any:
+        """Return `global_step`, the state of the data module, and what `on_save_checkpoint` adds."""
+        return self._run.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore it, by `on_load_checkpoint` and the data module's `load_state_dict`."""
+        self._run.load_state_dict(state)
+
     def evaluate(self, model: torch.nn.Module, loader: EvalLoader) -> Mapping[str, Any]:
-        """Return what `validation_step` and its hooks log, and what `training_step` has logged since."""
+        """Return what `validation_step` and all hooks log."""
         return self._run.validate(loader, as_parts=self.eval_on_all_ranks)
 
     def _source(self, config: Mapping[str, Any]) -> _Source:
@@ -180,21 +207,21 @@ class _Source:
     """Makes the module, the data module and their loaders, each once."""
 
     def __init__(self, trial: LightningTrial, config: Mapping[str, Any]) -> None:
-        self._trial = trial
+        self._trial = weakref.proxy(trial)  # which refers to this
+        self._name = type(trial).__name__
         self._config = config
         self._module: Any = None
-        self.place = _Place(self)
+        self.place = _Place(self, trial)
         self.datamodule = trial.build_datamodule(config)
         if self.datamodule is not None:
-            _check(self.datamodule, "LightningDataModule", f"{type(trial).__name__}.build_datamodule()")
+            _check(self.datamodule, "LightningDataModule", f"{self._name}.build_datamodule()")
             self.datamodule.trainer = self.place
         self._loaders: _Loaders | None = None
 
     def module(self, config: Mapping[str, Any]) -> Any:
         """Return the module, set up."""
         if self._module is None:
-            what = f"{type(self._trial).__name__}.build_module()"
-            module = _check(self._trial.build_module(config), "LightningModule", what)
+            module = _check(self._trial.build_module(config), "LightningModule", f"{self._name}.build_module()")
             if not module.automatic_optimization:
                 raise ValueError(f"{type(module).__name__} sets automatic_optimization = False; {_OWN_LOOP}")
             if self.datamodule is None:
@@ -227,8 +254,12 @@ class _Source:
 class _Place:
     """Substitute for `self.trainer`: the progress of the training, and the place in the gang."""
 
-    def __init__(self, source: _Source) -> None:
-        self._source = source
+    def __init__(self, source: _Source, trial: LightningTrial) -> None:
+        # The module refers to this, and this to nothing that refers to the module: a trial then ends without waiting
+        # for a collection of garbage.
+        self._source = weakref.proxy(source)
+        self._trial = weakref.proxy(trial)
+        self.run: Any = None
         self.current_epoch = 0
         self.global_step = 0
         self.training = True
@@ -236,9 +267,18 @@ class _Place:
         self.logger = self.progress_bar_callback = None
         self.loggers: list[Any] = []
         self.callbacks: list[Any] = []
-        self.optimizers: list[Any] = []
-        self.lr_scheduler_configs: list[Any] = []
         self.accumulate_grad_batches = 1
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizer; none before it is there."""
+        return [] if self.run is None else [self.run.optimizer]
+
+    @property
+    def lr_scheduler_configs(self) -> list[Any]:
+        """The LR schedule, if there is one."""
+        found = None if self.run is None else self.run.scheduler
+        return [] if found is None else [SimpleNamespace(scheduler=found)]
 
     @property
     def datamodule(self) -> Any:
@@ -271,6 +311,27 @@ class _Place:
         """Batches of an epoch."""
         return len(self._source.loaders.train)
 
+    @property
+    def max_epochs(self) -> int:
+        """Iterations of a trial that trains to the end."""
+        trial: LightningTrial = self._trial
+        return trial.max_iterations
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Optimizer steps of a trial that trains to the end."""
+        from rubberband.executor.training.words import fixed_steps
+
+        train: Any = self._source.loaders.train
+        samples = len(train.dataset)
+        return fixed_steps(
+            self.max_epochs,
+            num_samples=samples,
+            batch_size=train.batch_size,
+            samples_per_iteration=self._trial.samples_per_iteration or samples,
+            drop_last=self._trial.drop_last,
+        )
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"self.trainer.{name} is not there in a LightningTrial, which has no Trainer; {_OWN_LOOP}")
 
@@ -281,58 +342,82 @@ class _Run:
     def __init__(self, source: _Source, model: Any) -> None:
         self.module = model
         self._place = source.place
+        self._datamodule = source.datamodule
+        self._evaluating = [part for part in model.modules() if not part.training]
+        self._names: set[str] | None = None
+        """Metrics that `training_step` logs."""
         self._batch_hooks = source.datamodule if _overrides(source.datamodule, "on_after_batch_transfer") else model
-        self._log = self._train_log = _Log()
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        self._train_log = _Log()
+        self._now = _Now(self._train_log)
         self._batch_index = 0
         self._began = False
         self._latest: tuple[Any, Any] = (None, None)
+        self._place.run = weakref.proxy(self)
         model.trainer = self._place
         for part in model.modules():
             if hasattr(part, "log_dict"):
-                part.log, part.log_dict = self._add, self._add_all
+                part.log, part.log_dict = self._now.add, self._now.add_all
             if hasattr(part, "distributed_available_fn"):  # a torchmetrics.Metric: evaluation is on one worker alone
                 part.distributed_available_fn = lambda: False
 
-    def _add(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        self._log.add(name, value, options)
-
-    def _add_all(self, values: Mapping[str, Any], *args: Any, **options: Any) -> None:
-        for name, value in values.items():
-            self._log.add(name, value, options)
-
     def watch(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-        """Count the steps of the optimizer, and call the hooks around them."""
-        self._place.optimizers = [optimizer]
-        self._place.lr_scheduler_configs = [] if scheduler is None else [SimpleNamespace(scheduler=scheduler)]
-        optimizer.register_step_pre_hook(lambda *_: self.module.on_before_optimizer_step(optimizer))
-        optimizer.register_step_post_hook(lambda *_: self._stepped())
+        """Call the hook before each step of the optimizer."""
+        self.optimizer, self.scheduler, module = optimizer, scheduler, self.module
+        if _overrides(module, "on_before_optimizer_step"):
+            optimizer.register_step_pre_hook(lambda found, *_: module.on_before_optimizer_step(found))
 
-    def _stepped(self) -> None:
-        outputs, batch = self._latest
+    def train_mode(self) -> None:
+        """Put the parts back into evaluation mode that were in it when the module was built."""
+        for part in self._evaluating:
+            part.training = False
+
+    def stepped(self, step: int) -> None:
+        """Note that the optimizer has taken so many steps."""
+        (outputs, batch), self._latest = self._latest, (None, None)
+        self._place.global_step = step
         self.module.on_train_batch_end(outputs, batch, self._batch_index)
-        self._place.global_step += 1
         self._batch_index += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the part of a checkpoint that is neither model nor optimizer."""
+        state = {"epoch": self._place.current_epoch, "global_step": self._place.global_step}
+        self.module.on_save_checkpoint(state)
+        return {"module": state, "data": None if self._datamodule is None else self._datamodule.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._place.global_step = state["module"]["global_step"]
+        self.module.on_load_checkpoint(state["module"])
+        if self._datamodule is not None and state["data"]:
+            self._datamodule.load_state_dict(state["data"])
 
     def begin(self, iterations: int) -> None:
         """Begin an iteration, after which that many are done."""
         self._place.current_epoch = iterations - 1
         self._batch_index = 0
-        self._log.take()
+        for part in self.module.modules():
+            if hasattr(part, "distributed_available_fn"):
+                part.reset()
         if not self._began:
             self._began = True
             self.module.on_fit_start()
             self.module.on_train_start()
         self.module.on_train_epoch_start()
 
-    def train(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    def train(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
         """Take a batch through `training_step`; `model` is the module, perhaps in its DistributedDataParallel."""
         import torch
 
         batch = self._batch_hooks.on_after_batch_transfer(batch, 0)
-        self._log.weight = _size_of(batch)
         self.module.on_train_batch_start(batch, self._batch_index)
         step = self.module.training_step
-        output = self._through(model, step, *_arguments(step, batch, self._batch_index))
+        logged = self._now.log = _Log()
+        try:
+            output = self._through(model, step, *_arguments(step, batch, self._batch_index))
+        finally:
+            self._now.log = self._train_log
         loss = output.get("loss") if isinstance(output, Mapping) else output
         if not isinstance(loss, torch.Tensor):
             raise TypeError(
@@ -340,8 +425,18 @@ class _Run:
                 f"dict with 'loss'"
             )
         self.module.on_before_backward(loss)
-        self._latest = (output, batch)
-        return loss
+        outputs = dict(output) if isinstance(output, Mapping) else {"loss": loss}
+        self._latest = ({**outputs, "loss": loss.detach()}, batch)
+        return loss, self._checked(logged.of_batch())
+
+    def _checked(self, metrics: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the metrics of a batch by their names without `train_`. Raises ValueError for others than before."""
+        names = metrics.keys() if self._names is None else self._names
+        if odd := sorted(names ^ metrics.keys()):
+            raise ValueError(f"training_step() logs {odd[0]!r} in some batches only; log it in each, or in a hook")
+        self._names = set(names)
+        found = {name.removeprefix("train_"): value for name, value in metrics.items()}
+        return {name: value for name, value in found.items() if name != "loss"}  # it is reported anyway
 
     def _through(self, model: torch.nn.Module, step: Callable[..., Any], *arguments: Any) -> Any:
         """Call a step of the module, by the `forward` of what wraps it, which prepares the sums over the gang."""
@@ -351,6 +446,7 @@ class _Run:
         own = module.__dict__.get("forward")
 
         def restore() -> None:
+            module._compiled_call_impl = compiled
             module.__dict__.pop("forward", None)
             if own is not None:
                 module.__dict__["forward"] = own
@@ -359,6 +455,7 @@ class _Run:
             restore()
             return step(*given)
 
+        compiled, module._compiled_call_impl = module._compiled_call_impl, None  # it would compile `redirected`
         module.__dict__["forward"] = redirected
         try:
             return model(*arguments)
@@ -370,29 +467,45 @@ class _Run:
 
         `as_parts`: this worker has a part of the set.
         """
-        self._log = _Log()  # a new one, as memory may have run out in the midst of the one before
+        log = self._now.log = _Log()  # a new one, as memory may have run out in the midst of the one before
         self._place.training, self._place.validating = False, True
         try:
             if _overrides(self.module, "validation_step"):
-                self._validate(loader)
+                self._validate(loader, log)
         finally:
             self._place.training, self._place.validating = True, False
-            evaluated, self._log = self._log, self._train_log
-        return {**({} if as_parts else self._train_log.take()), **evaluated.take(as_parts=as_parts)}
+            self._now.log = self._train_log
+        return {**({} if as_parts else self._train_log.take()), **log.take(as_parts=as_parts)}
 
-    def _validate(self, loader: EvalLoader) -> None:
+    def _validate(self, loader: EvalLoader, log: _Log) -> None:
         module = self.module
         module.on_validation_start()
         module.on_validation_epoch_start()
         for index, (batch, size) in enumerate(zip(loader, loader.sizes, strict=True)):
             batch = self._batch_hooks.on_after_batch_transfer(batch, 0)
-            self._log.weight = size
+            log.weight = size
             module.on_validation_batch_start(batch, index)
             outputs = module.validation_step(*_arguments(module.validation_step, batch, index))
             module.on_validation_batch_end(outputs, batch, index)
-        self._log.weight = 1
+        log.weight = 1
         module.on_validation_epoch_end()
         module.on_validation_end()
+
+
+class _Now:
+    """Takes what a module logs, into the log of what it does at present."""
+
+    def __init__(self, log: _Log) -> None:
+        self.log = log
+
+    def add(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """Stand in for `LightningModule.log`."""
+        self.log.add(name, value, options)
+
+    def add_all(self, values: Mapping[str, Any], *args: Any, **options: Any) -> None:
+        """Stand in for `LightningModule.log_dict`."""
+        for name, value in values.items():
+            self.log.add(name, value, options)
 
 
 class _Log:
@@ -403,6 +516,7 @@ class _Log:
         """Samples of the present batch."""
         self._sums: dict[str, tuple[str, Any, float]] = {}
         self._metrics: dict[str, Any] = {}
+        self._latest: dict[str, tuple[str, Any]] = {}
 
     def add(self, name: str, value: Any, options: Mapping[str, Any]) -> None:
         """Keep a value, as `LightningModule.log` does; what concerns loggers and progress bars has no effect."""
@@ -422,11 +536,25 @@ class _Log:
                 f"self.log({name!r}) has reduce_fx={kind}; use mean, sum, min, max or a torchmetrics.Metric"
             )
         weight = float(options.get("batch_size") or self.weight)
+        self._latest[name] = kind, value
         _, before, total = self._sums.get(name, (kind, None, 0.0))
         value = value * weight if kind == "mean" else value
         if before is not None:
             value = {"min": min, "max": max}[kind](before, value) if kind in ("min", "max") else before + value
         self._sums[name] = (kind, value, total + weight)
+
+    def of_batch(self) -> dict[str, Any]:
+        """Return the values of one batch. Raises ValueError for those that are no means."""
+        for name, (kind, _) in self._latest.items():
+            if kind != "mean":
+                raise ValueError(f"training_step() logs {name!r} by reduce_fx={kind}; use mean, or log it in a hook")
+        for name, metric in self._metrics.items():
+            if metric._forward_cache is None:
+                raise ValueError(f"training_step() logs {name!r}, whose metric it only updates; call it: metric(…)")
+        return {
+            **{name: value for name, (_, value) in self._latest.items()},
+            **{name: metric._forward_cache for name, metric in self._metrics.items()},
+        }
 
     def take(self, *, as_parts: bool = False) -> dict[str, float]:
         """Return the values, and begin anew; `as_parts`: as means that can be joined with those of other workers."""
@@ -558,14 +686,3 @@ def _arguments(step: Callable[..., Any], batch: Any, index: int) -> tuple[Any, .
     except TypeError:
         return (batch,)
     return (batch, index)
-
-
-def _size_of(batch: Any) -> int:
-    """Return the samples in a batch: the length of its first tensor, 1 without any."""
-    if hasattr(batch, "shape"):
-        return int(batch.shape[0]) if len(batch.shape) else 1
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        return next((size for size in map(_size_of, batch) if size > 1), 1)
-    return 1

@@ -81,7 +81,7 @@ class TuneResult:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Those of its latest report, with `training_iteration`."""
+        """The metrics of its latest report, with `training_iteration`."""
         return {**self.trial.metrics, "training_iteration": self.trial.iterations}
 
     @property

@@ -178,8 +178,18 @@ class Counting(Net):
     def on_train_start(self):
         self.log("began", 1.0)
 
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["kept"] = float(self.global_step)
+
+    def on_load_checkpoint(self, checkpoint):
+        self.kept = checkpoint["kept"]
+
     def on_train_epoch_start(self):
         assert self.training
+        assert not self.accuracy.training
+        assert self.trainer.max_epochs == SEGMENT.until_iterations
+        assert self.trainer.estimated_stepping_batches == 6 * SEGMENT.until_iterations
+        self.log("kept", getattr(self, "kept", 0.0))
         self.log("epoch", float(self.current_epoch))
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -198,17 +208,28 @@ class Counting(Net):
 
 class CountingTrial(Classifier):
     def build_module(self, config):
-        return Counting(**config)
+        module = Counting(**config)
+        module.accuracy.eval()  # as frozen parts are
+        return module
 
 
 def test_hooks_are_called_and_know_how_far_it_is(store):
-    reports = train(CountingTrial, store, until_iterations=2)
+    reports = train(CountingTrial, store, until_iterations=2, max_iterations=SEGMENT.until_iterations)
     wanted = {"epoch", "last_step", "last_batch", "steps"}
     assert [{name: report.metrics[name] for name in wanted} for report in reports] == [
-        {"epoch": 0, "last_step": 5, "last_batch": 5, "steps": 6},
-        {"epoch": 1, "last_step": 11, "last_batch": 5, "steps": 6},
+        {"epoch": 0, "last_step": 6, "last_batch": 5, "steps": 6},
+        {"epoch": 1, "last_step": 12, "last_batch": 5, "steps": 6},
     ]
     assert ["began" in report.metrics for report in reports] == [True, False]
+    rest = train(
+        CountingTrial,
+        store,
+        from_iterations=2,
+        checkpoint=reports[-1].checkpoint,
+        until_iterations=3,
+        max_iterations=SEGMENT.until_iterations,
+    )
+    assert (rest[0].metrics["epoch"], rest[0].metrics["last_step"], rest[0].metrics["kept"]) == (2, 18, 12)
 
 
 def test_a_loader_for_evaluation_has_a_collate_function_of_its_own(store):
@@ -276,6 +297,58 @@ def test_adaptive_batches_train_it(store):
     assert reports[-1].batch.samples_per_iteration
 
 
+class Logging(Net):
+    """Logs in `training_step`: under several names, and a metric of torchmetrics."""
+
+    def training_step(self, batch, batch_idx):
+        outputs = self(batch[0])
+        self.accuracy(outputs, batch[1])
+        loss = nn.functional.cross_entropy(outputs, batch[1])
+        self.log_dict({"train_loss": loss, "train_twice": 2 * loss, "accuracy": self.accuracy})
+        return {"loss": loss}
+
+
+def test_metrics_of_the_training_step_are_means_over_the_samples(store):
+    class Trial(Classifier):
+        def build_module(self, config):
+            return Logging(**config)
+
+    for report in train(Trial, store, until_iterations=2):
+        assert report.metrics["train_twice"] == pytest.approx(2 * report.metrics["train_loss"])
+        right = report.metrics["train_accuracy"] * 45
+        assert right == pytest.approx(round(right), abs=1e-4)
+
+
+def test_words_of_the_data_loader_are_kept():
+    class Loaded(Data):
+        def train_dataloader(self):
+            return DataLoader(
+                self.train, batch_size=8, num_workers=2, prefetch_factor=3, timeout=9, drop_last=True, shuffle=True
+            )
+
+    class Trial(Classifier):
+        def build_datamodule(self, config):
+            return Loaded()
+
+    trial = Trial()
+    assert trial.global_batch_size({"lr": 0.1}) == 8
+    assert (trial.num_workers, trial.prefetch_factor, trial.loader_timeout_s, trial.drop_last) == (2, 3, 9, True)
+    assert trial.eval_batch_size == 4
+
+
+class Sometimes(Net):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 2:
+            self.log("rare", 1.0)
+        return super().training_step(batch, batch_idx)
+
+
+class Largest(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("most", 1.0, reduce_fx="max")
+        return super().training_step(batch, batch_idx)
+
+
 class Manual(Net):
     def __init__(self, lr):
         super().__init__(lr)
@@ -328,6 +401,8 @@ class Quiet(Net):
         (Gan, "configure_optimizers() returned 2 optimizers; RubberBand steps one"),
         (Thrice, "the LR schedule has frequency 3; use 1, and a schedule that counts every epoch"),
         (Nothing, "Nothing.training_step() returned NoneType; return the loss, or a dict with 'loss'"),
+        (Sometimes, "training_step() logs 'rare' in some batches only; log it in each, or in a hook"),
+        (Largest, "training_step() logs 'most' by reduce_fx=max; use mean, or log it in a hook"),
         (OwnStep, "OwnStep overrides optimizer_step(), which RubberBand's loop does not call; write a"),
         (Text, "self.log('val_loss') got str; log a number, or a torchmetrics.Metric"),
         (Quiet, "the metric 'val_loss' is missing; the trial reported 'train_loss', 'val_los'; did you mean"),

@@ -1,0 +1,47 @@
+"""A LightningModule in gangs of real processes: it learns on any number of workers what it learns on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.segment import SegmentReport
+from tests.builders import segments
+from tests.integration.segment_worker import Worker, run_gang
+
+pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
+
+SEGMENT = replace(segments.SEGMENT, metric="val_loss", until_iterations=4, max_iterations=4)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    started = [Worker() for _ in range(2)]
+    yield started
+    for worker in started:
+        worker.stop()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["Classifier", "OnAll"])
+def test_a_resized_module_learns_what_one_never_resized_learns(workers, tmp_path, name):
+    store = open_store(str(tmp_path))
+    entrypoint = Entrypoint.parse(f"lightning_trials:{name}", [Path(__file__).parent])
+    whole = run_gang(workers[:1], entrypoint, SEGMENT, store)[0][1:]
+    parts: list[SegmentReport] = []
+    for num_workers, until in ((1, 1), (2, 3), (1, 4)):
+        before = parts[-1].checkpoint if parts else None
+        segment = replace(SEGMENT, from_iterations=len(parts), until_iterations=until, checkpoint=before)
+        first, *others = run_gang(workers[:num_workers], entrypoint, segment, store)
+        assert all(isinstance(item, SegmentReport) for item in first[1:]), first
+        assert others == [[]] * (num_workers - 1)
+        parts += first[1:]
+    assert len(parts) == 4
+    for straight, resized in zip(whole, parts, strict=True):
+        assert {"val_loss", "train_loss", "train_accuracy"} <= resized.metrics.keys()
+        assert resized.metrics == pytest.approx(dict(straight.metrics), rel=1e-10)
