@@ -7,14 +7,9 @@ the same progress at any batch size. (With AdaScale that is the gain of the step
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -26,14 +21,15 @@ from rubberband.executor.training.agent import BatchAgent, BatchChoice
 from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
-from rubberband.executor.training.noise_scale import is_adaptive
-from rubberband.executor.training.runner import TrialFailure, one_line
+from rubberband.executor.training.looks import LookBudget, own_time
+from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
+from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.goodput.choice import candidates
 from rubberband.planner.goodput.fit import prepare
-from rubberband.planner.goodput.model import efficiency, gain
-from rubberband.values.adaptive import LR_SCALINGS, MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse, ScaleLr
+from rubberband.planner.goodput.model import efficiency
+from rubberband.values.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
 
 MOST_USES = 16
 """The most stretches in the report of an iteration; neighbours are joined beyond that."""
@@ -106,136 +102,6 @@ def refused(line: str) -> TrialFailure:
     return TrialFailure("raised", line)
 
 
-# Scaling of the learning rate with the batch size: lambda multiplies the user's own schedule (Pollux §3.2), for one
-# optimizer step at a time.
-
-Rule = Callable[[int, int, float, float], float]
-"""(M0, M, phi, epochs) -> lambda."""
-
-
-@dataclass(frozen=True, slots=True)
-class LrScaling:
-    """A rule with its name."""
-
-    name: str
-    rule: Rule
-
-    def factor(self, initial: int, batch_size: int, noise_scale: float | None, epochs: float) -> float:
-        """Return lambda for batches of M samples after `epochs`; 1 at M0 under every built-in rule.
-
-        Without a noise scale phi is 0: AdaScale then leaves the learning rate as it is, and the others do not use phi.
-        Raises TrialFailure if the rule raises, or returns anything but a positive finite number.
-        """
-        phi = 0.0 if noise_scale is None else noise_scale
-        call = f"lr_scaling={self.name} for M0={initial}, M={batch_size}, phi={phi:g}"
-        try:
-            found = float(self.rule(initial, batch_size, phi, epochs))
-        except Exception as error:
-            raise TrialFailure("raised", f"{call} failed: {one_line(error)}") from error
-        if not (math.isfinite(found) and found > 0.0):
-            raise TrialFailure(
-                "raised",
-                f"{call} gave {found}; it must give a positive number, by which the learning rate is multiplied",
-            )
-        return found
-
-
-def make_lr_scaling(
-    name: str | None, optimizer: Optimizer, warmup_epochs: float, search_path: Sequence[str] = ()
-) -> LrScaling:
-    """Return the rule of that name, one of `LR_SCALINGS` or `module:function`; `warmup_epochs` (at M0) are for legw.
-
-    None: AdaScale, or sqrt for Adam and similar optimizers. `search_path` is searched before `sys.path`. Raises
-    TrialFailure, in one line, if there is no such rule.
-    """
-    if name is None:
-        name = "sqrt" if is_adaptive(optimizer) else "adascale"
-    if name == "legw":
-        return LrScaling(name, lambda initial, batch_size, _, epochs: _legw(initial, batch_size, epochs, warmup_epochs))
-    if name in _RULES:
-        return LrScaling(name, _RULES[name])
-    function = _load(name, search_path)
-    return LrScaling(name, lambda initial, batch_size, phi, _: function(initial, batch_size, phi))
-
-
-def _legw(initial: int, batch_size: int, epochs: float, warmup_epochs: float) -> float:
-    """Return sqrt(M / M0), reached linearly over `warmup_epochs` * M / M0 epochs (You et al. 2019).
-
-    It starts from 1, the factor of M0, not from 0, because the trial has trained at M0 before. A schedule's own warm-up
-    is the user's.
-    """
-    warmup = warmup_epochs * batch_size / initial
-    done = 1.0 if warmup <= 0.0 else min(1.0, epochs / warmup)
-    return 1.0 + (math.sqrt(batch_size / initial) - 1.0) * done
-
-
-_RULES: dict[str, Rule] = {
-    "linear": lambda initial, batch_size, phi, epochs: batch_size / initial,
-    "sqrt": lambda initial, batch_size, phi, epochs: math.sqrt(batch_size / initial),
-    "adascale": lambda initial, batch_size, phi, epochs: float(gain(phi, initial, batch_size)),
-}
-
-
-def _load(name: str, search_path: Sequence[str]) -> ScaleLr:
-    module, separator, attribute = name.partition(":")
-    if not separator or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
-        near = difflib.get_close_matches(name, LR_SCALINGS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise TrialFailure(
-            "raised", f"lr_scaling={name!r} is not known; {hint}use one of {', '.join(LR_SCALINGS)}, or module:function"
-        )
-    sys.path[:0] = [folder for folder in search_path if folder not in sys.path]
-    importlib.invalidate_caches()
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise TrialFailure("raised", f"lr_scaling={name} cannot be imported: {one_line(error)}") from error
-    if not callable(found) or not _takes_three(found):
-        raise TrialFailure("raised", f"lr_scaling={name} is no function of (M0, M, phi)")
-    function: ScaleLr = found
-    return function
-
-
-def _takes_three(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(64, 128, 1000.0)
-    except TypeError:
-        return False
-    except ValueError:  # Some built-in functions have no signature.
-        return True
-    return True
-
-
-@contextmanager
-def scaled_lr(optimizer: Optimizer, factor: float) -> Iterator[None]:
-    """Multiply every learning rate by `factor` for one optimizer step, and restore it."""
-    if factor == 1.0:
-        yield
-        return
-    rates = [_scale(group, factor) for group in optimizer.param_groups]
-    try:
-        yield
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            if isinstance(rate, torch.Tensor):
-                group["lr"].copy_(rate)
-            else:
-                group["lr"] = rate
-
-
-def _scale(group: dict[str, Any], factor: float) -> Any:
-    """Multiply the group's rate, a tensor in place since compiled steps refer to it; return the rate as it was."""
-    rate = group["lr"]
-    if isinstance(rate, torch.Tensor):
-        before = rate.clone()
-        rate.mul_(factor)
-        return before
-    group["lr"] = rate * factor
-    return rate
-
-
 FIRST_ESTIMATES = 40
 """The first estimates of the noise scale are frequent, at any cost."""
 LEAST_HALVES_SHARE, MOST_HALVES_SHARE = 0.02, 0.10
@@ -244,6 +110,10 @@ would bring little gain."""
 GAIN_FOR_HALVES = 0.2
 """The share of the possible gain that these passes may cost."""
 LEAST_STEPS_BETWEEN, MOST_STEPS_BETWEEN = 4, 32
+FIRST_HALVES = 2
+"""Steps in halves before the first timing."""
+RAREST = 1000
+"""The most steps between steps in halves, whatever they cost."""
 SWEEP_SIZES = 6
 SWEEP_WARM_STEPS = 2
 LEAST_SWEEP_STEPS, MOST_SWEEP_STEPS = 8, 50
@@ -342,17 +212,22 @@ class AdaptiveBatching(Batching):
     synchronize: Callable[[], None]
     """Waits until the device is done."""
     clock: Callable[[], float] = time.perf_counter
+    own_clock: Callable[[], float] = own_time
+    """The same without the time that other work on the machine takes."""
 
     def __post_init__(self, limits: BatchLimits) -> None:
         segment = self.segment
         assert segment.batch is not None
         check_gang(limits, segment.num_workers, self.least_per_gpu)
         self._interval = segment.batch.interval
+        self._looks = LookBudget()
+        self._halves = 0
+        """Steps in halves since the last decision."""
         self._agent = BatchAgent(
             limits,
             instances=segment.num_instances,
             gpus=segment.num_workers,
-            clock=self.clock,
+            clock=self.own_clock,
             least_per_gpu=self.least_per_gpu,
             known=segment.known_points,
         )
@@ -360,17 +235,20 @@ class AdaptiveBatching(Batching):
         self._progress = 0.0
         self._target = 0.0
         self._scheduled = 0
-        self._proven = 0
         self._memory = math.inf
         """The most samples that this worker takes at once, since it ran out of memory with more."""
         self._since_decision = 0
+        self._step_s = 0.0
         self._uses: list[BatchUse] = []
         self._sweep: Iterator[int] | None = None
         self._sweep_steps = LEAST_SWEEP_STEPS
-        self._mark = 0.0
+        self._mark = self._own_mark = 0.0
         self._started = False
         self._stretch: _Stretch
-        self._set(self._agent.split(limits.initial))
+        initial = self._agent.split(limits.initial)
+        self._proven = initial.per_gpu
+        """Samples at once that memory sufficed for. A first batch that does not fit is divided when it is trained."""
+        self._set(initial)
 
     def begin(self, iterations: int) -> None:
         """Begin an iteration, which ends at its statistical progress, or a sweep, which ends after its last size."""
@@ -381,8 +259,7 @@ class AdaptiveBatching(Batching):
         elif not self._started:
             self._decide()
         self._started = True
-        self.synchronize()
-        self._mark = self.clock()
+        self._lap()
 
     def is_over(self) -> bool:
         if self.segment.batch_mode == "sweep":
@@ -393,6 +270,7 @@ class AdaptiveBatching(Batching):
         return self.noise.wants_halves(share, steps_ahead)
 
     def before_step(self, batch: GlobalBatch, parts: Sequence[int]) -> None:
+        self._halves += self.segment.num_workers == 1 and len(parts) > self._stretch.batch.accumulation + 1
         self.noise.before_step(batch.shares, parts)
 
     def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
@@ -424,7 +302,7 @@ class AdaptiveBatching(Batching):
         self._stretch.steps += 1
         self._since_decision += 1
         if self._stretch.steps == self._stretch.untimed:
-            self._warmed_up(self._lap())
+            self._warmed_up(*self._lap())
         if self._sweep is not None:
             if self._stretch.steps >= SWEEP_WARM_STEPS + self._sweep_steps:
                 self._next_of_sweep()
@@ -447,6 +325,8 @@ class AdaptiveBatching(Batching):
 
     def _decide(self) -> None:
         """Learn from the last stretch, and choose the batch of the next one; on all ranks."""
+        self.synchronize()
+        began = self.own_clock()
         reading = self.noise.reading()
         known = self._noise_scale if reading.noise_scale is None else reading.noise_scale
         self._close_stretch(known)
@@ -454,25 +334,48 @@ class AdaptiveBatching(Batching):
         if self.segment.rank == 0 and self.segment.batch_mode == "adapt":
             batch = self._agent.choose(batch, _cautious(reading))
         scale = math.nan if known is None else known
-        batch_size, per_gpu, accumulation, noise_scale = self.gang.share(
-            [batch.batch_size, batch.per_gpu, batch.accumulation, scale]
+        step_s, remaining_s = self._rest()
+        if self.segment.batch_mode == "adapt" and step_s > 0.0:
+            assert self.segment.batch is not None
+            self._interval = self._looks.interval(self.segment.batch.interval, step_s, remaining_s)
+        batch_size, per_gpu, accumulation, noise_scale, interval = self.gang.share(
+            [batch.batch_size, batch.per_gpu, batch.accumulation, scale, self._interval]
         )
+        self._interval = round(interval)
         self._noise_scale = None if math.isnan(noise_scale) else noise_scale
         self._since_decision = 0
-        self.noise.halves_every = self._halves_every(reading)
+        self.noise.halves_every = self._halves_every(reading, step_s, remaining_s)
         self._adopt(BatchChoice(batch_size=round(batch_size), per_gpu=round(per_gpu), accumulation=round(accumulation)))
-        self._mark = self.clock()
+        self._looks.spend(self.own_clock() - began)
+        self._lap()
 
-    def _halves_every(self, reading: NoiseReading) -> int:
-        """Return the steps between steps in halves, for a single worker: few at first, then by the possible gain."""
-        if self.segment.num_workers > 1 or reading.estimates < FIRST_ESTIMATES:
+    def _rest(self) -> tuple[float, float]:
+        """Return the seconds of the latest steps, and of the segment's training that is left; 0 before the first."""
+        step_s = self._step_s
+        left = self.segment.until_iterations * self.samples_per_iteration - self._progress
+        return step_s, max(0.0, left) / (self._useful * self.batch_size) * step_s
+
+    def _halves_every(self, reading: NoiseReading, step_s: float, remaining_s: float) -> int:
+        """Return the steps between steps in halves, for a single worker: few at first, then by the possible gain.
+
+        They are part of what looks may cost, unless a profile is taken.
+        """
+        if self.segment.num_workers > 1:
             return LEAST_STEPS_BETWEEN
-        most_gain = self._agent.most_gain(
-            self._stretch.batch, (reading.noise_scale or 0.0) * (1.0 + reading.uncertainty)
-        )
-        share = max(LEAST_HALVES_SHARE, min(MOST_HALVES_SHARE, GAIN_FOR_HALVES * most_gain))
-        affordable = math.ceil(self._agent.constant_share() / share)
-        return max(LEAST_STEPS_BETWEEN, min(MOST_STEPS_BETWEEN, affordable))
+        every = LEAST_STEPS_BETWEEN
+        if reading.estimates >= FIRST_ESTIMATES:
+            most_gain = self._agent.most_gain(
+                self._stretch.batch, (reading.noise_scale or 0.0) * (1.0 + reading.uncertainty)
+            )
+            share = max(LEAST_HALVES_SHARE, min(MOST_HALVES_SHARE, GAIN_FOR_HALVES * most_gain))
+            every = max(every, min(MOST_STEPS_BETWEEN, math.ceil(self._agent.constant_share() / share)))
+        if self.segment.batch_mode == "hold":
+            return every
+        if step_s == 0.0:
+            return max(every, self._interval // FIRST_HALVES)
+        pass_s = self._agent.constant_share() * step_s
+        affordable = self._looks.affordable(pass_s, self._interval, step_s, remaining_s)
+        return max(every, min(RAREST, math.ceil(self._interval / max(affordable, 1e-9))))
 
     def _adopt(self, batch: BatchChoice) -> None:
         """Continue with `batch`, or with the part of it that fits the memory."""
@@ -480,9 +383,6 @@ class AdaptiveBatching(Batching):
             if self.fits(batch.per_gpu):
                 self._proven = batch.per_gpu
                 break
-            if batch.per_gpu <= self.least_per_gpu:
-                least = f"out of memory with a batch of {batch.per_gpu} on a GPU"
-                raise refused(f"{least}; use a smaller model or an instance with more memory")
             self._agent.forbid(batch.per_gpu, self._proven)
             batch = self._agent.split(self._agent.attainable(batch.batch_size))
         self._set(batch)
@@ -511,11 +411,12 @@ class AdaptiveBatching(Batching):
             self._sweep = None
             return
         self._adopt(self._agent.split(self._agent.attainable(size)))
-        self._mark = self.clock()
+        self._lap()
 
-    def _warmed_up(self, lap_s: float) -> None:
+    def _warmed_up(self, lap_s: float, own_s: float) -> None:
         """Note that the untimed steps took `lap_s`; in a sweep, choose the number of timed ones."""
         self._stretch.duration_s += lap_s
+        self._looks.trained_s += own_s
         if self._sweep is not None:
             wanted = SWEEP_SIZE_S * self._stretch.untimed / max(lap_s, 1e-9)
             wanted = min(max(math.ceil(wanted), LEAST_SWEEP_STEPS), MOST_SWEEP_STEPS)
@@ -526,17 +427,22 @@ class AdaptiveBatching(Batching):
         stretch = self._stretch
         if not stretch.steps:
             return
-        lap_s, timed = self._lap(), max(0, stretch.steps - stretch.untimed)
+        (lap_s, own_s), timed = self._lap(), max(0, stretch.steps - stretch.untimed)
         stretch.duration_s += lap_s
+        self._looks.trained_s += own_s
         if self._has_less_memory():
-            # Its time is not that of its layout: steps took more passes, or were begun twice.
+            # Its time is not that of a layout: steps took more passes, or were begun twice.
+            stretch.batch = self._agent.split(stretch.batch.batch_size)
             if self._sweep is None:
                 append(self._uses, self._use(stretch, noise_scale))
             self._set(self._agent.split(self._agent.attainable(stretch.batch.batch_size)))
             return
-        stretch.timed_s, stretch.timed_steps = lap_s, timed
+        stretch.timed_s, stretch.timed_steps = own_s, timed
         if timed:
-            self._agent.observe(stretch.batch, timed, lap_s)
+            self._agent.observe(stretch.batch, timed, own_s)
+            self._step_s = own_s / timed
+            self._looks.spent_s += self._halves * self._agent.constant_share() * self._step_s
+            self._halves = 0
         append(self._uses, self._use(stretch, noise_scale))
         self._stretch = _Stretch(batch=stretch.batch)
 
@@ -566,12 +472,13 @@ class AdaptiveBatching(Batching):
             efficiency=useful,
         )
 
-    def _lap(self) -> float:
-        """Return the seconds since the last mark, and set the next one."""
+    def _lap(self) -> tuple[float, float]:
+        """Return the seconds since the last mark, all and without other work's, and set the next mark."""
         self.synchronize()
-        now = self.clock()
-        elapsed_s, self._mark = now - self._mark, now
-        return elapsed_s
+        now, own = self.clock(), self.own_clock()
+        lap = now - self._mark, own - self._own_mark
+        self._mark, self._own_mark = now, own
+        return lap
 
     def state(self) -> dict[str, Any]:
         return {
@@ -588,7 +495,8 @@ class AdaptiveBatching(Batching):
         """Continue with what was learnt. With another gang, the batch is split at once and chosen again soon."""
         if state is None or "agent" not in state:
             raise KeyError("it was written with a fixed batch")
-        self._progress, self._noise_scale, self._proven = state["progress"], state["noise_scale"], state["proven"]
+        self._progress, self._noise_scale = state["progress"], state["noise_scale"]
+        self._proven = max(self._proven, state["proven"])
         self._scheduled = state["scheduled"]
         self._agent.restore(state["agent"])
         self.noise.load_state_dict(state["noise"])

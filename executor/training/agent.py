@@ -23,7 +23,7 @@ WINDOW = 8
 """The number of latest timings of each layout that count."""
 MOST_POINTS = 64
 """The most layouts that are remembered; those timed longest ago go first."""
-FIT_SHARE = 0.01
+FIT_SHARE = 0.005
 """Share of the time for fitting."""
 GROWTH = 2.0
 """From one choice to the next, the batch grows or shrinks by this factor at most: the model is only good nearby."""

@@ -112,14 +112,15 @@ class GradientNoise:
         self._since += 1
         self._since_at_initial += batch_size / self._initial_batch
         kind = self._estimator(shares, parts)
-        first, self._pair = self._pair, None
+        first, self._pair, self._step = self._pair, None, None
+        if self._divides and kind == "differenced":
+            return
         if first is not None and (kind, batch_size) == (first.kind, first.batch_size):
             preconditioning: Preconditioning | None = first.preconditioning
         else:
             first = None
             preconditioning = self._preconditioner.now() if self._since >= self._every else None
-        self._step = None
-        if preconditioning is not None and not (self._divides and kind == "differenced"):
+        if preconditioning is not None:
             self._since = 0 if first is None else self._since
             self._step = _Step(kind, batch_size, tuple(shares), tuple(parts), preconditioning, first)
             if kind == "workers" and len(parts) <= 1:

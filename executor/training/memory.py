@@ -41,7 +41,7 @@ def release(device: torch.device) -> None:
 
 
 class Undo:
-    """What a forward pass changes beside gradients: the model's buffers (BatchNorm) and torch's random state."""
+    """Restores the model's buffers (BatchNorm) and torch's random state, which a forward pass changes."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module = module

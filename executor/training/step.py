@@ -197,8 +197,8 @@ class TrainStep:
         """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.
 
         The model is used without its DDP, whose collectives would leave the others waiting if one worker runs out of
-        memory. What a real pass finds in memory is reserved: gradients of earlier passes, and what the noise scale
-        keeps. A tenth more samples are used: others may be larger, and memory is fragmented.
+        memory. Gradients of earlier passes and vectors that the noise scale keeps are reserved. A tenth more samples
+        are used: others may be larger, and memory is fragmented.
         """
         part = np.arange(per_gpu + per_gpu // 10) % self._feed.num_samples
         self._undo.begin()

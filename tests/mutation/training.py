@@ -98,7 +98,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="learning-rate-stays-scaled",
         harm="with elastic batches the learning rate grows step by step",
-        file="executor/training/adaptation.py",
+        file="executor/training/lr_scaling.py",
         old='                group["lr"] = rate\n',
         new="                pass\n",
         tests=("tests/unit/test_lr_scaling.py",),
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="sqrt-rule-is-linear",
         harm="Adam is given the linear rule's learning rate, and diverges",
-        file="executor/training/adaptation.py",
+        file="executor/training/lr_scaling.py",
         old='"sqrt": lambda initial, batch_size, phi, epochs: math.sqrt(batch_size / initial),',
         new='"sqrt": lambda initial, batch_size, phi, epochs: batch_size / initial,',
         tests=("tests/unit/test_lr_scaling.py",),
