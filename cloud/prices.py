@@ -43,7 +43,7 @@ class Facts:
     gpus: Annotated[int, Field(ge=0, le=1024)]
     gpu: str = ""
     gpu_memory_gib: Amount | None = None
-    """Of one GPU."""
+    """Memory of one GPU."""
     vcpus: Amount
     memory_gib: Amount
     network_gbps: Amount | None = None

@@ -30,9 +30,9 @@ class InstanceDescription:
     state: InstanceState
     requested_at: float
     running_at: float | None = None
-    """When it began to run and to be billed; None while pending, or if it never ran."""
+    """Instant at which it began to run and to be billed; None while pending, or if it never ran."""
     ended_at: float | None = None
-    """When it was released or lost; None while it lives."""
+    """Instant at which it was released or lost; None while it lives."""
     reason: str = ""
     """Why it ended, if it was not released: 'lease expired', 'process died', …"""
     market: Market = "on_demand"
@@ -44,7 +44,7 @@ class InstanceDescription:
     hour_prices_usd: tuple[float, ...] | None = None
     """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
     interrupted_at: float | None = None
-    """When the provider announced its interruption; None without a notice."""
+    """Instant at which the provider announced its interruption; None without a notice."""
     preempted: bool = False
     """Whether the provider interrupted it (spot)."""
 

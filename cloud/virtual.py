@@ -77,9 +77,9 @@ class Course:
     """From when a driver sees it run until its workers are warm."""
     notice_at: float
     taken_at: float
-    """When its fate ends it."""
+    """Instant at which its fate ends it."""
     ends_at: float
-    """When it ends without further calls."""
+    """Instant at which it ends without further calls."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class _Machine:
     runs_at: float
     """Infinite if it never runs."""
     taken_at: float
-    """When its fate ends it; infinite: never."""
+    """Instant at which its fate ends it; infinite: never."""
     own_lease_until: float | None
     """Its first lease, or the last one that reached it; None: renewals reach it."""
     price_usd_per_s: float

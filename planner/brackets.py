@@ -39,9 +39,9 @@ _BISECTION = 0.02
 _NEARLY = 0.05
 """Its precision where times vary."""
 _LATE = 1.2
-"""Where times vary, a fast plan takes longer than on fixed times by this factor."""
+"""Factor by which varying times make a fast plan longer than fixed times."""
 _SLOWED = (1.0, 1.15, 1.35, 1.6, 2.0)
-"""Where times vary, a division is chosen on fixed times that are slower than the mean by one of these factors."""
+"""Factors on the mean times; with varying times, a division is chosen on fixed times that are slower by one of them."""
 
 Group = tuple[int, ...]
 

@@ -17,7 +17,7 @@ class Reserve:
     """The reserve of plans that are carried out with this release margin."""
 
     def __init__(self, margin_s: float, dearest_usd_per_hour: float | None) -> None:
-        """`dearest_usd_per_hour`: what an instance that stands in for another may cost; None: none does."""
+        """`dearest_usd_per_hour`: the highest price of a similar type that is used instead; None: no other type is."""
         self._margin_s = margin_s + SLACK_S if margin_s else 0.0
         self._dearest_usd_per_hour = dearest_usd_per_hour
 
@@ -27,11 +27,11 @@ class Reserve:
         return self._margin_s > 0.0
 
     def of_plan(self, offer: Offer, stages: tuple[StagePlan, ...], *, held: int = 0) -> float:
-        """Of the widest stage, in USD, where `held` instances are ready."""
+        """Reserve of the widest stage, in USD, with `held` instances ready."""
         return max(self.of_width(offer, choice.instances, held=held) for choice in stages)
 
     def of_width(self, offer: Offer, instances: int, *, held: int = 0) -> float:
-        """Of so many instances: the release margin, and what is reserved beyond their price until they are ready."""
+        """Reserve of `instances` instances: the release margin, and what is reserved beyond their price at first."""
         reserved = max(offer.price_usd_per_hour, self._dearest_usd_per_hour or 0.0) + offer.side_usd_per_hour
         reserve_usd = (instances * reserved + offer.head_price_usd_per_hour) * self._margin_s
         if offer.billing == "per_instance" and self._margin_s:

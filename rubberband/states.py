@@ -27,7 +27,7 @@ class ExperimentState(StrEnum):
     """max_cost ended it; extend and resume it."""
     FAILED = "failed"
     REFUSED = "refused"
-    """It never began: no plan met the constraints, or a check failed; only profiling may have cost money."""
+    """Never began: no plan met the constraints, or a check failed; only profiling may have cost money."""
     UNREADABLE = "unreadable"
     """Its journal cannot be read."""
 
@@ -49,9 +49,9 @@ State = Literal[
 AT_WORK = frozenset({ExperimentState.STARTING, ExperimentState.RUNNING})
 """A process is running it."""
 ACTIVE = AT_WORK | {ExperimentState.QUEUED}
-"""It changes by itself; any other state changes only by a resume, at the service or by hand."""
+"""States that change by themselves; any other state changes only by a resume, at the service or by hand."""
 OVER = frozenset(ExperimentState) - ACTIVE - {ExperimentState.INTERRUPTED, ExperimentState.UNREADABLE}
-"""It has ended: no process is running it and none is expected."""
+"""States at the end: no process runs the experiment, and none is expected."""
 
 EXPLAINED = frozenset(
     {

@@ -43,9 +43,9 @@ class NodeStart:
     lease_s: float
     """An instance powers itself off this long after booting, unless the lease is renewed."""
     boot_s: float = 0.0
-    """It renews the lease itself until it has joined, at most this long after booting."""
+    """Longest time after booting for which it renews its own lease, until it has joined."""
     lifetime_s: float
-    """It powers itself off this long after booting in any case (the hard stop)."""
+    """Time after booting at which it powers itself off in any case (the hard stop)."""
     image_marker: str = ""
     """s3:// address at which a builder, which joins no head, reports that all is installed."""
 

@@ -76,12 +76,12 @@ Trials = Annotated[int, Field(strict=True, ge=1, le=MAX_TRIALS)]
 AUTO = "auto"
 _BY_KIND = Discriminator(lambda value: AUTO if value == AUTO else "number")
 Auto = Annotated[Literal["auto"], Tag(AUTO)]
-"""As large as the deadline and the budget allow."""
+"""Size that is as large as the deadline and the budget allow."""
 AshaTrials = Annotated[int, Field(strict=True, ge=1, le=MAX_ASHA_TRIALS)]
 SizedTrials = Annotated[Annotated[Trials, Tag("number")] | Auto, _BY_KIND]
 SizedCount = Annotated[Annotated[Count, Tag("number")] | Auto, _BY_KIND]
 PROBE = 1024
-"""Stands in for a size that is not known yet: large enough to profile with, and to check the space."""
+"""Size that is used as long as the real one is not known: large enough to profile with, and to check the space."""
 ReductionFactor = Annotated[int, Field(strict=True, ge=2, le=1_000_000)]
 
 

@@ -121,7 +121,7 @@ def test_the_slack_is_to_the_forecast_while_it_runs_and_to_the_end_after_it(serv
 PARTS: dict[str, Any] = {
     "trials": {"items": [], "next": None},
     "allocations": {"instances": [], "busy": [], "planned": []},
-    "decisions": {"items": [], "extensions": []},
+    "decisions": {"items": [], "extensions": [], "widened": []},
     "logs": {"lines": [], "next": "0"},
 }
 

@@ -81,7 +81,7 @@ def test_tensors_are_moved_wherever_they_are(batch, leaves):
     assert to_device(batch, torch.device("cpu")) is batch
 
 
-def test_what_else_a_batch_holds_is_kept():
+def test_other_content_of_a_batch_is_kept():
     moved = to_device([Encoding({"ids": tensor()}, "pt"), Boxes(tensor()), "text", 4, None, int], META)
     assert (moved[0].form, moved[1].size, moved[2:]) == ("pt", 4, ["text", 4, None, int])
 
