@@ -112,6 +112,7 @@ class TorchRunner(Runner):
         reseed("setup", segment.seed)
         self._module = trial.build_model(segment.config).to(self._device)
         check_words(trial)
+        self.compiles = trial.compile
         prepare(self._module, trial)
         reseed("setup", segment.seed)
         self._optimizers = build_optimizer(trial, segment.config, self._module)

@@ -228,14 +228,15 @@ def _train(
     resources.append(runner)
     saved = 0 if segment.checkpoint is None else runner.restore(store.load(segment.checkpoint))
     is_first = segment.rank == 0
-    if is_first:
-        yield SegmentStarted()
+    started = iter([SegmentStarted()] if is_first else [])
+    if not runner.compiles:
+        yield from started
     for done in range(saved + 1, segment.from_iterations + 1):
-        runner.iterate(done)
+        yield from _iterate(runner, done, reports, started)
         if is_first:
             yield SegmentRepeated(iterations=done)
     for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
-        metrics = yield from _iterate(runner, iterations, reports)
+        metrics = yield from _iterate(runner, iterations, reports, started)
         is_last = iterations == segment.until_iterations
         if not is_first:
             continue
@@ -262,8 +263,10 @@ def _train(
         runner.part()
 
 
-def _iterate(runner: Runner, iterations: int, reports: Reports) -> Generator[SegmentReport, None, Mapping[str, float]]:
-    """Train one iteration; yield the reports before it as soon as they can leave."""
+def _iterate(
+    runner: Runner, iterations: int, reports: Reports, started: Iterator[SegmentStarted]
+) -> Generator[SegmentStarted | SegmentReport, None, Mapping[str, float]]:
+    """Train one iteration; yield `started` after its first step, and earlier reports as soon as they can leave."""
     steps = runner.steps(iterations)
     while True:
         try:
@@ -271,6 +274,7 @@ def _iterate(runner: Runner, iterations: int, reports: Reports) -> Generator[Seg
         except StopIteration as end:
             metrics: Mapping[str, float] = end.value
             return metrics
+        yield from started
         yield from reports.ready()
 
 

@@ -213,6 +213,8 @@ class Runner(ABC):
     """Iterations from one checkpoint to the next."""
     pauses: ClassVar[bool] = True
     """Whether `steps` pauses while it trains, so that reports need not leave before the next iteration."""
+    compiles: bool = False
+    """Whether the first step compiles the model, so that it belongs to the start: it may take minutes."""
 
     @abstractmethod
     def restore(self, payload: bytes) -> int:

@@ -49,7 +49,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStarted:
-    """Start-up is over; the first step begins (rank 0)."""
+    """Start-up is over; the first step begins, or has ended if it compiled the model (rank 0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

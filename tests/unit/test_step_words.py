@@ -19,10 +19,13 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor.training.segment import SegmentReport, SegmentStarted
 from rubberband.executor.training.words import fixed_steps
 from rubberband.values.adaptive import AdaptiveBatch
+from tests.builders.segments import SEGMENT
 from tests.unit.test_loop import Exact, Noisy, assert_identical, content, failure, reports, train
 
 
@@ -280,6 +283,21 @@ def test_sizes_that_are_only_tried_for_memory_are_not_compiled(store, traced):
     shapes = [tuple(node.meta["example_value"].shape) for graph in traced for node in graph.graph.nodes if node.users]
     assert (20, 4) in shapes
     assert (22, 4) not in shapes
+
+
+class Untried(Tried):
+    """The same, not compiled."""
+
+    compile = False
+
+
+@pytest.mark.parametrize(("trial", "steps"), [(Tried, 1), (Untried, 0)])
+def test_the_step_that_compiles_belongs_to_the_start(store, traced, trial, steps):
+    Tried.sizes.clear()
+    walk = run_segment(Entrypoint.from_object(trial), SEGMENT, store)
+    assert isinstance(next(walk), SegmentStarted)
+    assert len(Tried.sizes) == steps
+    assert [item.iterations for item in walk if isinstance(item, SegmentReport)] == [1, 2, 3, 4]
 
 
 def test_a_checkpoint_of_a_compiled_model_is_read_without_compiling(store, traced):
