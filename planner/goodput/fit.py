@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -205,15 +205,45 @@ def relative_errors(parameters: Throughput, points: Sequence[BatchPoint]) -> Flo
     return np.asarray(np.abs(step_s(parameters, instances, gpus, per_gpu, accumulation) / seconds - 1.0))
 
 
-def extrapolates(points: Sequence[BatchPoint], instances: int, gpus: int, per_gpu: int) -> bool:
-    """Return whether such a step is outside the measured range, so that a fit of `points` may be far off.
+FAR_OFF = 0.2
+"""Relative error of a fit at a measured step from which it is not trusted nearby."""
 
-    Inside, m is between the smallest and the largest measured one, and the number of GPUs between those measured of
-    the same kind: alone, on one instance, or across instances.
+
+def extrapolates(points: Sequence[BatchPoint], instances: int, gpus: int, per_gpu: int) -> bool:
+    """Return whether a fit of `points` may be far off for such a step.
+
+    It may outside of the measured range: inside, m is between the smallest and the largest measured one, and the number
+    of GPUs between those measured of the same kind: alone, on one instance, or across instances. It also may inside, if
+    it misses a measured step next to it by more than `FAR_OFF`.
     """
-    alike = [point.gpus for point in points if _kind(point.instances, point.gpus) == _kind(instances, gpus)]
+    alike = [point for point in points if _kind(point.instances, point.gpus) == _kind(instances, gpus)]
     sizes = [point.per_gpu for point in points]
-    return not alike or not min(alike) <= gpus <= max(alike) or not min(sizes) <= per_gpu <= max(sizes)
+    if not _within([point.gpus for point in alike], gpus) or not _within(sizes, per_gpu):
+        return True
+    near = [point for point in alike if point.gpus in _next_to([each.gpus for each in alike], gpus)]
+    near = [
+        point
+        for point in near
+        if point.per_gpu in _next_to([each.per_gpu for each in near if each.gpus == point.gpus], per_gpu)
+    ]
+    return bool(np.any(relative_errors(_fitted(tuple(points)), near) > FAR_OFF))
+
+
+def _within(values: Sequence[int], value: int) -> bool:
+    return bool(values) and min(values) <= value <= max(values)
+
+
+def _next_to(values: Sequence[int], value: int) -> set[int]:
+    """Return the nearest of `values` on either side of `value`, or `value` itself if it is one of them."""
+    below = [each for each in values if each <= value]
+    above = [each for each in values if each >= value]
+    return {*([max(below)] if below else []), *([min(above)] if above else [])}
+
+
+@lru_cache(maxsize=16)
+def _fitted(points: tuple[BatchPoint, ...]) -> Throughput:
+    """Return the fit of `points`: a plan asks for many gangs of the same ones."""
+    return fit(points)
 
 
 def _kind(instances: int, gpus: int) -> str:

@@ -113,5 +113,21 @@ def test_outside_of_the_measured_range_is_extrapolated(instances, gpus, per_gpu,
     assert extrapolates(points, instances, gpus, per_gpu) == outside
 
 
+def test_a_fit_that_misses_the_steps_nearby_is_not_trusted_within_the_measured_range():
+    """Twelve points, and beyond 64 samples a GPU is three times as slow: no line goes through all of them."""
+    sizes = (4, 8, 16, 32, 64, 128)
+    points = [
+        point(1, gpus, size, step=float(step_s(TRUTH, 1, gpus, size, 0)) * (3.0 if size > 64 else 1.0))
+        for gpus in (1, 4)
+        for size in sizes
+    ]
+    off = {(each.gpus, each.per_gpu) for each in points if relative_errors(fit(points), [each])[0] > 0.2}
+    assert off, "the model has no such bend"
+    for gpus, size in off:
+        assert extrapolates(points, 1, gpus, size)
+    straight = [point(1, gpus, size) for gpus in (1, 4) for size in sizes]
+    assert not any(extrapolates(straight, 1, gpus, size) for gpus in (1, 4) for size in (4, 30, 100, 128))
+
+
 def test_without_points_everything_is_outside():
     assert extrapolates([], 1, 1, 8)
