@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rubberband.executor.training.loading import LoaderSettings, LoaderWorkers, Part
 from rubberband.executor.training.moving import to_device
+from rubberband.executor.training.randomness import kept_random_states, seed_for
 from rubberband.executor.training.sampler import GlobalBatch, Indices, sample_keys
+from rubberband.executor.training.streams import ENDLESS, Mark, Stream, is_stream
 
 Collate = Callable[[list[Any]], Any]
 
@@ -68,25 +68,6 @@ class Samples:
             raise
 
 
-def seed_for(key: int) -> None:
-    """Set the random states of the CPU for one sample; about 10 us, so a GPU's are left alone."""
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(key >> 1)
-
-
-@contextmanager
-def kept_random_states() -> Iterator[None]:
-    """Restore the random states of the CPU after the block."""
-    states = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
-
-
 def fetch(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> Any:
     """Return the samples at `indices` as one batch; see `Samples`."""
     return Samples(dataset, collate).batch(indices)
@@ -117,23 +98,46 @@ class Feed:
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Any,
         *,
         device: torch.device,
         collate: Collate | None,
         seed: int,
+        batch_size: int,
         settings: LoaderSettings | None = None,
     ) -> None:
-        """Without `settings`, everything is loaded in this process."""
-        self.num_samples = num_samples(dataset, "train_dataset()")
-        self._samples = Samples(dataset, collate)
+        """Without `settings`, everything is loaded in this process. `batch_size` is M, for streams."""
         self._device = device
         self._seed = seed
         self._epoch = 0
+        self._marks: dict[int, Mark] = {}
+        self._stream: Stream | None = None
+        self._samples: Samples | None = None
+        most = None
+        if is_stream(dataset):
+            self.num_samples = ENDLESS
+            self._stream = Stream(dataset, collate, seed=seed, batch_size=batch_size)
+            most = self._stream.num_turns
+        else:
+            self.num_samples = num_samples(dataset, "train_dataset()")
+            self._samples = Samples(dataset, collate)
+            most = 0 if self._samples.in_memory else None
         self._workers: LoaderWorkers | None = None
-        if settings is not None and (count := settings.count(in_memory=self._samples.in_memory)) > 0:
-            pin = device.type == "cuda"
-            self._workers = LoaderWorkers(self._prepared, dataset, settings, num_workers=count, pin=pin)
+        count = 0 if settings is None else settings.count(most)
+        if settings is not None and count > 0:
+            self._workers = LoaderWorkers(
+                self._prepared,
+                dataset,
+                settings,
+                num_workers=count,
+                pin=device.type == "cuda",
+                are_numbered=self._stream is None,
+            )
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the samples are read from front to end, without epochs."""
+        return self._stream is not None
 
     def expect(self, batch: GlobalBatch, parts: Sequence[Indices]) -> None:
         """Note that `parts` of this batch are loaded next, in this order."""
@@ -144,12 +148,27 @@ class Feed:
     def load(self, indices: Indices) -> Any:
         """Return the samples at `indices`, in the epoch of the present batch, as one batch on the device."""
         part = Part(indices=indices, epoch=self._epoch)
-        if self._workers is not None and self._workers.has(part):
-            return to_device(self._workers.take(), self._device)
-        if self._samples.in_memory:
+        if self._samples is not None and self._samples.in_memory and self._workers is None:
             return to_device(self._samples.batch(indices), self._device)
-        with kept_random_states():
-            return to_device(self._prepared(part), self._device)
+        if self._workers is not None and self._workers.has(part):
+            loaded = self._workers.take()
+        else:
+            with kept_random_states():
+                loaded = self._prepared(part)
+        if self._stream is not None:
+            loaded, marks = loaded
+            self._marks.update(marks)
+        return to_device(loaded, self._device)
+
+    def state(self) -> dict[int, tuple[int, int, Any]] | None:
+        """Return where the readers of a stream are, if they keep a state; by shard."""
+        return {shard: (mark.index, mark.passes, mark.state) for shard, mark in self._marks.items()} or None
+
+    def restore(self, state: dict[int, tuple[int, int, Any]] | None) -> None:
+        """Begin there; without a state, a stream is read again up to the position of the sampler."""
+        if self._stream is not None and state is not None:
+            self._marks = {shard: Mark(*mark) for shard, mark in state.items()}
+            self._stream.move_to(self._marks)
 
     def close(self) -> None:
         """End the loader workers."""
@@ -157,4 +176,7 @@ class Feed:
             self._workers.close()
 
     def _prepared(self, part: Part) -> Any:
+        if self._stream is not None:
+            return self._stream.load(part)
+        assert self._samples is not None
         return self._samples.batch(part.indices, sample_keys(self._seed, part.epoch, part.indices))

@@ -1,6 +1,6 @@
 """Loader workers: processes that load the next batches while the present one is trained. torch's DataLoader runs them.
 
-What they load is asked for part by part (a part goes through the model at once), as far ahead as they have room. If
+They are asked for one part after another (a part goes through the model at once), as far ahead as they have room. If
 something else comes next, as after a change of the batch size, all that is under way is given up: a worker ends the
 part that it is at, leaves out the others, and goes on with the batch that is due. So nothing is skipped or repeated,
 and no position but that of the last trained batch has to be kept.
@@ -74,11 +74,11 @@ class LoaderSettings:
         if not (isinstance(timeout_s, (int, float)) and 0.0 < timeout_s < math.inf):
             raise TrialFailure("raised", f"loader_timeout_s={shown(timeout_s)} is no positive number; use seconds")
 
-    def count(self, *, in_memory: bool) -> int:
-        """Return how many loader workers to start; none for a dataset in memory unless the trial asks for some."""
+    def count(self, most: int | None = None) -> int:
+        """Return how many loader workers to start; `most` that are of use, unless the trial asks for some."""
         if self.num_workers is not None:
             return self.num_workers
-        return 0 if in_memory else max(0, min(MOST_BY_DEFAULT, self.cpus - 1))
+        return max(0, min(MOST_BY_DEFAULT if most is None else most, MOST_BY_DEFAULT, self.cpus - 1))
 
 
 def _check_least(name: str, value: Any, least: int) -> None:
@@ -151,7 +151,7 @@ class _Failure:
 
 
 class _Work(Dataset[Any]):
-    """What torch's loader takes for a dataset: an order instead of a position."""
+    """Dataset for torch's loader, with an order instead of a position."""
 
     def __init__(self, load: Callable[[Part], Any], series: torch.Tensor) -> None:
         self._load, self._series = load, series
@@ -177,17 +177,29 @@ class LoaderWorkers:
     """The loader workers of one worker of a gang; they start when the first part is expected."""
 
     def __init__(
-        self, load: Callable[[Part], Any], dataset: Any, settings: LoaderSettings, *, num_workers: int, pin: bool
+        self,
+        load: Callable[[Part], Any],
+        dataset: Any,
+        settings: LoaderSettings,
+        *,
+        num_workers: int,
+        pin: bool,
+        are_numbered: bool = True,
     ) -> None:
-        """`load` makes a batch of a part, in the loader worker; `pin`: it is then copied to page-locked memory."""
+        """`load` makes a batch of a part, in the loader worker; `pin`: it is then copied to page-locked memory.
+
+        `are_numbered`: whether torch's `get_worker_info` gives their numbers. A dataset that divides
+        itself by that must not do so where each of them reads it from front to end.
+        """
         self._settings, self._dataset, self._pin = settings, dataset, pin
+        self._are_numbered = are_numbered
         self._num_workers = num_workers
         self._parent = os.getpid()
         self._series = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         """Counts the changes of what comes next; orders of an earlier series are not loaded any more."""
         self._work = _Work(load, self._series)
         self._due: deque[Part] = deque()
-        """What comes next, as far as it was looked at; the first `_num_ordered` are ordered."""
+        """Next parts, as far as they are foreseen; the first `_num_ordered` are ordered."""
         self._num_ordered = 0
         self._further: Iterator[Part] = iter(())
         self._iterator: Any = None
@@ -319,6 +331,8 @@ class LoaderWorkers:
             self._settings.start(worker, self._dataset)
         except (Exception, SystemExit) as error:
             self._work.failure = _Failure.of(error)
+        if not self._are_numbered:
+            torch.utils.data._utils.worker._worker_info = None
 
     def _print_traces(self) -> None:
         for process in self._processes:

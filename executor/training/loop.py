@@ -7,8 +7,9 @@ The learning curve does not depend on the gang, except for the order of floating
   micro-batch of m samples with mean loss L contributes n*m/M * L: every sample counts the same. A worker without a
   share takes part with samples of weight 0. A worker that runs out of memory takes smaller ones (`memory.py`).
 * Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and resuming from it is
-  exact. Random draws in training (dropout, augmentation) differ with the number of workers, and are equal only in
-  distribution; so are the statistics of BatchNorm, which see a worker's micro-batch.
+  exact. Random draws of the model (dropout) differ with the number of workers, and are equal only in distribution; so
+  are the statistics of BatchNorm, which see a worker's micro-batch. Random draws of the dataset (augmentation) follow
+  from (seed, epoch, position) and are the same.
 * Evaluation is described in `evaluation.py`.
 """
 
@@ -43,6 +44,7 @@ from rubberband.executor.training.runner import FORMAT, Runner, Steps, TrialFail
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, even_shares, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import TrainStep
+from rubberband.executor.training.streams import iteration_of
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.words import build_optimizer, build_scheduler, check_words, fixed_steps
 from rubberband.executor.training.wrapping import prepare
@@ -77,11 +79,13 @@ class TorchRunner(Runner):
         segment, trial = self._segment, self._trial
         collate = None if getattr(trial.collate, "__func__", None) is TorchTrial.collate else trial.collate
         reseed("setup", segment.seed)
+        dataset = trial.train_dataset(segment.config)
         self._feed = Feed(
-            trial.train_dataset(segment.config),
+            dataset,
             device=self._device,
             collate=collate,
             seed=segment.seed,
+            batch_size=self._batch_size,
             settings=LoaderSettings(
                 num_workers=trial.num_workers,
                 prefetch_factor=trial.prefetch_factor,
@@ -91,21 +95,35 @@ class TorchRunner(Runner):
             ),
         )
         self._feed.ahead = self._parts_ahead
-        total = self._feed.num_samples
+        self._sampler = self._make_sampler(dataset)
+        samples = trial.samples_per_iteration or (
+            iteration_of(dataset) if self._feed.is_stream else self._feed.num_samples
+        )
+        self._samples_per_iteration = positive("samples_per_iteration", samples)
+        self._evaluation = Evaluation(trial, segment, self._gang, every=positive("eval_every", trial.eval_every))
+        size = min(self._batch_size, self._limit or self._batch_size)
+        if trial.eval_batch_size is not None:
+            size = positive("eval_batch_size", trial.eval_batch_size)
+        self._evaluation.load(batch_size=size, device=self._device, collate=collate)
+
+    def _make_sampler(self, dataset: Any) -> GlobalBatchSampler:
+        segment, trial, total = self._segment, self._trial, self._feed.num_samples
         adapts = segment.batch is not None
+        if self._feed.is_stream:
+            if adapts:
+                raise TrialFailure(
+                    "raised",
+                    f"train_dataset() returned {type(dataset).__name__}, which is read from front to end and cannot "
+                    "have adaptive batches; leave out batch in the experiment, or return a dataset with len and [i]",
+                )
+            return GlobalBatchSampler(total, segment.seed, in_order=True)
         if trial.drop_last and not adapts and self._batch_size > total:
             raise TrialFailure(
                 "raised",
                 f"drop_last leaves nothing of the {total} samples of train_dataset() in batches of {self._batch_size}; "
                 "use smaller batches, or drop_last = False",
             )
-        self._sampler = GlobalBatchSampler(total, segment.seed, crosses=adapts, drop_last=trial.drop_last)
-        self._samples_per_iteration = positive("samples_per_iteration", trial.samples_per_iteration or total)
-        self._evaluation = Evaluation(trial, segment, self._gang, every=positive("eval_every", trial.eval_every))
-        size = min(self._batch_size, self._limit or self._batch_size)
-        if trial.eval_batch_size is not None:
-            size = positive("eval_batch_size", trial.eval_batch_size)
-        self._evaluation.load(batch_size=size, device=self._device, collate=collate)
+        return GlobalBatchSampler(total, segment.seed, crosses=adapts, drop_last=trial.drop_last)
 
     def _build_model(self) -> None:
         segment, trial = self._segment, self._trial
@@ -196,6 +214,7 @@ class TorchRunner(Runner):
             if self._schedules is not None:
                 self._schedules.load_state_dict(content["scheduler"])
             self._sampler.move_to(*content["sampler"])
+            self._feed.restore(content.get("readers"))
             self._batching.restore(content.get("batching"))
             self._evaluation.restore(content.get("evaluation"))
             self._step.precision.restore(content.get("precision"))
@@ -251,6 +270,7 @@ class TorchRunner(Runner):
             "optimizer": self._optimizers.state_dict(),
             "scheduler": None if self._schedules is None else self._schedules.state_dict(),
             "sampler": (self._sampler.epoch, self._sampler.position),
+            "readers": self._feed.state(),
             "batching": self._batching.state(),
             "evaluation": self._evaluation.state(),
             "precision": self._step.precision.state(),

@@ -33,6 +33,9 @@ class TrialFailure(Exception):
         super().__init__(message)
         self.kind = kind
 
+    def __reduce__(self) -> tuple[type[TrialFailure], tuple[FailureKind, str]]:
+        return type(self), (self.kind, str(self))
+
 
 class WorkerTrace(Exception):
     """The trace-back of an exception in a loader worker, as the cause of the same exception here."""

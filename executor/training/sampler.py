@@ -92,6 +92,8 @@ class GlobalBatchSampler:
     crosses: bool = False
     drop_last: bool = False
     """Whether the last batch of an epoch is left out if it is smaller; it counts as used."""
+    in_order: bool = False
+    """Whether the samples come in their own order, not in a permutation."""
     _order: tuple[int, Indices] | None = None
 
     def __post_init__(self) -> None:
@@ -144,14 +146,21 @@ class GlobalBatchSampler:
 
     def _take(self, most: int) -> Indices:
         """Return up to `most` samples of this epoch."""
+        if self.in_order:
+            indices = np.arange(self.position, min(self.position + most, self.num_samples))
+            self._advance(len(indices))
+            return indices
         if self._order is None or self._order[0] != self.epoch:
             generator = np.random.default_rng(seed_sequence("order", self.seed, self.epoch))
             self._order = (self.epoch, generator.permutation(self.num_samples))
         indices = self._order[1][self.position : self.position + most]
-        self.position += len(indices)
+        self._advance(len(indices))
+        return indices
+
+    def _advance(self, samples: int) -> None:
+        self.position += samples
         if self.position == self.num_samples:
             self.epoch, self.position = self.epoch + 1, 0
-        return indices
 
 
 def even_shares(batch_size: int, num_workers: int) -> tuple[int, ...]:

@@ -146,7 +146,11 @@ class TorchTrial(ABC):
 
     @abstractmethod
     def train_dataset(self, config: Mapping[str, Any]) -> Dataset[Any]:
-        """Return the map-style training set; the same on every rank."""
+        """Return the training set; the same on every rank.
+
+        It is map-style (`len` and `[i]`), or an IterableDataset that every worker reads from front to end; then set
+        `samples_per_iteration`.
+        """
 
     def eval_dataset(self, config: Mapping[str, Any]) -> Dataset[Any] | None:
         """Return the map-style evaluation set; None: `evaluate` is not called and `train_loss` is the only metric."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import rubberband
 
@@ -220,3 +221,43 @@ class Experts(Regression):
         loss.backward()  # type: ignore[no-untyped-call]
         optimizers.step()
         return loss
+
+
+class Points(Dataset[Any]):
+    """Samples that are augmented at random."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = torch.linspace(-1.0, 1.0, 5, dtype=torch.float64) * (index / NUM_SAMPLES)
+        inputs = inputs + 0.1 * torch.randn(5, dtype=torch.float64)
+        return inputs, inputs.sum(dim=0, keepdim=True).sin()
+
+
+class Lines(IterableDataset[Any]):
+    """The same as a stream, perhaps in shards."""
+
+    def __init__(self, num_shards: int, part: slice = slice(None)) -> None:
+        self.num_shards, self.part = num_shards, part
+
+    def shard(self, num_shards: int, index: int) -> Lines:
+        return Lines(1, slice(index, None, num_shards))
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(Points().__getitem__, range(NUM_SAMPLES)[self.part])
+
+
+class Loaded(Regression):
+    """Reads by loader workers, from a `dataset` that the configuration names."""
+
+    samples_per_iteration = NUM_SAMPLES
+
+    def train_dataset(self, config: Mapping[str, Any]) -> Any:
+        self.num_workers = config["num_workers"]
+        # The tests' processes are daemons, which must have no children; a slot's worker is none.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        return Lines(config["shards"]) if "shards" in config else Points()
+
+    def eval_dataset(self, config: Mapping[str, Any]) -> Any:
+        return None

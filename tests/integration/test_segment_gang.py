@@ -130,6 +130,23 @@ def test_an_own_step_does_not_depend_on_the_gang(workers, store, name):
         torch.testing.assert_close(got[name], weight, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("dataset", [{}, {"shards": 1}, {"shards": 4}], ids=["positions", "stream", "shards"])
+def test_augmented_samples_are_the_same_for_every_gang_and_number_of_loader_workers(workers, store, dataset):
+    entrypoint = Entrypoint.parse("segment_trials:Loaded", [Path(__file__).parent])
+
+    def segment(num_workers: int, **words: Any) -> Any:
+        return replace(SEGMENT, config={**dataset, "num_workers": num_workers}, metric="train_loss", **words)
+
+    whole = reports(list(run_segment(entrypoint, segment(0, until_iterations=3), store)))
+    (first,) = reports(run_gang(workers[:2], entrypoint, segment(1, until_iterations=1), store)[0])
+    resumed = segment(2, from_iterations=1, until_iterations=2, checkpoint=first.checkpoint)
+    (second,) = reports(run_gang(workers, entrypoint, resumed, store)[0])
+    resumed = segment(1, from_iterations=2, until_iterations=3, checkpoint=second.checkpoint)
+    parts = [first, second, *reports(list(run_segment(entrypoint, resumed, store)))]
+    for straight, resized in zip(whole, parts, strict=True):
+        assert resized.metrics == pytest.approx(dict(straight.metrics), rel=1e-10)
+
+
 @pytest.mark.parametrize("entrypoint", [REGRESSION, ACCUMULATING], ids=str)
 @pytest.mark.parametrize(
     "shares",

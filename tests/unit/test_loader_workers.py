@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import random
@@ -98,6 +99,11 @@ def reports(items: list[Any]) -> list[SegmentReport]:
 def failure(items: list[Any]) -> SegmentFailure:
     assert isinstance(items[-1], SegmentFailure), items
     return items[-1]
+
+
+def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(io.BytesIO(store.load(report.checkpoint)), weights_only=False)
+    return loaded
 
 
 def curve(found: list[SegmentReport]) -> list[float]:
@@ -240,5 +246,5 @@ def test_by_default_there_are_as_many_as_cpus_without_one(cpus, in_memory, expec
     settings = LoaderSettings(
         num_workers=None, prefetch_factor=2, timeout_s=9.0, cpus=cpus, start=lambda worker, dataset: None
     )
-    assert settings.count(in_memory=in_memory) == expected
-    assert replace(settings, num_workers=5).count(in_memory=in_memory) == 5
+    assert settings.count(0 if in_memory else None) == expected
+    assert replace(settings, num_workers=5).count(0 if in_memory else None) == 5
