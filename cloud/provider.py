@@ -20,6 +20,11 @@ from rubberband.values.plan import Market
 InstanceState = Literal["pending", "running", "terminated"]
 
 
+LEASE_EXPIRED = "lease expired"
+OVERSLEPT_S = 60.0
+"""A driver that is awake sees the end of an instance sooner."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceDescription:
     """One instance as the provider shows it."""
@@ -34,7 +39,7 @@ class InstanceDescription:
     ended_at: float | None = None
     """Instant at which it was released or lost; None while it lives."""
     reason: str = ""
-    """Why it ended, if it was not released: 'lease expired', 'process died', …"""
+    """Why it ended, if it was not released: `LEASE_EXPIRED`, 'process died', …"""
     market: Market = "on_demand"
     instance_type: str = ""
     """The type bought; empty: the requested one."""
@@ -47,6 +52,10 @@ class InstanceDescription:
     """Instant at which the provider announced its interruption; None without a notice."""
     preempted: bool = False
     """Whether the provider interrupted it (spot)."""
+
+    def overslept(self, now: float) -> bool:
+        """Whether its lease expired long before `now`: its driver's machine slept, and renewed none."""
+        return self.reason == LEASE_EXPIRED and self.ended_at is not None and now - self.ended_at > OVERSLEPT_S
 
 
 class Provider(Protocol):

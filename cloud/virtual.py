@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rubberband.cloud.provider import InstanceDescription, InstanceState
+from rubberband.cloud.provider import LEASE_EXPIRED, InstanceDescription, InstanceState
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer
 from rubberband.values.plan import Market
@@ -217,7 +217,7 @@ class VirtualProvider:
         end_at = self._ends_at(machine)
         if end_at <= self._clock.now():
             if end_at < machine.taken_at:
-                machine.end(end_at, "lease expired")
+                machine.end(end_at, LEASE_EXPIRED)
             else:
                 reason = "taken away by the provider" if machine.fate.preempted else "process died"
                 reason = reason if machine.runs_at < math.inf else "it did not start"

@@ -9,6 +9,7 @@ from typing import Any
 
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import FAILURES, code_of
+from rubberband.cloud.provider import LEASE_EXPIRED
 
 ALIVE = ("pending", "running", "stopping", "stopped")
 """States in which an instance costs money, or may again."""
@@ -60,7 +61,7 @@ def why(machine: Mapping[str, Any], *, lease_over: bool) -> str:
     if taken_back(machine):
         return "EC2 took the spot instance back"
     if code == _BY_ITSELF and lease_over:
-        return "lease expired"
+        return LEASE_EXPIRED
     if code == _BY_ITSELF:
         return (
             "it powered itself off: its lease expired, its boot script failed, or Ray ended there; see `aws ec2 "
@@ -112,7 +113,7 @@ def last_words(console: str) -> str:
     """Return the step at which the boot script ended, and its last output; empty if the console shows none."""
     lines, steps = _steps_in(console)
     if any(line.endswith(_LEASE) for line in lines):
-        return "lease expired"
+        return LEASE_EXPIRED
     if len(steps) < 2 or steps[-1][1] != _ENDING:
         return ""
     (begun, step), (ended, _) = steps[-2:]

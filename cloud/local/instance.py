@@ -280,7 +280,7 @@ class _Guard:
         if self._stop.is_set():
             return "terminated by a signal"
         if now > max(_lease_ends_at(self.record, self._lease), self._awake_since + self._lease_s):
-            return "lease expired"
+            return "lease expired"  # LEASE_EXPIRED of rubberband.cloud.provider, which is not imported here
         os.utime(self._path, (now, now))  # a sign of life: if this process is killed, the time of its end
         return None
 

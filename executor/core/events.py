@@ -121,6 +121,8 @@ class InstanceLost(Event):
     reason: str
     preempted: bool = False
     """Whether the provider took it away (spot)."""
+    overslept: bool = False
+    """Whether its lease expired long before this was seen: the driver's machine slept, and renewed no lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

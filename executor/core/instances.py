@@ -154,7 +154,10 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
         case InstanceLost():
             was_wanted = record.status in LIVE
             commands = lose(job, state, record, event.ended_at, event.reason, preempted=event.preempted)
-            if was_wanted and record.ready_at is None and not record.preempted and not rules.cut_short(job, record):
+            never_ready = record.ready_at is None and not record.preempted and not rules.cut_short(job, record)
+            if was_wanted and event.overslept:  # its lease ran out as nobody renewed it: no fault of its own
+                _allow_another_launch(job, lane)
+            elif was_wanted and never_ready:
                 _note_failed_start(job, state, record)
             return commands
         case InstanceReleased():

@@ -441,6 +441,7 @@ class RayFleet:
                         ended_at=ended_at,
                         reason=reason,
                         preempted=status.preempted,
+                        overslept=status.overslept(at),
                     )
                 )
             connection.start(hold.workers.dismiss, f"dismiss-{instance}")

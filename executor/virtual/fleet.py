@@ -448,4 +448,5 @@ def _lost(status: InstanceDescription, now: float) -> InstanceLost:
         ended_at=now if status.ended_at is None else status.ended_at,
         reason=status.reason,
         preempted=status.preempted,
+        overslept=status.overslept(now),
     )

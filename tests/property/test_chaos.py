@@ -59,6 +59,13 @@ def test_five_hundred_with_brackets_that_are_added() -> None:
     assert not found, "\n".join(found)
 
 
+def test_a_driver_that_slept_while_instances_started_goes_on() -> None:
+    """Their leases expired meanwhile, which is no failure to start."""
+    seeds = (4066, 12389, 16615)
+    found = failures(seeds, check_every=5, replan=False, family="brackets")
+    assert not found, "\n".join(found)
+
+
 def test_trials_that_climb_rungs_keep_all_that_stages_do() -> None:
     found = failures(range(100), check_every=5, family="asha")
     assert not found, "\n".join(found)

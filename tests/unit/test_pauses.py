@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from rubberband.api.dashboard.experiment_words import happenings
-from rubberband.cloud.provider import ClusterProvider
+from rubberband.cloud.provider import LEASE_EXPIRED, ClusterProvider, InstanceDescription
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import Command, Event, InstanceLost, LaunchInstance, Tick
+from rubberband.executor.core.events import Command, Event, InstanceLost, LaunchInstance, Started, Tick
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.ray.workers import Workers, WorkersError, _Patience
 from rubberband.executor.result import summarise
@@ -54,6 +54,34 @@ def test_instances_that_ended_in_a_pause_are_not_billed_to_its_end_and_bought_ag
     orders += story.tell(Tick)
     assert (story.state.outcome, story.state.reason) == (None, "")
     assert [order.instance for order in orders if isinstance(order, LaunchInstance)] == ["i-003", "i-004"]
+
+
+def test_instances_that_ended_in_a_pause_before_they_were_ready_failed_no_start() -> None:
+    story = Story(dataclasses.replace(JOB, start_attempts=1))
+    story.tell(Started)
+    story.at += 10 * PAUSE_S
+    orders = []
+    for instance, ended_at in (("i-001", 200.0), ("i-002", 210.0)):
+        orders += story.tell(InstanceLost, instance=instance, ended_at=ended_at, reason=LEASE_EXPIRED, overslept=True)
+    assert story.state.fleet.failed_starts == 0
+    orders += story.tell(Tick)
+    assert story.state.outcome is None
+    assert [order.instance for order in orders if isinstance(order, LaunchInstance)] == ["i-003", "i-004"]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "reason", "overslept"),
+    [
+        (300.0, LEASE_EXPIRED, True),
+        (5.0, LEASE_EXPIRED, False),
+        (300.0, "process died", False),
+    ],
+)
+def test_only_a_lease_that_expired_long_ago_was_overslept(late_s: float, reason: str, overslept: bool) -> None:
+    gone = InstanceDescription(
+        instance="i-001", experiment="test", state="terminated", requested_at=0.0, ended_at=100.0, reason=reason
+    )
+    assert gone.overslept(100.0 + late_s) is overslept
 
 
 def test_instances_held_after_a_pause_still_end_by_the_budget() -> None:
