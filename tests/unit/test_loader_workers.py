@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import multiprocessing
 import os
@@ -15,13 +16,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.training.data import Feed
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.loading import LoaderSettings
+from rubberband.executor.training.gradient_noise import GradientNoise
+from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.sampler import GlobalBatchSampler, even_shares
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
 from tests.builders import segments
 
@@ -243,8 +249,80 @@ def test_the_last_batch_of_an_epoch_may_be_dropped(store, num_workers):
     ("cpus", "in_memory", "expected"), [(1, False, 0), (4, False, 3), (64, False, 8), (4, True, 0)]
 )
 def test_by_default_there_are_as_many_as_cpus_without_one(cpus, in_memory, expected):
-    settings = LoaderSettings(
+    wanted = LoaderSettings(
         num_workers=None, prefetch_factor=2, timeout_s=9.0, cpus=cpus, start=lambda worker, dataset: None
     )
-    assert settings.count(0 if in_memory else None) == expected
-    assert replace(settings, num_workers=5).count(0 if in_memory else None) == 5
+    assert wanted.count(0 if in_memory else None) == expected
+    assert replace(wanted, num_workers=5).count(0 if in_memory else None) == 5
+
+
+class Changing:
+    """A feed whose batches change their size, as adaptive ones do."""
+
+    def __init__(self, num_workers: int) -> None:
+        wanted = LoaderSettings(
+            num_workers=num_workers, prefetch_factor=2, timeout_s=60.0, cpus=1, start=lambda worker, dataset: None
+        )
+        self.feed = Feed(Augmented(), device=torch.device("cpu"), collate=None, seed=3, batch_size=4, settings=wanted)
+        self.feed.ahead = self._ahead
+        self.sampler = GlobalBatchSampler(22, 3, crosses=True)
+        self.size = 4
+
+    def _ahead(self) -> Iterator[Part]:
+        sampler = copy.copy(self.sampler)
+
+        def parts() -> Iterator[Part]:
+            while True:
+                batch = sampler.next_shared(self.size, 1, even_shares)
+                yield Part(indices=batch.indices, epoch=batch.epoch)
+
+        return parts()
+
+    def step(self, size: int) -> dict[str, Any]:
+        self.size = size
+        batch = self.sampler.next_shared(size, 1, even_shares)
+        self.feed.expect(batch, [batch.indices])
+        loaded: dict[str, Any] = self.feed.load(batch.indices)
+        assert loaded["index"].tolist() == batch.indices.tolist()
+        return loaded
+
+
+@settings(max_examples=4, deadline=None)
+@given(sizes=st.lists(st.sampled_from([1, 4, 9]), min_size=1, max_size=12))
+def test_a_change_of_the_batch_takes_effect_at_once_and_nothing_is_skipped_or_repeated(sizes):
+    loaded, alone = Changing(2), Changing(0)
+    try:
+        for size in sizes:
+            ours, expected = loaded.step(size), alone.step(size)
+            assert (ours["pid"] != os.getpid()).all()
+            assert torch.equal(ours["x"], expected["x"])
+    finally:
+        loaded.feed.close()
+
+
+def test_unforeseen_parts_are_loaded_in_this_process_and_are_the_same_samples():
+    feed = Changing(1)
+    try:
+        whole = feed.step(8)
+        halves = [feed.feed.load(half)["x"] for half in np.array_split(whole["index"].numpy(), 2)]
+        assert torch.equal(torch.cat(halves), whole["x"])
+        assert (feed.step(8)["pid"] != os.getpid()).all(), "the loader workers go on"
+    finally:
+        feed.feed.close()
+
+
+@pytest.mark.parametrize("every", [2, 3, 7])
+def test_batches_in_halves_are_foreseen(every):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    noise = GradientNoise(optimizer, model, rank=0, num_workers=1, initial_batch=8, total=lambda values: values)
+    noise.halves_every = every
+    for _ in range(4):  # from any state
+        foreseen = [noise.wants_halves(8, steps) for steps in range(12)]
+        found = []
+        for _ in range(11):
+            found.append(noise.wants_halves(8))
+            noise.before_step([8], [4, 4] if found[-1] else [8])
+        assert found == foreseen[:11]
+        assert any(found)
+    noise.close()
