@@ -65,6 +65,7 @@ def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device:
         raise _unlike(target, error) from error
     content = _checked(lambda: expect(loaded, "torch", found.iterations), target)
     trial = target()
+    trial.max_iterations = found.iterations
     reseed("setup", content["seed"])
     model = trial.build_model(dict(found.configuration)).to(device)
     load = override_of(trial, "load_state_dict")

@@ -7,36 +7,33 @@ Works with `lightning` and with `pytorch_lightning`; neither is imported here.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import inspect
-import os
 import sys
-import tempfile
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rubberband.errors import InputError
-from rubberband.executor.training.torch_trial import Mean, TorchTrial
+from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.installation import install_hint
+from rubberband.integrations.lightning_data import Loaders, loader_of, overrides, prepare
+from rubberband.integrations.lightning_log import Log, Now
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.data import Dataset
 
     from rubberband.executor.training.evaluation import EvalLoader
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_OWN_STEP = "write a rubberband.TorchTrial with a step() of its own"
 _OWN_LOOP = "write a rubberband.TorchTrial, or call rubberband.report() from a Callback of your own Trainer"
 _REFUSED = {
-    "backward": _OWN_LOOP,
+    "backward": _OWN_STEP,
     "configure_callbacks": "use the hooks of the module instead",
     "configure_gradient_clipping": "set gradient_clip_norm of the LightningTrial",
     "configure_sharded_model": "make the layers in configure_model()",
@@ -45,8 +42,8 @@ _REFUSED = {
     "on_before_batch_transfer": "use the collate_fn of the DataLoader, or on_after_batch_transfer()",
     "on_before_zero_grad": "use on_train_batch_end()",
     "on_train_epoch_end": "use on_validation_epoch_end()",
-    "optimizer_step": _OWN_LOOP,
-    "optimizer_zero_grad": _OWN_LOOP,
+    "optimizer_step": _OWN_STEP,
+    "optimizer_zero_grad": _OWN_STEP,
     "transfer_batch_to_device": "use the collate_fn of the DataLoader, or on_after_batch_transfer()",
 }
 """Hooks of a module or data module that the loop does not call -> what to do instead."""
@@ -81,7 +78,7 @@ class LightningTrial(TorchTrial):
     def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
         """Return the optimizer of `configure_optimizers`."""
         self._run = _Run(self._source(config), model)
-        optimizer, self._schedule = _divided(model.configure_optimizers())  # type: ignore[operator]
+        optimizer, self._schedule = self._run.optimizers()
         self.scheduler_step = "batch" if self._schedule.interval == "step" else "iteration"  # type: ignore[misc]
         self.scheduler_metric = self._schedule.monitor
         self._run.watch(optimizer, self._schedule.scheduler)
@@ -154,55 +151,6 @@ class LightningTrial(TorchTrial):
         return self._made
 
 
-@dataclass
-class _Loaders:
-    """The loaders of a module or data module, checked."""
-
-    train: DataLoader[Any]
-    val: DataLoader[Any] | None
-
-    @property
-    def collate(self) -> Callable[[Any], Any] | None:
-        """The collate function of both; None: torch's default."""
-        from torch.utils.data import default_collate
-
-        train, val = self.train.collate_fn, self._collate_val()
-        if train == val:
-            return None if train is default_collate else train
-        return lambda samples: (val if isinstance(samples, _Apart) else train)(samples)
-
-    def eval_dataset(self) -> Dataset[Any] | None:
-        """Return the evaluation set; marked, where its collate function is another one."""
-        if self.val is None or self.train.collate_fn == self.val.collate_fn:
-            return None if self.val is None else self.val.dataset
-        return _Marked(self.val.dataset)  # type: ignore[return-value]
-
-    def _collate_val(self) -> Callable[[Any], Any]:
-        return self.train.collate_fn if self.val is None else self.val.collate_fn
-
-
-class _Apart(list[Any]):
-    """Samples of the evaluation set."""
-
-
-class _Marked:
-    """Evaluation set whose samples are marked, for a collate function of their own."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, position: int) -> Any:
-        return self.dataset[position]
-
-    def __getitems__(self, positions: list[int]) -> _Apart:
-        if hasattr(self.dataset, "__getitems__"):
-            return _Apart(self.dataset.__getitems__(positions))
-        return _Apart(self.dataset[position] for position in positions)
-
-
 class _Source:
     """Makes the module, the data module and their loaders, each once."""
 
@@ -216,16 +164,16 @@ class _Source:
         if self.datamodule is not None:
             _check(self.datamodule, "LightningDataModule", f"{self._name}.build_datamodule()")
             self.datamodule.trainer = self.place
-        self._loaders: _Loaders | None = None
+        self._loaders: Loaders | None = None
 
     def module(self, config: Mapping[str, Any]) -> Any:
         """Return the module, set up."""
         if self._module is None:
             module = _check(self._trial.build_module(config), "LightningModule", f"{self._name}.build_module()")
             if not module.automatic_optimization:
-                raise ValueError(f"{type(module).__name__} sets automatic_optimization = False; {_OWN_LOOP}")
+                raise ValueError(f"{type(module).__name__} sets automatic_optimization = False; {_OWN_STEP}")
             if self.datamodule is None:
-                _prepared(module)
+                prepare(module)
             module.trainer = self.place
             module.configure_model()
             module.setup("fit")
@@ -234,7 +182,7 @@ class _Source:
         return self._module
 
     @property
-    def loaders(self) -> _Loaders:
+    def loaders(self) -> Loaders:
         """The loaders, after `prepare_data` and `setup`."""
         if self._loaders is None:
             source = self.datamodule
@@ -242,11 +190,11 @@ class _Source:
                 source = self.module(self._config)
                 source.trainer = self.place
             else:
-                _prepared(source)
+                prepare(source)
                 source.setup("fit")
-            self._loaders = _Loaders(
-                train=_loader(source, "train_dataloader"),
-                val=_loader(source, "val_dataloader") if _overrides(source, "val_dataloader") else None,
+            self._loaders = Loaders(
+                train=loader_of(source, "train_dataloader"),
+                val=loader_of(source, "val_dataloader") if overrides(source, "val_dataloader") else None,
             )
         return self._loaders
 
@@ -346,17 +294,30 @@ class _Run:
         self._evaluating = [part for part in model.modules() if not part.training]
         self._names: set[str] | None = None
         """Metrics that `training_step` logs."""
-        self._batch_hooks = source.datamodule if _overrides(source.datamodule, "on_after_batch_transfer") else model
+        self._batch_hooks = source.datamodule if overrides(source.datamodule, "on_after_batch_transfer") else model
         self.optimizer: Any = None
         self.scheduler: Any = None
-        self._train_log = _Log()
-        self._now = _Now(self._train_log)
+        self._train_log = Log()
+        self._now = Now(self._train_log)
         self._batch_index = 0
-        self._began = False
+        self._began = self._attached = False
         self._latest: tuple[Any, Any] = (None, None)
         self._place.run = weakref.proxy(self)
-        model.trainer = self._place
-        for part in model.modules():
+
+    def optimizers(self) -> tuple[torch.optim.Optimizer, _Schedule]:
+        """Return what `configure_optimizers` says."""
+        self.module.trainer = self._place
+        found = _divided(self.module.configure_optimizers())
+        self.module.trainer = None
+        return found
+
+    def _attach(self) -> None:
+        """Let the module log here, and have a trainer; a module that is only loaded stays as it is."""
+        if self._attached:
+            return
+        self._attached = True
+        self.module.trainer = self._place
+        for part in self.module.modules():
             if hasattr(part, "log_dict"):
                 part.log, part.log_dict = self._now.add, self._now.add_all
             if hasattr(part, "distributed_available_fn"):  # a torchmetrics.Metric: evaluation is on one worker alone
@@ -365,7 +326,7 @@ class _Run:
     def watch(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         """Call the hook before each step of the optimizer."""
         self.optimizer, self.scheduler, module = optimizer, scheduler, self.module
-        if _overrides(module, "on_before_optimizer_step"):
+        if overrides(module, "on_before_optimizer_step"):
             optimizer.register_step_pre_hook(lambda found, *_: module.on_before_optimizer_step(found))
 
     def train_mode(self) -> None:
@@ -374,7 +335,7 @@ class _Run:
             part.training = False
 
     def stepped(self, step: int) -> None:
-        """Note that the optimizer has taken so many steps."""
+        """Note that the optimizer has taken `step` steps."""
         (outputs, batch), self._latest = self._latest, (None, None)
         self._place.global_step = step
         self.module.on_train_batch_end(outputs, batch, self._batch_index)
@@ -400,6 +361,7 @@ class _Run:
         for part in self.module.modules():
             if hasattr(part, "distributed_available_fn"):
                 part.reset()
+        self._attach()
         if not self._began:
             self._began = True
             self.module.on_fit_start()
@@ -410,10 +372,11 @@ class _Run:
         """Take a batch through `training_step`; `model` is the module, perhaps in its DistributedDataParallel."""
         import torch
 
+        self._attach()
         batch = self._batch_hooks.on_after_batch_transfer(batch, 0)
         self.module.on_train_batch_start(batch, self._batch_index)
         step = self.module.training_step
-        logged = self._now.log = _Log()
+        logged = self._now.log = Log()
         try:
             output = self._through(model, step, *_arguments(step, batch, self._batch_index))
         finally:
@@ -467,17 +430,17 @@ class _Run:
 
         `as_parts`: this worker has a part of the set.
         """
-        log = self._now.log = _Log()  # a new one, as memory may have run out in the midst of the one before
+        log = self._now.log = Log()  # a new one, as memory may have run out in the midst of the one before
         self._place.training, self._place.validating = False, True
         try:
-            if _overrides(self.module, "validation_step"):
+            if overrides(self.module, "validation_step"):
                 self._validate(loader, log)
         finally:
             self._place.training, self._place.validating = True, False
             self._now.log = self._train_log
         return {**({} if as_parts else self._train_log.take()), **log.take(as_parts=as_parts)}
 
-    def _validate(self, loader: EvalLoader, log: _Log) -> None:
+    def _validate(self, loader: EvalLoader, log: Log) -> None:
         module = self.module
         module.on_validation_start()
         module.on_validation_epoch_start()
@@ -490,86 +453,6 @@ class _Run:
         log.weight = 1
         module.on_validation_epoch_end()
         module.on_validation_end()
-
-
-class _Now:
-    """Takes what a module logs, into the log of what it does at present."""
-
-    def __init__(self, log: _Log) -> None:
-        self.log = log
-
-    def add(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Stand in for `LightningModule.log`."""
-        self.log.add(name, value, options)
-
-    def add_all(self, values: Mapping[str, Any], *args: Any, **options: Any) -> None:
-        """Stand in for `LightningModule.log_dict`."""
-        for name, value in values.items():
-            self.log.add(name, value, options)
-
-
-class _Log:
-    """Values that `self.log` got since they were last taken, reduced as they came."""
-
-    def __init__(self) -> None:
-        self.weight = 1
-        """Samples of the present batch."""
-        self._sums: dict[str, tuple[str, Any, float]] = {}
-        self._metrics: dict[str, Any] = {}
-        self._latest: dict[str, tuple[str, Any]] = {}
-
-    def add(self, name: str, value: Any, options: Mapping[str, Any]) -> None:
-        """Keep a value, as `LightningModule.log` does; what concerns loggers and progress bars has no effect."""
-        import torch
-
-        kind = options.get("reduce_fx", "mean")
-        kind = getattr(kind, "__name__", str(kind)).lower().replace("avg", "mean")
-        if hasattr(value, "compute") and hasattr(value, "reset"):
-            self._metrics[name] = value
-            return
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.detach().double().squeeze()
-        elif not isinstance(value, (int, float)):
-            raise TypeError(f"self.log({name!r}) got {type(value).__name__}; log a number, or a torchmetrics.Metric")
-        if kind not in ("mean", "sum", "min", "max"):
-            raise ValueError(
-                f"self.log({name!r}) has reduce_fx={kind}; use mean, sum, min, max or a torchmetrics.Metric"
-            )
-        weight = float(options.get("batch_size") or self.weight)
-        self._latest[name] = kind, value
-        _, before, total = self._sums.get(name, (kind, None, 0.0))
-        value = value * weight if kind == "mean" else value
-        if before is not None:
-            value = {"min": min, "max": max}[kind](before, value) if kind in ("min", "max") else before + value
-        self._sums[name] = (kind, value, total + weight)
-
-    def of_batch(self) -> dict[str, Any]:
-        """Return the values of one batch. Raises ValueError for those that are no means."""
-        for name, (kind, _) in self._latest.items():
-            if kind != "mean":
-                raise ValueError(f"training_step() logs {name!r} by reduce_fx={kind}; use mean, or log it in a hook")
-        for name, metric in self._metrics.items():
-            if metric._forward_cache is None:
-                raise ValueError(f"training_step() logs {name!r}, whose metric it only updates; call it: metric(…)")
-        return {
-            **{name: value for name, (_, value) in self._latest.items()},
-            **{name: metric._forward_cache for name, metric in self._metrics.items()},
-        }
-
-    def take(self, *, as_parts: bool = False) -> dict[str, float]:
-        """Return the values, and begin anew; `as_parts`: as means that can be joined with those of other workers."""
-        sums, metrics = self._sums, self._metrics
-        self._sums, self._metrics = {}, {}
-        others = [*metrics, *(name for name, (kind, _, _) in sums.items() if kind != "mean")]
-        if as_parts and others:
-            raise ValueError(f"{others[0]!r} is no mean, which workers could join; set eval_on_all_ranks = False")
-        found = {}
-        for name, (kind, value, total) in sums.items():
-            found[name] = Mean(value, total) if kind == "mean" else float(value)
-        for name, metric in metrics.items():
-            found[name] = float(metric.compute())
-            metric.reset()
-        return found
 
 
 @dataclass
@@ -590,8 +473,9 @@ def _divided(made: Any) -> tuple[torch.optim.Optimizer, _Schedule]:
         made, schedules = made[0], list(made[1]) if isinstance(made[1], (list, tuple)) else [made[1]]
     if isinstance(made, (list, tuple)):
         if len(made) != 1:
-            raise ValueError(f"{what} {len(made)} optimizers; RubberBand steps one: give it groups of parameters, or "
-                             f"{_OWN_LOOP}")  # fmt: skip
+            raise ValueError(
+                f"{what} {len(made)} optimizers; a LightningTrial steps one: give it parameter groups, or {_OWN_STEP}"
+            )
         made = made[0]
     if isinstance(made, Mapping):
         monitor = made.get("monitor")
@@ -624,59 +508,11 @@ def _check(made: Any, kind: str, what: str) -> Any:
             raise InputError(f"Lightning is not installed; run {install_hint('lightning')}")
         raise TypeError(f"{what} returned {type(made).__name__}, which is no {kind}; return one, or write a TorchTrial")
     for hook, remedy in _REFUSED.items():
-        if _overrides(made, hook):
+        if overrides(made, hook):
             raise ValueError(
                 f"{type(made).__name__} overrides {hook}(), which RubberBand's loop does not call; {remedy}"
             )
     return made
-
-
-def _overrides(made: Any, method: str) -> bool:
-    """Whether a module or data module has a method of its own, and not Lightning's."""
-    if made is None or method in vars(made):  # from_datasets() puts loaders into the object
-        return made is not None
-    found = getattr(type(made), method, None)
-    own = ("lightning.pytorch.core.", "pytorch_lightning.core.")
-    return found is not None and not getattr(found, "__module__", "").startswith(own)
-
-
-def _loader(source: Any, method: str) -> DataLoader[Any]:
-    """Return the DataLoader of a method. Raises TypeError or ValueError for one that cannot be shared over a gang."""
-    from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
-
-    what = f"{type(source).__name__}.{method}()"
-    if not _overrides(source, method):
-        raise ValueError(f"{type(source).__name__} has no {method}(); write it, or return a data module that has it")
-    loader = getattr(source, method)()
-    if isinstance(loader, (list, tuple, dict)):
-        raise TypeError(f"{what} returned {len(loader)} loaders; return one, such as of a ConcatDataset")
-    if not isinstance(loader, DataLoader):
-        raise TypeError(f"{what} returned {type(loader).__name__}; return a torch.utils.data.DataLoader")
-    if loader.batch_size is None:
-        raise ValueError(f"{what} has no batch_size, so its batches cannot be shared over GPUs; give it one")
-    sampler = loader.sampler
-    is_whole = (isinstance(sampler, RandomSampler) and not sampler.replacement) or isinstance(
-        sampler, SequentialSampler
-    )
-    if hasattr(loader.dataset, "__getitem__") and not is_whole:
-        name = type(sampler).__name__
-        raise ValueError(f"{what} draws by a {name}, and RubberBand draws by itself; use shuffle=True, or a Subset")
-    return loader
-
-
-def _prepared(source: Any) -> None:
-    """Call `prepare_data`, in one process of this machine at a time."""
-    if _overrides(source, "prepare_data"):
-        with _locked(f"{type(source).__module__}:{type(source).__qualname__}"):
-            source.prepare_data()
-
-
-@contextmanager
-def _locked(name: str) -> Iterator[None]:
-    digest = hashlib.sha256(f"{os.getuid()} {name}".encode()).hexdigest()[:16]
-    with (Path(tempfile.gettempdir()) / f"rubberband-prepare-{digest}").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _arguments(step: Callable[..., Any], batch: Any, index: int) -> tuple[Any, ...]:

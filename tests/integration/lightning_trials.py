@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import lightning as L  # noqa: N812
 import torch
+from lightning import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from rubberband.integrations.lightning import LightningTrial
 
 
-class Net(L.LightningModule):
+class Net(LightningModule):
     """A classifier whose parts are called in `training_step`, and not by `forward` alone."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Net(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class Data(L.LightningDataModule):
+class Data(LightningDataModule):
     """Samples that are divided at random."""
 
     def setup(self, stage):

@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, r
 
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.restoring import restore_trial
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.integrations.lightning import LightningTrial
@@ -283,10 +285,24 @@ def test_all_workers_may_evaluate_where_means_are_logged(store):
     assert on_all[0].metrics["val_loss"] == pytest.approx(plain[0].metrics["val_loss"])
 
 
-def test_a_model_that_is_loaded_can_go_to_a_trainer():
-    module = Classifier().build_model({"lr": 0.1})
+def test_a_model_that_is_loaded_can_go_to_a_trainer(store):
+    last = train(CountingTrial, store, until_iterations=2, max_iterations=SEGMENT.until_iterations)[-1]
+    found = TrialResult(
+        trial=4,
+        status="completed",
+        configuration=SEGMENT.config,
+        iterations=2,
+        metrics=last.metrics,
+        failures=0,
+        failure=None,
+        checkpoint=last.checkpoint,
+        curve=(),
+    )
+    module = restore_trial(found, CountingTrial, is_simulated=False).model
+    assert not module.training
     assert module._trainer is None
     assert "log" not in vars(module)
+    assert module.kept == 12, "what on_save_checkpoint has kept is there"
 
 
 def test_adaptive_batches_train_it(store):
@@ -394,11 +410,8 @@ class Quiet(Net):
             nn.Linear,
             "Trial.build_module() returned Linear, which is no LightningModule; return one, or write a TorchTrial",
         ),
-        (
-            Manual,
-            "Manual sets automatic_optimization = False; write a rubberband.TorchTrial, or call rubberband.report()",
-        ),
-        (Gan, "configure_optimizers() returned 2 optimizers; RubberBand steps one"),
+        (Manual, "Manual sets automatic_optimization = False; write a rubberband.TorchTrial with a step() of its own"),
+        (Gan, "configure_optimizers() returned 2 optimizers; a LightningTrial steps one"),
         (Thrice, "the LR schedule has frequency 3; use 1, and a schedule that counts every epoch"),
         (Nothing, "Nothing.training_step() returned NoneType; return the loss, or a dict with 'loss'"),
         (Sometimes, "training_step() logs 'rare' in some batches only; log it in each, or in a hook"),
