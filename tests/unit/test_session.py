@@ -9,6 +9,7 @@ import fcntl
 import os
 import resource
 import threading
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,6 +18,7 @@ import pytest
 
 from rubberband.errors import EntrypointError, InputError, JournalError, NameTakenError, StoreAwayError
 from rubberband.executor import session
+from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, FailureKind
 from rubberband.executor.journal.folder import ExperimentFolder, folders
@@ -323,3 +325,16 @@ def test_a_journal_that_is_none_is_one_clear_line(folder: ExperimentFolder) -> N
     folder.journal.write_bytes(b"no journal " * 1000)
     with pytest.raises(JournalError, match=r"damaged .file is not a database.: none of its events"):
         session.run(folder)
+
+
+def test_the_workers_learn_how_many_iterations_a_whole_trial_has(
+    folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = dict[str, object]()
+    cluster = types.SimpleNamespace(device="cpu", clock=None)
+    monkeypatch.setattr(session, "open_cluster", lambda *_, **__: cluster)
+    monkeypatch.setattr("rubberband.executor.ray.backend.RayBackend", lambda _, **words: made.update(words))
+    monkeypatch.setattr("rubberband.executor.ray.fork_server.ForkServer", lambda *_: None)
+    local = setup(provider="local", entrypoint=Entrypoint.parse("trial:train"), checkpoints=str(folder.checkpoints))
+    session.make_backend(folder, local, JOB, None, open_store(str(folder.checkpoints)))
+    assert made["max_iterations"] == 3  # 1 in the first stage, 2 in the second
