@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.Size)
 
 
-class HostCopy:
-    """Copies states, one at a time: the next copy overwrites the one before.
+_Buffers = dict[tuple[int, bool], list[torch.Tensor]]
+"""(Bytes, whether pinned) -> buffers."""
 
-    Its buffers stay: to fill fresh memory takes ten times as long. For a GPU they are pinned, and the copy runs beside
-    the host's work, in the order of the device's stream.
+
+class HostCopy:
+    """Copies states, one at a time in a process: the next copy overwrites the one before.
+
+    The buffers stay with the process, also for its next trials: to fill fresh memory takes ten times as long. For a GPU
+    they are pinned, and the copy runs beside the host's work, in the order of the device's stream.
     """
+
+    _buffers: ClassVar[_Buffers] = {}
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._buffers: dict[int, list[torch.Tensor]] = {}
-        """Bytes -> the buffers of that size."""
         self._copied: torch.cuda.Event | None = None
 
     def take(self, state: Any) -> Any:
         """Return a copy of `state`, complete after `wait`; containers and other objects are copied as well."""
-        take = _Take(self._device, self._buffers)
+        take = _Take(self._device, HostCopy._buffers)
         copied = take.copied(state)
-        self._buffers = take.used
+        HostCopy._buffers = take.used
         if self._device.type == "cuda":
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
@@ -43,10 +47,10 @@ class HostCopy:
 class _Take:
     """One copy. Tensors that share memory share it in the copy too, and an object that occurs twice is one object."""
 
-    def __init__(self, device: torch.device, spare: dict[int, list[torch.Tensor]]) -> None:
+    def __init__(self, device: torch.device, spare: _Buffers) -> None:
         self._device = device
         self._spare = spare
-        self.used: dict[int, list[torch.Tensor]] = {}
+        self.used: _Buffers = {}
         self._storages: dict[int, torch.Tensor] = {}
         self._memo: dict[int, Any] = {}
         """By identity, as `copy.deepcopy` keeps it: what was copied, and under its own identity what is kept alive."""
@@ -58,8 +62,10 @@ class _Take:
             return self._memo[id(value)]
         kind = type(value)
         made: Any
-        if kind is torch.Tensor and self._is_plain(value):
+        if kind in (torch.Tensor, torch.nn.Parameter) and self._is_plain(value):
             made = self._tensor(value)
+            if kind is torch.nn.Parameter:
+                made = torch.nn.Parameter(made.detach(), requires_grad=value.requires_grad)
         elif kind in (dict, OrderedDict, defaultdict):
             made = copy.copy(value)  # with attributes such as a state_dict's _metadata
             self._memo[id(value)] = made
@@ -90,8 +96,8 @@ class _Take:
         return made.requires_grad_(tensor.requires_grad)
 
     def _buffer(self, size_bytes: int) -> torch.Tensor:
-        spare = self._spare.get(size_bytes)
         pinned = self._device.type == "cuda"
+        spare = self._spare.get((size_bytes, pinned))
         buffer = spare.pop() if spare else torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned)
-        self.used.setdefault(size_bytes, []).append(buffer)
+        self.used.setdefault((size_bytes, pinned), []).append(buffer)
         return buffer

@@ -153,7 +153,10 @@ class TorchTrial(ABC):
         """
 
     def eval_dataset(self, config: Mapping[str, Any]) -> Dataset[Any] | None:
-        """Return the map-style evaluation set; None: `evaluate` is not called and `train_loss` is the only metric."""
+        """Return the map-style evaluation set, the same on every rank.
+
+        None: `evaluate` is not called and `train_loss` is the only metric.
+        """
         return None
 
     def on_iteration(self, model: torch.nn.Module, iterations: int) -> None:  # noqa: B027 - optional hook

@@ -219,9 +219,7 @@ class VirtualBackend:
     def _start(self, start: StartTrial) -> None:
         fate = self._fortune.attempt(start.trial, start.attempt)
         iteration_s = self._profile.iteration_s(len(start.gang)) * self._slowdown * self._pace_of(start.trial)
-        held = start.from_iterations
-        if self._checkpoint_every > 1:
-            held = 0 if start.checkpoint is None else int(start.checkpoint.url.rpartition("/")[2])
+        held = 0 if start.checkpoint is None else int(start.checkpoint.url.rpartition("/")[2])
         run = self._runs[start.trial] = _Run(start, fate, iteration_s * fate.pace, began_with=held, saved=held)
         startup_s = self._profile.trial_startup_s * fate.startup
         self._agenda.add(self.now() + startup_s, lambda now: self._begin(run, now))

@@ -62,6 +62,20 @@ class BackendSuite:
         assert [report.iterations for report in reports] == [1, 2, 3, 4]
         assert all("loss" in report.metrics for report in reports)
 
+    def test_a_trial_repeats_first_what_its_checkpoint_lacks(self, talk: Conversation) -> None:
+        before = len(talk.of_trial(WELL))
+        talk.start(WELL, ("a", 0), until=2)
+        saved = talk.report(WELL, 2)
+        for done, checkpoint in ((3, saved.checkpoint), (1, None)):
+            talk.start(WELL, ("b", 0), done=done, until=done + 1, checkpoint=checkpoint)
+            talk.report(WELL, done + 1)
+        told = talk.of_trial(WELL)[before:]
+        assert [(type(event).__name__, getattr(event, "iterations", 0)) for event in told] == [
+            *[("TrialStarted", 0), ("TrialReported", 1), ("TrialReported", 2)],
+            *[("TrialStarted", 0), ("TrialRepeated", 3), ("TrialReported", 4)],
+            *[("TrialStarted", 0), ("TrialRepeated", 1), ("TrialReported", 2)],
+        ]
+
     def test_a_failure_is_said_once_and_its_slot_can_be_used_again(self, talk: Conversation) -> None:
         before = len(talk.of_trial(RAISES))
         attempt = talk.start(RAISES, ("a", 1), until=5)
