@@ -33,6 +33,9 @@ from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Prediction
 # The decision after a SYNC: the state as the planner sees it, and the planner's answer as an event. Pure.
 
 
+ADDED_MARGIN = 0.05
+"""This part of the time that is left stays where a bracket was added: it must not make a run late whose instances start
+somewhat slower."""
 _MOST_TRIES = 4
 """For a plan that leaves its reserve: another plan may have another one."""
 
@@ -127,8 +130,21 @@ def _share_a_head(job: Job, state: State) -> bool:
 
 
 def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
-    """The best plan of those that leave their reserve, if there is one. Raises RubberbandError if none can exist."""
-    found = _within(limits(job), job, state, standing)
+    """The best plan of those that leave their reserve, if there is one. Raises RubberbandError if none can exist.
+
+    With a bracket that was added, a plan that leaves the margin comes first.
+    """
+    terms = limits(job)
+    if terms.deadline_s is not None and job.bracket_of(standing.lane.end_stage - 1).is_added:
+        left_s = max(0.0, terms.deadline_s - standing.spent_s)
+        found = _best_rest(replace(terms, deadline_s=terms.deadline_s - ADDED_MARGIN * left_s), job, state, standing)
+        if found.keeps:
+            return found
+    return _best_rest(terms, job, state, standing)
+
+
+def _best_rest(terms: PlanningConstraints, job: Job, state: State, standing: Remainder) -> Replanned:
+    found = _within(terms, job, state, standing)
     reserve = Reserve(job.release_margin_s, job.dearest_usd_per_hour)
     if job.max_cost_usd is None or not reserve.is_asked_for:
         return found
@@ -142,7 +158,7 @@ def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
         left_usd = max(0.0, job.max_cost_usd - reserve_usd)
         if standing.spent_usd + surely_usd(found.prediction) <= left_usd:
             break
-        other = _within(replace(limits(job), max_cost_usd=left_usd), job, state, standing)
+        other = _within(replace(terms, max_cost_usd=left_usd), job, state, standing)
         if other.plan == found.plan:
             break
         found = other

@@ -13,7 +13,7 @@ from rubberband.errors import RubberbandError
 from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.events import SearchWidened
-from rubberband.executor.core.extending import Remainder, after_sync, limits
+from rubberband.executor.core.extending import ADDED_MARGIN, Remainder, after_sync, limits
 from rubberband.executor.core.state import Job, Phase, State
 from rubberband.planner.problem import Problem
 from rubberband.planner.reserve import Reserve
@@ -82,6 +82,11 @@ def _unwidened(choice: _Choice, now: float) -> SearchWidened:
     )
 
 
+def _words(left_s: float | None, left_usd: float | None) -> str:
+    words = [] if left_s is None else [format_duration(round(left_s, 1))]
+    return " and ".join([*words, *([] if left_usd is None else [format_usd(left_usd)])])
+
+
 def _configurations(count: int) -> str:
     return f"{count} more configuration{'s' * (count != 1)}"
 
@@ -97,7 +102,9 @@ class _Choice:
     rest: tuple[Stage, ...]
     """The lane's stages that are left."""
     left: PlanningConstraints
-    """The limits less what is spent."""
+    """The limits less what is spent, and a margin."""
+    left_words: str
+    """The time and money left, for the user."""
     spent_usd: float
     is_unbound: bool = False
     _known: dict[int, Planned | None] = field(default_factory=dict)
@@ -107,12 +114,12 @@ class _Choice:
         """Return the choice at a lane's standing; its rest comes first."""
         asked, spent_usd = limits(job), bill_usd(job, state, now)
         assert job.widening is not None, "the search may be widened"
+        left_s = None if asked.deadline_s is None else max(0.0, asked.deadline_s - standing.spent_s)
+        left_usd = None if asked.max_cost_usd is None else max(0.0, asked.max_cost_usd - spent_usd)
         left = replace(
             asked,
-            deadline_s=None if asked.deadline_s is None else max(0.0, asked.deadline_s - standing.spent_s),
-            max_cost_usd=None
-            if asked.max_cost_usd is None
-            else max(0.0, asked.max_cost_usd - spent_usd) * (1.0 - _TIE),
+            deadline_s=None if left_s is None else left_s * (1.0 - ADDED_MARGIN),
+            max_cost_usd=None if left_usd is None else left_usd * (1.0 - _TIE),
             confidence=asked.confidence ** (1.0 / (len(job.all_brackets()) + 1)),
         )
         return cls(
@@ -122,15 +129,9 @@ class _Choice:
             shape=job.widening,
             rest=standing.stages[standing.done :],
             left=left,
+            left_words=_words(left_s, left_usd),
             spent_usd=spent_usd,
         )
-
-    @property
-    def left_words(self) -> str:
-        """The time and money left, for the user."""
-        deadline_s, max_cost_usd = self.left.deadline_s, self.left.max_cost_usd
-        words = [] if deadline_s is None else [format_duration(round(deadline_s, 1))]
-        return " and ".join([*words, *([] if max_cost_usd is None else [format_usd(max_cost_usd)])])
 
     def added(self, trials: int) -> tuple[Stage, ...]:
         """Return the stages of a bracket."""
