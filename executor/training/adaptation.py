@@ -110,6 +110,8 @@ would bring little gain."""
 GAIN_FOR_HALVES = 0.2
 """The share of the possible gain that these passes may cost."""
 LEAST_STEPS_BETWEEN, MOST_STEPS_BETWEEN = 4, 32
+HALVES_COST = 1.5
+"""Time of a step in halves beyond that of a whole one, by the part of a pass that does not depend on the samples."""
 FIRST_HALVES = 2
 """Steps in halves before the first timing."""
 RAREST = 1000
@@ -373,9 +375,12 @@ class AdaptiveBatching(Batching):
             return every
         if step_s == 0.0:
             return max(every, self._interval // FIRST_HALVES)
-        pass_s = self._agent.constant_share() * step_s
-        affordable = self._looks.affordable(pass_s, self._interval, step_s, remaining_s)
+        affordable = self._looks.affordable(self._halves_s(step_s), self._interval, step_s, remaining_s)
         return max(every, min(RAREST, math.ceil(self._interval / max(affordable, 1e-9))))
+
+    def _halves_s(self, step_s: float) -> float:
+        """Return the seconds that a step in halves takes longer: for another pass, and to observe two gradients."""
+        return HALVES_COST * self._agent.constant_share() * step_s
 
     def _adopt(self, batch: BatchChoice) -> None:
         """Continue with `batch`, or with the part of it that fits the memory."""
@@ -441,7 +446,7 @@ class AdaptiveBatching(Batching):
         if timed:
             self._agent.observe(stretch.batch, timed, own_s)
             self._step_s = own_s / timed
-            self._looks.spent_s += self._halves * self._agent.constant_share() * self._step_s
+            self._looks.spent_s += self._halves * self._halves_s(self._step_s)
             self._halves = 0
         append(self._uses, self._use(stretch, noise_scale))
         self._stretch = _Stretch(batch=stretch.batch)

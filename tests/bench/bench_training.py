@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,8 +29,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import rubberband
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentReport
+from rubberband.values.adaptive import AdaptiveBatch
 from tests.bench.training_models import ImagesTrial, TextTrial, ours, plain
 from tests.builders.segments import SEGMENT
 
@@ -239,12 +243,126 @@ def pipeline(rounds: int) -> None:
     pipeline(rounds)
 
 
+def _runner(trial: type[rubberband.TorchTrial], epochs: int, **changes: Any) -> TorchRunner:
+    segment = replace(SEGMENT, metric="train_loss", config={}, until_iterations=epochs, **changes)
+    return TorchRunner(trial(), segment, Gang(0, 1, None))
+
+
+def _trained(
+    trial: type[rubberband.TorchTrial], batch: AdaptiveBatch | None, seed: int, epochs: int = 12
+) -> list[float]:
+    """Seconds of a whole training with its start, by the clock and of the CPU."""
+    began = time.perf_counter(), time.process_time()
+    runner = _runner(trial, epochs, seed=seed, batch=batch)
+    for iterations in range(1, epochs + 1):
+        list(runner._train(iterations))
+    runner.close()
+    return [time.perf_counter() - began[0], time.process_time() - began[1]]
+
+
+@benchmark
+def adaptive_cost(rounds: int) -> None:
+    """The digits on one worker: adaptive beside fixed batches, free and where the batch may not change (its cost)."""
+    sys.path.append(str(Path(__file__).parents[2] / "examples"))
+    from goodput import PlainDigits
+
+    torch.set_num_threads(1)
+    _trained(PlainDigits, AdaptiveBatch(), 0, epochs=2)
+    for busy in (0, os.cpu_count() or 1):
+        loads = [get_context("spawn").Process(target=_spin, daemon=True) for _ in range(busy)]
+        for load in loads:
+            load.start()
+        held = AdaptiveBatch(max=PlainDigits.batch_size)
+        kinds: list[AdaptiveBatch | None] = [None, held, AdaptiveBatch()]
+        found = []
+        for seed in range(1, rounds + 1):
+            order = [(seed + at) % 3 for at in range(3)]
+            taken = {at: _trained(PlainDigits, kinds[at], seed) for at in order}
+            found.append([taken[at] for at in range(3)])
+        for load in loads:
+            load.kill()
+        for name, at in (("held", 1), ("free", 2)):
+            ratios = [median(each[at][clock] / each[0][clock] for each in found) for clock in (0, 1)]
+            print(
+                f"{busy} busy loops, {name}: {ratios[0]:.3f} of the fixed batch's time, {ratios[1]:.3f} of its CPU time"
+            )
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+class Recalled(rubberband.TorchTrial):
+    """A model of wide layers; on a CPU it pretends to have no memory for more than `most` samples."""
+
+    batch_size = 32
+    num_workers = 0
+    most = 10**9
+
+    def build_model(self, config: Any) -> torch.nn.Module:
+        layers = [layer for _ in range(4) for layer in (torch.nn.Linear(1024, 1024), torch.nn.Tanh())]
+        return torch.nn.Sequential(*layers)
+
+    def build_optimizer(self, config: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train_dataset(self, config: Any) -> TensorDataset:
+        return TensorDataset(torch.randn(32, 1024))
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        (rows,) = batch
+        rows = rows[:, None, :].expand(-1, 512 if DEVICE == "cuda" else 8, -1)
+        loss = model(rows).square().mean()
+        if len(rows) > self.most:
+            raise torch.OutOfMemoryError("pretended")
+        return loss
+
+
+@benchmark
+def out_of_memory(rounds: int) -> None:
+    """A step that runs out of memory: its time, and that of the steps after it, beside steps that never do."""
+    torch.set_num_threads(1 if DEVICE == "cpu" else torch.get_num_threads())
+    usual, first, later = [], [], []
+    for _ in range(rounds):
+        for runs_out in (False, True):
+            runner = _runner(Recalled, 8, device=DEVICE)
+            seconds = []
+            for step in range(1, 9):
+                if step == 4:
+                    _lend_memory(runner, little=runs_out)
+                began = time.perf_counter()
+                list(runner._train(step))
+                seconds.append(time.perf_counter() - began)
+            _lend_memory(runner, little=False)
+            runner.close()
+            if runs_out:
+                first.append(seconds[3])
+                later.append(median(seconds[4:]))
+            else:
+                usual.append(median(seconds[4:]))
+    print(
+        f"on {DEVICE}: a step takes {1e3 * median(usual):.1f} ms, one that runs out {1e3 * median(first):.1f} ms, and"
+    )
+    print(f"the next ones, in two passes or more, {1e3 * median(later):.1f} ms")
+
+
+def _lend_memory(runner: TorchRunner, *, little: bool) -> None:
+    """Let a step of 32 samples run out of memory: on a GPU really, with half of what it took before."""
+    if DEVICE == "cuda":
+        peak, whole = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(0.6 * peak / whole if little else 1.0)
+    else:
+        runner._trial.most = 16 if little else 10**9  # type: ignore[attr-defined]
+
+
 def main() -> None:
     global DEVICE
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="*", choices=[[], *BENCHMARKS], default=[])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default=DEVICE, help="of resnet and gpt")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=DEVICE, help="of resnet, gpt and out-of-memory")
     arguments = parser.parse_args()
     DEVICE = arguments.device
     for name in arguments.name or BENCHMARKS:
