@@ -11,8 +11,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rubberband.executor.training.loading import LoaderSettings, LoaderWorkers, Part
 from rubberband.executor.training.moving import to_device
-from rubberband.executor.training.randomness import kept_random_states, seed_for
-from rubberband.executor.training.sampler import GlobalBatch, Indices, sample_keys
+from rubberband.executor.training.randomness import kept_random_states, random_states, seed_for
+from rubberband.executor.training.sampler import Indices, sample_keys
 from rubberband.executor.training.streams import ENDLESS, Mark, Stream, is_stream
 
 Collate = Callable[[list[Any]], Any]
@@ -32,6 +32,10 @@ class Samples:
             self._positions = positions if self._positions is None else positions[self._positions]
             dataset = dataset.dataset
         self.dataset: Any = dataset
+        self._draws = False
+        """Whether the dataset, or `collate`, is known to draw at random."""
+        self._states: tuple[Any, ...] | None = None
+        """The random states after the latest batch."""
         self._collate = collate
         is_tensors = isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__
         self.in_memory = is_tensors and collate is None
@@ -47,6 +51,20 @@ class Samples:
         if self.in_memory:
             rows = torch.from_numpy(where)
             return [tensor[rows] for tensor in self.dataset.tensors]
+        if keys is None or self._draws:
+            return self._fetched(where, keys)
+        # To seed costs as much as to load a cheap sample. It is left out until something is drawn; then the batch is
+        # loaded again. In a loader worker, nothing else draws between two batches.
+        is_alone = torch.utils.data.get_worker_info() is not None
+        before = self._states if is_alone and self._states else random_states()
+        batch = self._fetched(where, None)
+        self._states = random_states()
+        if self._states == before:
+            return batch
+        self._draws = True
+        return self._fetched(where, keys)
+
+    def _fetched(self, where: Indices, keys: Sequence[int] | None) -> Any:
         positions = where.tolist()
         if callable(getattr(self.dataset, "__getitems__", None)):
             if keys:
@@ -68,11 +86,6 @@ class Samples:
             raise
 
 
-def fetch(dataset: Dataset[Any], indices: Indices, collate: Collate | None) -> Any:
-    """Return the samples at `indices` as one batch; see `Samples`."""
-    return Samples(dataset, collate).batch(indices)
-
-
 def num_samples(dataset: Dataset[Any], what: str) -> int:
     """Return the number of samples in a map-style dataset.
 
@@ -86,7 +99,7 @@ def num_samples(dataset: Dataset[Any], what: str) -> int:
 
 
 class Feed:
-    """The training set of one worker: batches on its device, by position.
+    """The training or evaluation set of one worker: batches on its device, by position.
 
     Where loader workers are wanted, they load what `expect` and `ahead` say that comes next; `load` takes it from them,
     and loads by itself what they were not asked for. A sample is the same in both ways: its random draws follow from
@@ -104,24 +117,29 @@ class Feed:
         collate: Collate | None,
         seed: int,
         batch_size: int,
+        what: str = "train_dataset()",
         settings: LoaderSettings | None = None,
+        most_workers: int | None = None,
     ) -> None:
-        """Without `settings`, everything is loaded in this process. `batch_size` is M, for streams."""
+        """Without `settings`, everything is loaded in this process; else by as many of `most_workers` as they want.
+
+        `batch_size` is M, for streams.
+        """
         self._device = device
         self._seed = seed
         self._epoch = 0
         self._marks: dict[int, Mark] = {}
         self._stream: Stream | None = None
         self._samples: Samples | None = None
-        most = None
+        most = most_workers
         if is_stream(dataset):
             self.num_samples = ENDLESS
             self._stream = Stream(dataset, collate, seed=seed, batch_size=batch_size)
             most = self._stream.num_turns
         else:
-            self.num_samples = num_samples(dataset, "train_dataset()")
+            self.num_samples = num_samples(dataset, what)
             self._samples = Samples(dataset, collate)
-            most = 0 if self._samples.in_memory else None
+            most = 0 if self._samples.in_memory else most
         self._workers: LoaderWorkers | None = None
         count = 0 if settings is None else settings.count(most)
         if settings is not None and count > 0:
@@ -139,11 +157,11 @@ class Feed:
         """Whether the samples are read from front to end, without epochs."""
         return self._stream is not None
 
-    def expect(self, batch: GlobalBatch, parts: Sequence[Indices]) -> None:
-        """Note that `parts` of this batch are loaded next, in this order."""
-        self._epoch = batch.epoch
+    def expect(self, parts: Sequence[Indices], epoch: int) -> None:
+        """Note that `parts` of this epoch are loaded next, in this order."""
+        self._epoch = epoch
         if self._workers is not None:
-            self._workers.expect([Part(indices=part, epoch=batch.epoch) for part in parts], self.ahead)
+            self._workers.expect([Part(indices=part, epoch=epoch) for part in parts], self.ahead)
 
     def load(self, indices: Indices) -> Any:
         """Return the samples at `indices`, in the epoch of the present batch, as one batch on the device."""

@@ -6,6 +6,7 @@ do not depend on the number of workers, also where the loss of a batch is no mea
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,11 +15,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from rubberband.executor.training.data import Collate, fetch, num_samples
+from rubberband.executor.training.data import Collate, Feed, num_samples
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of
+from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.means import Means, checked_weight, loss_and_metrics
-from rubberband.executor.training.moving import to_device
 from rubberband.executor.training.runner import TrialFailure, to_float
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import Segment
@@ -40,15 +41,30 @@ class EvalLoader:
         collate: Collate | None,
         rank: int = 0,
         num_workers: int = 1,
+        seed: int = 0,
+        settings: LoaderSettings | None = None,
     ) -> None:
-        """`rank` of `num_workers` takes its part of the batches; the first ranks take one more."""
+        """`rank` of `num_workers` takes its part of the batches; the first ranks take one more.
+
+        With `settings`, loader workers load them ahead, the first ones of the next evaluation too.
+        """
         self.dataset = dataset
         total = num_samples(dataset, "eval_dataset()")
         parts = [np.arange(start, min(start + batch_size, total)) for start in range(0, total, batch_size)]
         mine = np.array_split(np.arange(len(parts)), num_workers)[rank]
         self._parts = [parts[index] for index in mine]
         self.device = device
-        self._collate = collate
+        self._feed = Feed(
+            dataset,
+            device=device,
+            collate=collate,
+            seed=seed,
+            batch_size=batch_size,
+            what="eval_dataset()",
+            settings=settings,
+            most_workers=len(parts),
+        )
+        self._feed.ahead = self._again
 
     @property
     def sizes(self) -> list[int]:
@@ -66,7 +82,16 @@ class EvalLoader:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[Any]:
-        return (to_device(fetch(self.dataset, part, self._collate), self.device) for part in self._parts)
+        parts = list(self._parts)
+        self._feed.expect(parts, 0)
+        return map(self._feed.load, parts)
+
+    def close(self) -> None:
+        """End the loader workers."""
+        self._feed.close()
+
+    def _again(self) -> Iterator[Part]:
+        return itertools.cycle([Part(indices=part, epoch=0) for part in self._parts])
 
 
 class Evaluation:
@@ -83,7 +108,9 @@ class Evaluation:
         self._latest: dict[str, Any] | None = None
         """The metrics of the latest evaluation, on rank 0, with its iteration; None before the first one."""
 
-    def load(self, *, batch_size: int, device: torch.device, collate: Collate | None) -> None:
+    def load(
+        self, *, batch_size: int, device: torch.device, collate: Collate | None, settings: LoaderSettings | None = None
+    ) -> None:
         """Make the loader, on the ranks that evaluate."""
         segment = self._segment
         if not self.on_all_ranks and segment.rank > 0:
@@ -94,8 +121,20 @@ class Evaluation:
             return
         rank, num_workers = (segment.rank, segment.num_workers) if self.on_all_ranks else (0, 1)
         self._loader = EvalLoader(
-            dataset, batch_size=batch_size, device=device, collate=collate, rank=rank, num_workers=num_workers
+            dataset,
+            batch_size=batch_size,
+            device=device,
+            collate=collate,
+            rank=rank,
+            num_workers=num_workers,
+            seed=segment.seed,
+            settings=settings,
         )
+
+    def close(self) -> None:
+        """End the loader workers."""
+        if self._loader is not None:
+            self._loader.close()
 
     def is_regular(self, iterations: int) -> bool:
         """Whether `eval_every` calls for an evaluation, wherever segments begin and end."""

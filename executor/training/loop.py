@@ -80,19 +80,20 @@ class TorchRunner(Runner):
         collate = None if getattr(trial.collate, "__func__", None) is TorchTrial.collate else trial.collate
         reseed("setup", segment.seed)
         dataset = trial.train_dataset(segment.config)
+        settings = LoaderSettings(
+            num_workers=trial.num_workers,
+            prefetch_factor=trial.prefetch_factor,
+            timeout_s=trial.loader_timeout_s,
+            cpus=cpus_per_gpu(segment.gpus_on_machine),
+            start=trial.worker_init,
+        )
         self._feed = Feed(
             dataset,
             device=self._device,
             collate=collate,
             seed=segment.seed,
             batch_size=self._batch_size,
-            settings=LoaderSettings(
-                num_workers=trial.num_workers,
-                prefetch_factor=trial.prefetch_factor,
-                timeout_s=trial.loader_timeout_s,
-                cpus=cpus_per_gpu(segment.gpus_on_machine),
-                start=trial.worker_init,
-            ),
+            settings=settings,
         )
         self._feed.ahead = self._parts_ahead
         self._sampler = self._make_sampler(dataset)
@@ -104,7 +105,7 @@ class TorchRunner(Runner):
         size = min(self._batch_size, self._limit or self._batch_size)
         if trial.eval_batch_size is not None:
             size = positive("eval_batch_size", trial.eval_batch_size)
-        self._evaluation.load(batch_size=size, device=self._device, collate=collate)
+        self._evaluation.load(batch_size=size, device=self._device, collate=collate, settings=settings)
 
     def _make_sampler(self, dataset: Any) -> GlobalBatchSampler:
         segment, trial, total = self._segment, self._trial, self._feed.num_samples
@@ -291,8 +292,9 @@ class TorchRunner(Runner):
 
     def close(self) -> None:
         """Drop the model and all that refers to it, as the gang requires before it is left."""
-        if hasattr(self, "_feed"):
-            self._feed.close()
+        for name in ("_feed", "_evaluation"):
+            if hasattr(self, name):
+                getattr(self, name).close()
         if hasattr(self, "_batching"):
             self._batching.close()
         wrapped = weakref.ref(self._step.wrapped) if hasattr(self, "_step") else None

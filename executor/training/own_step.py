@@ -123,7 +123,7 @@ class OwnStep:
     def take(self, batch: GlobalBatch, means: Means) -> None:
         """Take one step, and add the loss and metrics of this worker's samples to `means`."""
         parts, sizes = self.parts(batch)
-        self._feed.expect(batch, parts)
+        self._feed.expect(parts, batch.epoch)
         self.begun += 1
         self._weighing.begin_step()
         weighed = self._weighing.of(parts, sizes, batch.size)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,12 @@ def seed_for(key: int) -> None:
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     torch.default_generator.manual_seed(key >> 1)
+
+
+def random_states() -> tuple[Any, ...]:
+    """Return the random states of the CPU, to be compared."""
+    numpy_state = np.random.get_bit_generator().state  # type: ignore[attr-defined]
+    return random.getstate(), pickle.dumps(numpy_state), torch.default_generator.get_state().numpy().tobytes()
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class TrainStep:
         """
         self._optimizer.zero_grad()
         parts, sizes = self.parts(batch)
-        self._feed.expect(batch, parts)
+        self._feed.expect(parts, batch.epoch)
         self.batching.before_step(batch, sizes)
         self.begun += 1
         self._undo.save()

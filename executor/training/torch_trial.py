@@ -97,11 +97,11 @@ class TorchTrial(ABC):
     gradient_compression: Literal["bf16"] | None = None
     """Gangs exchange gradients in this type, with half the traffic. None: in that of the parameters."""
     num_workers: int | None = None
-    """Loader workers of each GPU: processes that load the next training samples while it trains. 0: none.
+    """Loader workers of each GPU: processes that load the next samples while it trains. 0: none.
 
-    None: one less than the CPUs for each GPU, 8 at most; none for a TensorDataset, or a Subset of one, without
-    `collate`. Samples do not depend on the number: random draws in `dataset[i]` follow from the trial's seed, the epoch
-    and i.
+    The evaluation set has as many. None: one less than the CPUs for each GPU, 8 at most; none for a TensorDataset, or a
+    Subset of one, without `collate`. Samples do not depend on the number: random draws in `dataset[i]` follow from the
+    trial's seed, the epoch and i.
     """
     prefetch_factor: int = 2
     """Batches, or parts that are accumulated, that each loader worker loads ahead."""
@@ -233,7 +233,10 @@ class TorchTrial(ABC):
         return default_collate(samples)
 
     def worker_init(self, worker: int, dataset: Dataset[Any]) -> None:  # noqa: B027 - optional hook
-        """Prepare loader worker number `worker`, in its own process; `dataset` is its copy of the training set."""
+        """Prepare loader worker number `worker`, in its own process.
+
+        `dataset` is its copy of the training set, or of the evaluation set.
+        """
 
     def global_batch_size(self, config: Mapping[str, Any]) -> int:
         """Return the samples per optimizer step; override it to take them from the configuration."""

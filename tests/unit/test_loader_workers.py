@@ -22,12 +22,12 @@ from torch.utils.data import Dataset
 
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
-from rubberband.executor.training.data import Feed
+from rubberband.executor.training.data import Feed, Samples
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gradient_noise import GradientNoise
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.sampler import GlobalBatchSampler, even_shares
+from rubberband.executor.training.sampler import GlobalBatchSampler, even_shares, sample_keys
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
 from tests.builders import segments
 
@@ -281,7 +281,7 @@ class Changing:
     def step(self, size: int) -> dict[str, Any]:
         self.size = size
         batch = self.sampler.next_shared(size, 1, even_shares)
-        self.feed.expect(batch, [batch.indices])
+        self.feed.expect([batch.indices], batch.epoch)
         loaded: dict[str, Any] = self.feed.load(batch.indices)
         assert loaded["index"].tolist() == batch.indices.tolist()
         return loaded
@@ -326,3 +326,34 @@ def test_batches_in_halves_are_foreseen(every):
         assert found == foreseen[:11]
         assert any(found)
     noise.close()
+
+
+def test_the_evaluation_set_is_loaded_by_workers_too_as_often_as_it_is_evaluated(store):
+    def evaluate(self, model, loader):
+        batches = list(loader)
+        assert (batches[0]["pid"] == os.getpid()).all() == (self.num_workers == 0)
+        assert [batch["index"].tolist() for batch in loader][1:] == [list(range(8, 16)), list(range(16, 22))]
+        next(iter(loader))  # and goes no further
+        return {"x": float(sum(batch["x"].sum() for batch in batches))}
+
+    words = {"eval_dataset": lambda self, config: Augmented(), "evaluate": evaluate}
+    found = [
+        [report.metrics["x"] for report in reports(run(made(count, **words), store, until_iterations=2))]
+        for count in (0, 2)
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+
+
+def test_cheap_samples_are_seeded_only_if_they_draw():
+    samples = Samples(Augmented(), None)
+    keys = sample_keys(3, 0, np.arange(4))
+    torch.manual_seed(1)
+    first = samples.batch(np.arange(4), keys)["x"]
+    torch.manual_seed(2)
+    assert torch.equal(samples.batch(np.arange(4), keys)["x"], first)
+    assert torch.equal(Samples(Augmented(), None).batch(np.arange(2, 4), keys[2:])["x"], first[2:])
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    quiet = Samples([{"x": torch.ones(2)}] * 9, None)  # type: ignore[arg-type]
+    quiet.batch(np.arange(4), keys)
+    assert torch.equal(torch.get_rng_state(), state)
