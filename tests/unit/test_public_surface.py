@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,6 +150,14 @@ COMMANDS = {
 """Command -> its arguments and options."""
 
 
+INTEGRATIONS = {
+    "lightning": {"LightningTrial"},
+    "transformers": {"fit"},
+    "ray_tune": {"ResultGrid", "TuneResult", "Tuner"},
+}
+"""Module of rubberband.integrations -> its public names."""
+
+
 def test_names() -> None:
     assert sorted(rubberband.__all__) == sorted(NAMES)
     assert set(NAMES) <= set(dir(rubberband))
@@ -160,6 +171,19 @@ def test_every_name_is_there(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = rubberband.nothing
+
+
+@pytest.mark.parametrize("name", INTEGRATIONS)
+def test_names_of_integrations(name: str) -> None:
+    module = importlib.import_module(f"rubberband.integrations.{name}")
+    own = {each for each, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
+    assert {each for each in own if not each.startswith("_")} == INTEGRATIONS[name]
+
+
+def test_integrations_import_no_library() -> None:
+    imports = "".join(f"import rubberband.integrations.{name}\n" for name in INTEGRATIONS)
+    check = "assert not {'torch', 'lightning', 'pytorch_lightning', 'transformers', 'ray', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", f"import sys\n{imports}{check}"], check=True)
 
 
 def test_commands_and_flags() -> None:
