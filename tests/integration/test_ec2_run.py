@@ -265,7 +265,7 @@ def test_a_rehearsal_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_left_of_deadline_and_budget_is_spent_within_both(command_line: Ec2CommandLine) -> None:
+def test_a_wider_search_keeps_deadline_and_budget(command_line: Ec2CommandLine) -> None:
     wider = (
         *TALKATIVE,
         "search.scheduler={type: sha, num_samples: 4, max_t: 4, reduction_factor: 2}",
