@@ -68,7 +68,7 @@ class Weighing:
             checked_weight(self._weight(samples), self._device) if size else 0.0
             for samples, size in zip(held, sizes, strict=True)
         ]
-        mine = torch.stack([torch.as_tensor(weight, dtype=torch.float64, device=self._device) for weight in weights])
+        mine = torch.stack([self._on_device(weight) for weight in weights])
         if self._total is None:
             self._total = cache(self._gang.sum_later(mine.sum()))
         total = self._total
@@ -80,3 +80,8 @@ class Weighing:
             return found
 
         return Weighed(load=lambda at: held.pop(0), weights=weights, factor=lambda at: num_workers * fractions()[at])
+
+    def _on_device(self, weight: Weight) -> torch.Tensor:
+        if isinstance(weight, torch.Tensor):
+            return weight
+        return torch.full((), weight, dtype=torch.float64, device=self._device)  # does not wait for a GPU

@@ -49,13 +49,16 @@ class Regression(rubberband.TorchTrial):
     def eval_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
         return self.train_dataset(config)
 
-    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    def _stumble(self) -> None:
         self.batches += 1
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         if self.batches == 6 and self.config.get("raise_on_rank") == rank:
             raise ArithmeticError("no more")
         if self.batches == 6 and self.config.get("exit_on_rank") == rank:
             os._exit(3)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        self._stumble()
         inputs, targets = batch
         if self.config.get("noise"):
             inputs = inputs + 0.1 * torch.randn_like(inputs)
@@ -116,6 +119,7 @@ class Weighed(Accumulating):
         return TensorDataset(inputs, targets, torch.arange(NUM_SAMPLES) % 7)
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        self._stumble()
         inputs, targets, lengths = batch
         squares = (model(inputs) - targets).square().squeeze(1)
         loss = (squares * lengths).sum() / lengths.sum().clamp(min=1)

@@ -96,6 +96,17 @@ def test_one_worker_of_a_gang_divides_its_share_while_the_others_wait(workers, s
     assert content(store, limited[-1])["batching"] == {"per_gpu": 2}
 
 
+@pytest.mark.parametrize(("at", "rank"), [("before", 1), ("backward", 0), ("loss", 1)])
+def test_samples_that_count_unequally_count_the_same_where_a_step_is_done_again(workers, store, at, rank):
+    counting = Entrypoint.parse("memory_trials:Counting", [Path(__file__).parent])
+    plenty = run(counting, SEGMENT, store)
+    assert set(plenty[0].metrics) == {"train_loss", "train_twice"}
+    config = {"memory": 100, "at": at, "rank": rank}
+    assert_same((store, run(counting, replace(SEGMENT, config=config), store, workers)), (store, plenty))
+    if rank == 0:
+        assert_same((store, run(counting, replace(SEGMENT, config=config), store)), (store, plenty))
+
+
 @pytest.mark.parametrize("config", [{"batch_norm": True}, {"dropout": 0.5}], ids=["buffers", "random states"])
 def test_buffers_and_random_states_are_put_back_before_the_step_is_done_again(store, config):
     """The divided step is that of a trial which never took more samples at once."""

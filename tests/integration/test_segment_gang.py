@@ -24,6 +24,7 @@ REGRESSION = Entrypoint.parse("segment_trials:Regression", [Path(__file__).paren
 ACCUMULATING = Entrypoint.parse("segment_trials:Accumulating", [Path(__file__).parent])
 SUMMING = Entrypoint.parse("segment_trials:Summing", [Path(__file__).parent])
 WIDE = Entrypoint.parse("segment_trials:Wide", [Path(__file__).parent])
+QUASI = Entrypoint.parse("segment_trials:Quasi", [Path(__file__).parent])
 WEIGHED = Entrypoint.parse("segment_trials:Weighed", [Path(__file__).parent])
 SEGMENT = replace(segments.SEGMENT, until_iterations=6)
 
@@ -166,9 +167,11 @@ def test_unequal_workers_equal_a_single_process(workers, shares, entrypoint):
             torch.testing.assert_close(got[name], weight, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_that_raises_fails_and_the_others_echo_it(workers, store, rank):
-    results = run_gang(workers[:2], REGRESSION, replace(SEGMENT, config={"raise_on_rank": rank}), store)
+@pytest.mark.parametrize(
+    ("entrypoint", "rank"), [(REGRESSION, 0), (REGRESSION, 1), (WEIGHED, 0), (WEIGHED, 1), (QUASI, 0), (QUASI, 1)]
+)
+def test_a_worker_that_raises_fails_and_the_others_echo_it(workers, store, entrypoint, rank):
+    results = run_gang(workers[:2], entrypoint, replace(SEGMENT, config={"raise_on_rank": rank}), store)
     failure, echo = results[rank][-1], results[1 - rank][-1]
     assert (failure.kind, failure.message, failure.secondary) == ("raised", "ArithmeticError: no more", False)
     assert "segment_trials.py" in failure.details

@@ -20,6 +20,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 
 
@@ -66,6 +67,17 @@ class One(Tokens):
     """Micro-batches of one, of which some have no valid place: their mean is NaN, and they count nothing."""
 
     max_batch_size_per_gpu = 1
+
+
+def test_adaptive_batches_are_weighted_too(store):
+    class Adaptive(Small):
+        batch_size = 4
+        samples_per_iteration = 80
+
+    batch = AdaptiveBatch(initial=4, max=16, interval=8)
+    found = reports(train(Adaptive, store, batch=batch, until_iterations=2))
+    assert found[-1].batch.batches[-1].noise_scale is not None
+    assert found[-1].metrics["loss"] < found[0].metrics["loss"]
 
 
 class Metrics(Tokens):
