@@ -23,6 +23,7 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
 from rubberband.executor.training.looks import LookBudget, own_time
 from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
+from rubberband.executor.training.means import Weight
 from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.segment import BatchReport, Segment
@@ -283,7 +284,7 @@ class AdaptiveBatching(Batching):
     def held_gradients(self) -> int:
         return 1 + self.noise.held_vectors
 
-    def weigh(self, fractions: torch.Tensor) -> None:
+    def weigh(self, fractions: Sequence[Weight]) -> None:
         self.noise.weigh(fractions)
 
     def after_part(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.means import Weight
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport
 
@@ -54,7 +55,7 @@ class Batching(ABC):
         Its later passes have no more; the other workers learn it when the iteration ends, or before.
         """
 
-    def weigh(self, fractions: torch.Tensor) -> None:  # noqa: B027 - optional hook
+    def weigh(self, fractions: Sequence[Weight]) -> None:  # noqa: B027 - optional hook
         """Note w_i / W of this worker's micro-batches, whose sum over all workers is 1; unless they count by size."""
 
     def after_part(self) -> None:  # noqa: B027 - optional hook

@@ -132,7 +132,7 @@ class GradientNoise:
         # In a gang, the others do not know how many parts the only worker with samples has.
         return "accumulation" if self._num_workers == 1 and len(parts) > 1 else "differenced"
 
-    def weigh(self, fractions: Tensor) -> None:
+    def weigh(self, fractions: Sequence[float | Tensor]) -> None:
         """Note what this worker's parts count, as shares w_i / W of the whole batch, in place of m_i / M.
 
         The variance of a part's gradient is then taken to be proportional to 1 / w_i. phi stays in samples: W / M
@@ -256,7 +256,7 @@ class _Step:
     first: _Step | None
     """The step before, if the two make a pair."""
     num_seen: int = 0
-    fractions: Tensor | None = None
+    fractions: Sequence[float | Tensor] | None = None
     """w_i / W of this worker's parts, if they count otherwise than by their samples."""
     vector: Tensor | None = None
     """The gradient of the first of a pair, or the first half's contribution to this step's."""
@@ -277,7 +277,7 @@ class _Step:
 
     def fraction(self, size: int, num_parts: int | None = None) -> float | Tensor:
         """Return m / M of this worker's first `num_parts` parts with `size` samples, or what they count instead."""
-        return size / self.batch_size if self.fractions is None else self.fractions[:num_parts].sum()
+        return size / self.batch_size if self.fractions is None else sum(self.fractions[:num_parts])
 
     def pair_with(self, latest: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return A and the mean of this step's and the next gradient; None if they are of different parameters."""

@@ -60,28 +60,30 @@ class Means:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._loss = self._zero()
+        self._loss: torch.Tensor | float = 0.0
         self._weight: Weight = 0.0
-        self._metrics: dict[str, torch.Tensor] | None = None
+        self._metrics: dict[str, torch.Tensor | float] | None = None
 
     def add(self, weight: Weight, loss: torch.Tensor, metrics: Mapping[str, Any]) -> None:
         """Add the means of a micro-batch that counts `weight`. Raises TypeError or ValueError for bad metrics."""
-        self._loss += _counted(loss.detach().double(), weight)
+        self._loss = self._loss + _counted(loss.detach().double(), weight)
         self._weight = self._weight + weight
-        for name, total in self._same(metrics).items():
-            total += _counted(self._value(name, metrics[name]), weight)
+        sums = self._same(metrics)
+        for name, total in sums.items():
+            sums[name] = total + _counted(self._value(name, metrics[name]), weight)
 
     def join(self, found: Means) -> None:
         """Add the sums of another part of the iteration. Raises ValueError for other metrics than before."""
-        self._loss += found._loss
+        self._loss = self._loss + found._loss
         self._weight = self._weight + found._weight
-        for name, total in self._same(found._metrics or {}).items():
-            total += (found._metrics or {})[name]
+        sums = self._same(found._metrics or {})
+        for name, total in sums.items():
+            sums[name] = total + (found._metrics or {})[name]
 
-    def _same(self, metrics: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def _same(self, metrics: Mapping[str, Any]) -> dict[str, torch.Tensor | float]:
         """Return the sums of the metrics, which are the same in every batch."""
         if self._metrics is None:
-            self._metrics = {_name(name): self._zero() for name in metrics}
+            self._metrics = {_name(name): 0.0 for name in metrics}
         if self._metrics.keys() != metrics.keys():
             before, now = (", ".join(sorted(map(str, names))) or "none" for names in (self._metrics, metrics))
             raise ValueError(f"loss() returned other metrics than before ({now}; before: {before}); return the same")
@@ -102,13 +104,10 @@ class Means:
         """Return the sum of the weights, and the weighted sums by name, of this worker or of all of a gang."""
         metrics = self._metrics or {}
         names = sorted(metrics)
-        weight = torch.as_tensor(self._weight, dtype=torch.float64, device=self._device)
-        found = torch.stack([weight, self._loss, *(metrics[name] for name in names)])
-        total, *values = (found if gang is None else gang.sum(found)).tolist()
-        return total, dict(zip(["loss", *names], values, strict=True))
-
-    def _zero(self) -> torch.Tensor:
-        return torch.zeros((), dtype=torch.float64, device=self._device)
+        values = [self._weight, self._loss, *(metrics[name] for name in names)]
+        found = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self._device) for value in values])
+        total, *sums = (found if gang is None else gang.sum(found)).tolist()
+        return total, dict(zip(["loss", *names], sums, strict=True))
 
     def _value(self, name: str, value: Any) -> torch.Tensor | float:
         if isinstance(value, torch.Tensor):

@@ -15,6 +15,8 @@ from rubberband.executor.training.means import Weight, checked_weight
 from rubberband.executor.training.sampler import Indices
 from rubberband.executor.training.torch_trial import TorchTrial
 
+_LEAST = torch.finfo(torch.float64).tiny
+
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
@@ -37,7 +39,7 @@ class Weighing:
         self._gang = gang
         self._device = device
         self._load = load
-        self._total: Callable[[], torch.Tensor] | None = None
+        self._total: Callable[[], Weight] | None = None
 
     def begin_step(self) -> None:
         """Begin another step, whose W is not known."""
@@ -48,7 +50,7 @@ class Weighing:
         parts: Sequence[Indices],
         sizes: Sequence[int],
         batch_size: int,
-        note: Callable[[torch.Tensor], None] = lambda fractions: None,
+        note: Callable[[Sequence[Weight]], None] = lambda fractions: None,
     ) -> Weighed:
         """Weigh the `parts`, of which `sizes` samples count, of a batch of M = `batch_size` samples over the gang.
 
@@ -68,20 +70,24 @@ class Weighing:
             checked_weight(self._weight(samples), self._device) if size else 0.0
             for samples, size in zip(held, sizes, strict=True)
         ]
-        mine = torch.stack([self._on_device(weight) for weight in weights])
         if self._total is None:
-            self._total = cache(self._gang.sum_later(mine.sum()))
+            self._total = self._sum_later(sum(weights))
         total = self._total
 
         @cache
-        def fractions() -> torch.Tensor:
-            found = mine / total().clamp(min=torch.finfo(torch.float64).tiny)
+        def fractions() -> Sequence[Weight]:
+            found = [weight / total() for weight in weights]
             note(found)
             return found
 
         return Weighed(load=lambda at: held.pop(0), weights=weights, factor=lambda at: num_workers * fractions()[at])
 
-    def _on_device(self, weight: Weight) -> torch.Tensor:
-        if isinstance(weight, torch.Tensor):
-            return weight
-        return torch.full((), weight, dtype=torch.float64, device=self._device)  # does not wait for a GPU
+    def _sum_later(self, weight: Weight) -> Callable[[], Weight]:
+        """Begin to add up the weights of all workers; the result is W, or the least number if W is 0."""
+        if not isinstance(weight, torch.Tensor):
+            if self._gang.num_workers == 1:
+                return lambda: weight or _LEAST
+            weight = torch.full((), weight, dtype=torch.float64, device=self._device)  # does not wait for a GPU
+        summed = self._gang.sum_later(weight)
+        is_cheap = self._device.type == "cpu"
+        return cache(lambda: (summed().item() or _LEAST) if is_cheap else summed().clamp(min=_LEAST))

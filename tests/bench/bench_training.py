@@ -316,6 +316,54 @@ class Recalled(rubberband.TorchTrial):
         loss = model(rows).square().mean()
         if len(rows) > self.most:
             raise torch.OutOfMemoryError("pretended")
+
+
+# Optional methods of a trial
+
+HOOK_STEPS = 100
+
+
+class Bare(rubberband.TorchTrial):
+    """A small network, with steps of some milliseconds."""
+
+    batch_size = 256
+
+    def build_model(self, config: Any) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+
+    def build_optimizer(self, config: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def train_dataset(self, config: Any) -> TensorDataset:
+        samples = HOOK_STEPS * self.batch_size
+        return TensorDataset(torch.randn(samples, 256), torch.randint(10, (samples,)))
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+class Hooked(Bare):
+    """The same with weights, a metric and a method after each step."""
+
+    def weight(self, batch: Any) -> Any:
+        return (batch[1] >= 0).sum()
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        loss = super().loss(model, batch)
+        return loss, {"twice": 2.0 * loss.detach()}
+
+    def on_step(self, model: torch.nn.Module, step: int, batch_size: int) -> None:
+        pass
+
+
+class Own(Bare):
+    """The same by a step of its own."""
+
+    def step(self, model: torch.nn.Module, optimizers: Any, batch: Any) -> Any:
+        optimizers.zero_grad()
+        loss = self.loss(model, batch)
+        loss.backward()
+        optimizers.step()
         return loss
 
 
@@ -355,6 +403,28 @@ def _lend_memory(runner: TorchRunner, *, little: bool) -> None:
         torch.cuda.set_per_process_memory_fraction(0.6 * peak / whole if little else 1.0)
     else:
         runner._trial.most = 16 if little else 10**9  # type: ignore[attr-defined]
+
+
+def methods(rounds: int) -> None:
+    """Steps of a trial without optional methods, with them, and by a step of its own; on one worker and on two."""
+    from tests.integration.segment_worker import Worker, run_gang
+
+    segment = replace(SEGMENT, config={}, metric="train_loss", until_iterations=3)
+    found: dict[tuple[str, int], list[float]] = {(name, n): [] for n in (1, 2) for name in ("Bare", "Hooked", "Own")}
+    workers = [Worker() for _ in range(2)]
+    try:
+        with tempfile.TemporaryDirectory(prefix="rubberband-bench-") as folder:
+            for name, count in (*found, *[*found] * rounds):
+                began_at = time.perf_counter()
+                run_gang(workers[:count], entrypoint(name), segment, open_store(folder))
+                found[name, count].append((time.perf_counter() - began_at) / segment.until_iterations / HOOK_STEPS)
+    finally:
+        for worker in workers:
+            worker.stop()
+    for (name, count), seconds in found.items():
+        bare = median(found["Bare", count][1:])
+        ratios = f"{median(seconds[1:]) / bare:.3f} of a bare trial's"
+        print(f"{name:6} on {count}: {1e3 * median(seconds[1:]):.3f} ms a step, start-up included; {ratios}")
 
 
 def main() -> None:
