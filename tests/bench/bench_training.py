@@ -316,6 +316,45 @@ class Recalled(rubberband.TorchTrial):
         loss = model(rows).square().mean()
         if len(rows) > self.most:
             raise torch.OutOfMemoryError("pretended")
+        return loss
+
+
+@benchmark
+def out_of_memory(rounds: int) -> None:
+    """A step that runs out of memory: its time, and that of the steps after it, beside steps that never do."""
+    torch.set_num_threads(1 if DEVICE == "cpu" else torch.get_num_threads())
+    usual, first, later = [], [], []
+    for _ in range(rounds):
+        for runs_out in (False, True):
+            runner = _runner(Recalled, 8, device=DEVICE)
+            seconds = []
+            for step in range(1, 9):
+                if step == 4:
+                    _lend_memory(runner, little=runs_out)
+                began = time.perf_counter()
+                list(runner._train(step))
+                seconds.append(time.perf_counter() - began)
+            _lend_memory(runner, little=False)
+            runner.close()
+            if runs_out:
+                first.append(seconds[3])
+                later.append(median(seconds[4:]))
+            else:
+                usual.append(median(seconds[4:]))
+    print(
+        f"on {DEVICE}: a step takes {1e3 * median(usual):.1f} ms, one that runs out {1e3 * median(first):.1f} ms, and"
+    )
+    print(f"the next ones, in two passes or more, {1e3 * median(later):.1f} ms")
+
+
+def _lend_memory(runner: TorchRunner, *, little: bool) -> None:
+    """Let a step of 32 samples run out of memory: on a GPU really, with half of what it took before."""
+    if DEVICE == "cuda":
+        peak, whole = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(0.6 * peak / whole if little else 1.0)
+    else:
+        runner._trial.most = 16 if little else 10**9  # type: ignore[attr-defined]
 
 
 # Optional methods of a trial
@@ -368,43 +407,6 @@ class Own(Bare):
 
 
 @benchmark
-def out_of_memory(rounds: int) -> None:
-    """A step that runs out of memory: its time, and that of the steps after it, beside steps that never do."""
-    torch.set_num_threads(1 if DEVICE == "cpu" else torch.get_num_threads())
-    usual, first, later = [], [], []
-    for _ in range(rounds):
-        for runs_out in (False, True):
-            runner = _runner(Recalled, 8, device=DEVICE)
-            seconds = []
-            for step in range(1, 9):
-                if step == 4:
-                    _lend_memory(runner, little=runs_out)
-                began = time.perf_counter()
-                list(runner._train(step))
-                seconds.append(time.perf_counter() - began)
-            _lend_memory(runner, little=False)
-            runner.close()
-            if runs_out:
-                first.append(seconds[3])
-                later.append(median(seconds[4:]))
-            else:
-                usual.append(median(seconds[4:]))
-    print(
-        f"on {DEVICE}: a step takes {1e3 * median(usual):.1f} ms, one that runs out {1e3 * median(first):.1f} ms, and"
-    )
-    print(f"the next ones, in two passes or more, {1e3 * median(later):.1f} ms")
-
-
-def _lend_memory(runner: TorchRunner, *, little: bool) -> None:
-    """Let a step of 32 samples run out of memory: on a GPU really, with half of what it took before."""
-    if DEVICE == "cuda":
-        peak, whole = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(0.6 * peak / whole if little else 1.0)
-    else:
-        runner._trial.most = 16 if little else 10**9  # type: ignore[attr-defined]
-
-
 def methods(rounds: int) -> None:
     """Steps of a trial without optional methods, with them, and by a step of its own; on one worker and on two."""
     from tests.integration.segment_worker import Worker, run_gang
