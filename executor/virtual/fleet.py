@@ -198,7 +198,7 @@ class VirtualFleet:
         self._fortune = fortune
         self._lease_s = lease_s
         self._ready_timeout_s = ready_timeout_s
-        self._next_beat_at = -math.inf
+        self._next_beat_at = self._began_at = -math.inf
         self._holds: dict[str, _VirtualHold] = {}
         self.gone: set[str] = set()
         """Instances that no worker lives on, whether the driver knows it or not."""
@@ -365,7 +365,9 @@ class VirtualFleet:
                 return None
             status = self._provider.status(instance)
             if status.running_at is None:
-                return self._refused(instance, hold, status.reason, now, failed_start=not status.preempted)
+                failed_start = not status.preempted and status.requested_at >= self._began_at
+                reason = status.reason or "ended by another user or process"
+                return self._refused(instance, hold, reason, now, failed_start=failed_start)
             if not hold.running:
                 self._agenda.add(now, seen)
                 return self._running(instance, hold, now)
@@ -413,6 +415,7 @@ class VirtualFleet:
         self.gone.clear()
         self.hold_until, self._next_beat_at = math.inf, -math.inf
         self._provider.change_driver()
+        self._began_at = self._clock.now()
         live: list[LiveInstance] = []
         gone: list[EndedInstance] = []
         for status in self._provider.describe():

@@ -60,7 +60,7 @@ class PlanEstimate(EstimateAnswer):
         lines, tables = headlines(self.estimate), screen_tables(self.estimate)
         if self.size is not None:
             lines.insert(0, size_line(self.estimate.experiment_name, self.size))
-            tables = [*([size_table(self.size)] if self.size.frontier else []), *tables]
+            tables = [*([size_table(self.size)] if len(self.size.frontier) > 1 else []), *tables]
         return lines, tables
 
 

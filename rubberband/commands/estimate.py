@@ -261,5 +261,5 @@ def _document(
     first = [] if compared is None else [difference_table(compared, str(source))]
     if found.size is not None:
         lines.insert(0, size_line(found.estimate.experiment_name, found.size))
-        first += [size_table(found.size)] if found.size.frontier else []
+        first += [size_table(found.size)] if len(found.size.frontier) > 1 else []
     return lines, [*first, *own], len(own)

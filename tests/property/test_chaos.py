@@ -66,6 +66,12 @@ def test_a_driver_that_slept_while_instances_started_goes_on() -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize(("seed", "family"), [(20458, "27 trials"), (22156, "asha that learns")])
+def test_instances_that_the_driver_before_gave_back_as_they_started_failed_no_start(seed: int, family: Family) -> None:
+    found = failures([seed], check_every=5, replan=False, family=family)
+    assert not found, "\n".join(found)
+
+
 def test_trials_that_climb_rungs_keep_all_that_stages_do() -> None:
     found = failures(range(100), check_every=5, family="asha")
     assert not found, "\n".join(found)

@@ -69,16 +69,19 @@ function told(answer, asked) {
   else show_none(estimate, answer.body, curve, fix);
   chart.move(limits, answer.ok ? { jct_s: sure_s(estimate), cost_usd: estimate.prediction.cost_usd.mean } : null);
   if (now) {
-    if (estimate?.size) fetchSizes(asked);
-    else fetchCurve(asked);
+    if (has_sizes(estimate)) fetchSizes(asked);
+    else if (!estimate?.size) fetchCurve(asked);
     submitter.look(asked, answer.ok ? "" : "no plan meets the limits");
   }
 }
 
+// Whether sizes within other limits are drawn: with asha they would take minutes.
+const has_sizes = (estimate) => Boolean(estimate?.size) && !estimate.scheduler;
+
 function feasible(estimate) {
   show_all();
   show(byId("frontier").closest("section"), !estimate.size);
-  show(byId("sizes").closest("section"), Boolean(estimate.size));
+  show(byId("sizes").closest("section"), has_sizes(estimate));
   show_plan(estimate);
 }
 
