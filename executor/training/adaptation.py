@@ -28,7 +28,6 @@ from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.goodput.choice import candidates
-from rubberband.planner.goodput.fit import prepare
 from rubberband.planner.goodput.model import efficiency
 from rubberband.values.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
 
@@ -152,8 +151,6 @@ def make_adaptive(
         num_samples=num_samples,
         samples_per_iteration=samples_per_iteration,
     )
-    if segment.rank == 0 and segment.batch_mode == "adapt":
-        prepare()
     return AdaptiveBatching(
         segment=segment,
         limits=limits,

@@ -1,7 +1,7 @@
 """The parameters of the time of a step, fitted to measured steps (Pollux §4.1).
 
-Minimises the root mean squared logarithmic error (RMSLE) of eq. 11 with L-BFGS-B and a gradient that is written out.
-scipy is imported when something is fitted, and not before.
+Minimises the root mean squared logarithmic error (RMSLE) of eq. 11 by Levenberg-Marquardt, with derivatives that are
+written out.
 
 Few points do not determine all seven parameters. The priors of §4.1 settle some: the cost of synchronising stays 0
 until it is measured (where the paper's text says local twice, we read the second pair as across instances). If only
@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -164,6 +163,7 @@ def _grouped(points: Sequence[BatchPoint], weights: Sequence[float] | None) -> t
 CONSTANT_SHARE = 0.5
 """Share of a pass over the only measured m that is assumed not to depend on m."""
 MAX_GAMMA = 10.0
+MOST_EVALUATIONS = 200
 _OPEN = 1e-4
 """Weight of the optimistic start: decides only what the points leave open."""
 _LEAST = 1e-9
@@ -189,13 +189,6 @@ def fit(
         begin = min(begin, earlier, key=lambda x: measured.error(x)[0])
     found = measured.parameters(_search(measured, begin, free))
     return _sloped(found, points[0].per_gpu) if measured.one_size else found
-
-
-def prepare() -> None:
-    """Import scipy, which takes half a second, so that the first fit takes no longer than the others."""
-    import scipy.optimize  # noqa: F401
-
-    _blas()
 
 
 def relative_errors(parameters: Throughput, points: Sequence[BatchPoint]) -> Floats:
@@ -256,15 +249,12 @@ def _start(measured: MeanPoints, free: Bools) -> Floats:
     The search starts at gamma = 1. From a larger gamma, the gradient by a small T_sync vanishes, and the search more
     often ends far from the best fit.
     """
-    from scipy.optimize import nnls
-
     relative = np.sqrt(measured.weights)
     rows = measured.linear() * (relative / np.exp(measured.log_s))[:, None]
     less = np.sqrt(_OPEN) * np.eye(6)[1:]
     used = free[:6]
-    solution, _ = nnls(np.concatenate([rows, less])[:, used], np.concatenate([relative, np.zeros(5)]))
     x = np.zeros(7)
-    x[:6][used] = solution
+    x[:6][used] = _nnls(np.concatenate([rows, less])[:, used], np.concatenate([relative, np.zeros(5)]))
     x[6] = 1.0
     return np.clip(x, *_bounds(free))
 
@@ -275,33 +265,65 @@ def _bounds(free: Bools) -> tuple[Floats, Floats]:
     return lowest, highest
 
 
+def _nnls(rows: Floats, values: Floats) -> Floats:
+    """Return x >= 0 with the least |rows x - values| (Lawson and Hanson 1974, chapter 23)."""
+    x = np.zeros(rows.shape[1])
+    passive = np.zeros(len(x), dtype=np.bool_)
+    tiny = 1e-12 * float(np.abs(rows.T @ values).max())
+    for _ in range(3 * len(x)):
+        slopes = np.where(passive, -np.inf, rows.T @ (values - rows @ x))
+        if slopes.max() <= tiny:
+            break
+        passive[slopes.argmax()] = True
+        while True:
+            found = np.zeros(len(x))
+            found[passive] = np.linalg.lstsq(rows[:, passive], values, rcond=None)[0]
+            negative = passive & (found <= 0.0)
+            if not negative.any():
+                break
+            x += np.min(x[negative] / (x[negative] - found[negative])) * (found - x)
+            passive &= (x > 0.0) & ~(negative & (x <= 1e-15))
+        x = found
+    return x
+
+
 def _search(measured: MeanPoints, begin: Floats, free: Bools) -> Floats:
-    """Run L-BFGS-B over the free parameters, in units that change the prediction equally."""
-    from scipy.optimize import minimize
+    """Run Levenberg-Marquardt within the bounds, in units that change the prediction equally.
 
+    Written out, as importing scipy.optimize takes longer than a hundred fits.
+    """
     _, slopes = measured.residuals(begin)
-    size = np.sqrt(measured.weights @ slopes**2)
-    unit = 1.0 / np.clip(size, 0.1, 10.0)
-    lowest, highest = _bounds(free)
+    unit = 1.0 / np.clip(np.sqrt(measured.weights @ slopes**2), 0.1, 10.0)
+    lowest, highest = (bound / unit for bound in _bounds(free))
+    roots = np.sqrt(measured.weights)
 
-    def error(y: Floats) -> tuple[float, Floats]:
-        value, slope = measured.error(y * unit)
-        return value, slope * unit
+    def evaluate(y: Floats) -> tuple[float, Floats, Floats]:
+        residuals, slopes = measured.residuals(y * unit)
+        rows, values = (roots * slopes.T).T * unit, roots * residuals
+        return float(values @ values), rows.T @ values, rows.T @ rows
 
-    bounds = list(zip(lowest / unit, highest / unit, strict=True))
-    options = {"maxiter": 200, "ftol": 1e-10, "gtol": 1e-7}
-    # The matrices are 10 x 10: threads that wait for each other on busy cores make a fit 70 times slower.
-    with _blas().limit(limits=1):
-        found = minimize(error, begin / unit, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    return np.asarray(np.clip(found.x * unit, lowest, highest))
-
-
-@cache
-def _blas() -> Any:
-    """Return the thread pools of scipy's linear algebra."""
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController().select(user_api="blas")
+    y, damping = np.clip(begin / unit, lowest, highest), 1e-3
+    error, gradient, hessian = evaluate(y)
+    for _ in range(MOST_EVALUATIONS):
+        moves = ~((y <= lowest) & (gradient >= 0.0) | (y >= highest) & (gradient <= 0.0))
+        if np.max(np.abs(gradient), where=moves, initial=0.0) < 1e-8:
+            break
+        part = hessian[np.ix_(moves, moves)]
+        damped = part + np.diag(damping * (part.diagonal() + 1e-6))
+        step = np.zeros(len(y))
+        step[moves] = np.linalg.solve(damped, -gradient[moves])
+        tried = np.clip(y + step, lowest, highest)
+        found = evaluate(tried)
+        if found[0] < error:
+            is_done = error - found[0] <= 1e-10 * max(error, 1e-12) and damping <= 1e-3
+            y, (error, gradient, hessian), damping = tried, found, damping / 5.0
+            if is_done:
+                break
+        elif damping > 1e8:
+            break
+        else:
+            damping *= 5.0
+    return np.asarray(np.clip(y * unit, *_bounds(free)))
 
 
 def _sloped(flat: Throughput, per_gpu: int) -> Throughput:
