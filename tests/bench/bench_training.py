@@ -429,6 +429,24 @@ def methods(rounds: int) -> None:
         print(f"{name:6} on {count}: {1e3 * median(seconds[1:]):.3f} ms a step, start-up included; {ratios}")
 
 
+@benchmark
+def lightning(rounds: int) -> None:
+    """A LightningModule as a trial and under Lightning's Trainer: samples/s of the second epoch, on the CPU."""
+    from tests.bench.lightning_module import ClassifierTrial, epoch_of_trainer
+
+    torch.set_num_threads(1)
+    samples, ours, theirs = 16_384, [], []
+    for _ in range(rounds):
+        runner = TorchRunner(ClassifierTrial(), replace(SEGMENT, metric="train_loss"), Gang(0, 1, None))
+        runner.iterate(1)
+        began = time.perf_counter()
+        runner.iterate(2)
+        ours.append(samples / (time.perf_counter() - began))
+        runner.close()
+        theirs.append(samples / epoch_of_trainer())
+    print(f"  LightningTrial {median(ours):,.0f}, Trainer {median(theirs):,.0f}: {median(ours) / median(theirs):.2f} x")
+
+
 def main() -> None:
     global DEVICE
     parser = argparse.ArgumentParser(description=__doc__)
