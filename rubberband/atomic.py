@@ -39,11 +39,7 @@ def new_file(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
     try:
         yield draft
-        descriptor = os.open(draft, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(draft, os.O_RDWR)
         os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
@@ -66,7 +62,11 @@ def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> N
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

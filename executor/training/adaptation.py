@@ -313,6 +313,10 @@ class AdaptiveBatching(Batching):
         batches, self._scheduled = due - self._scheduled, due
         return batches
 
+    def paused(self, seconds: float) -> None:
+        self._mark += seconds
+        self._own_mark += seconds
+
     def end(self) -> BatchReport:
         """Return the stretches of the iteration. A decision of few steps ago still stands."""
         if self.segment.batch_mode != "sweep":

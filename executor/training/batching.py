@@ -69,6 +69,9 @@ class Batching(ABC):
         """Note that the step is over; return by how many batches an LR schedule that counts batches advances."""
         return int(has_stepped)
 
+    def paused(self, seconds: float) -> None:  # noqa: B027 - optional hook
+        """Note that a report left after the step, which took `seconds`."""
+
     def end(self) -> BatchReport:
         """End the iteration; return what to report of its batches."""
         return BatchReport()

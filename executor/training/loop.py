@@ -21,6 +21,7 @@ import io
 import itertools
 import math
 import sys
+import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
@@ -346,7 +347,9 @@ class TorchRunner(Runner):
                 for schedule in self._schedules.members * batches:
                     schedule.step()
             over = self._batching.is_over()
+            paused_at = time.perf_counter()
             yield
+            self._batching.paused(time.perf_counter() - paused_at)
         self._batch_report = self._batching.end()
         return {f"train_{name}": mean for name, mean in means.reduce(self._gang).items()}
 

@@ -132,6 +132,25 @@ def test_an_overshoot_of_one_iteration_shortens_the_next():
         assert iterations * SAMPLES <= done < iterations * SAMPLES + LIMITS.max
 
 
+def test_pauses_for_reports_do_not_count_as_time_of_steps():
+    device, pausing = Device(), Device()
+    report, _, _, sizes = iterate(make(device), device)
+    batching = make(pausing)
+    after = batching.after_step
+
+    def paused(batch):
+        batches = after(batch)
+        pausing.now += 0.3
+        batching.paused(0.3)
+        return batches
+
+    batching.after_step = paused
+    found, _, _, others = iterate(batching, pausing)
+    assert others == sizes
+    for one, other in zip(report.batches, found.batches, strict=True):
+        assert (other.step_s, other.duration_s) == pytest.approx((one.step_s, one.duration_s))
+
+
 def test_other_work_on_the_machine_does_not_change_the_batches():
     quiet, loaded = Device(), Device()
     report, _, _, sizes = iterate(make(quiet), quiet)
