@@ -85,6 +85,7 @@ class Summing(Regression):
 
     eval_batch_size = 4
     eval_on_all_ranks = True
+    samples_per_iteration = 16  # after the last batch of an epoch all workers have seen the same samples
 
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
         return torch.nn.Sequential(super().build_model(config), torch.nn.BatchNorm1d(1)).double()
