@@ -41,7 +41,10 @@ _FIXES = {
     "not_a_number": "; keep it finite, or narrow search.space",
     "checkpoint": "; save plain data, such as a state_dict()",
 }
-_NEEDS_GPU = re.compile(r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|CUDA driver", re.IGNORECASE)
+_NEEDS_GPU = re.compile(
+    r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|CUDA driver|not implemented for '(Half|BFloat16)'",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

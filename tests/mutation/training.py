@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 _LOOP = ("tests/unit/test_loop.py",)
+_WORDS = ("tests/unit/test_step_words.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -66,9 +67,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="gradients-not-weighted",
         harm="a gang with unequal shares learns another thing than one GPU",
-        file="executor/training/step.py",
-        old="return self._segment.num_workers * size / batch.size",
-        new="return 1.0",
+        file="executor/training/weighing.py",
+        old="factor=lambda at: num_workers * sizes[at] / batch_size",
+        new="factor=lambda at: 1.0",
         tests=("tests/unit/test_loop.py::test_accumulation_changes_nothing",),
     ),
     Mutant(
@@ -115,9 +116,41 @@ MUTANTS: tuple[Mutant, ...] = (
         name="trained-on-evaluation-mode",
         harm="dropout and BatchNorm are off after the first evaluation",
         file="executor/training/step.py",
-        old="        self.wrapped.train()\n",
-        new="",
+        old="        model.train()\n        if self._train_mode",
+        new="        if self._train_mode",
         tests=("tests/unit/test_loop.py::test_restoring_after_every_iteration_equals_a_straight_run_bit_for_bit",),
+    ),
+    Mutant(
+        name="clipped-before-unscaled",
+        harm="with fp16 gradients are clipped with the scale of the loss in them, 65536 times too small",
+        file="executor/training/precision.py",
+        old="        scaler.unscale_(optimizer)\n        self._clip()\n",
+        new="        self._clip()\n        scaler.unscale_(optimizer)\n",
+        tests=_WORDS,
+    ),
+    Mutant(
+        name="skipped-steps-count",
+        harm="an adaptive iteration of fp16 ends although steps of it were skipped",
+        file="executor/training/adaptation.py",
+        old="        if has_stepped:\n            self._progress",
+        new="        if True:\n            self._progress",
+        tests=_WORDS,
+    ),
+    Mutant(
+        name="noise-of-scaled-gradients",
+        harm="with fp16 the noise scale of two steps with another scale of the loss is meaningless",
+        file="executor/training/noise_scale.py",
+        old="            vector.div_(scale)\n",
+        new="            pass\n",
+        tests=("tests/unit/test_noise_observer.py",),
+    ),
+    Mutant(
+        name="schedule-of-one-segment",
+        harm="a one-cycle schedule ends with the first stage, and the trial fails in the second",
+        file="executor/training/loop.py",
+        old="max(segment.max_iterations or 0, segment.until_iterations)",
+        new="segment.until_iterations",
+        tests=_WORDS,
     ),
     Mutant(
         name="nan-metric-passes",

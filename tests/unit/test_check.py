@@ -69,6 +69,9 @@ class Hangs(Good):
 class Gpu(Good):
     def iterate(self): raise RuntimeError("Found no NVIDIA driver on your system")
 
+class Half(Good):
+    def iterate(self): raise RuntimeError("\\"cdist\\" not implemented for 'Half'")
+
 class Compiled(rubberband.TorchTrial):
     compile, batch_size = True, 2
     def build_model(self, config):
@@ -168,6 +171,7 @@ def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(co
         ("Forgetful", ["restore: ValueError: the state has no momentum"]),
         ("Leaves", ["iteration: the trial ended its process with exit code 7; raise an exception instead"]),
         ("Gpu", ["iteration: it needs a GPU, and is checked on the CPU"]),
+        ("Half", ["iteration: it needs a GPU, and is checked on the CPU"]),
         ("Nosuch", ["entrypoint checked:Nosuch: "]),
     ],
 )
