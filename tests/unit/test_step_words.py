@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,8 @@ import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler
 from rubberband.executor.training.segment import SegmentReport, SegmentStarted
@@ -276,10 +279,14 @@ class Tried(Compiled):
         return super().loss(model, batch)
 
 
-def test_sizes_that_are_only_tried_for_memory_are_not_compiled(store, traced):
+def test_sizes_that_are_only_tried_for_memory_are_not_compiled(traced):
     Tried.sizes.clear()
-    assert reports(train(Tried, store, until_iterations=1, batch=AdaptiveBatch(max=20)))
-    assert Tried.sizes[0] == 22
+    segment = replace(SEGMENT, until_iterations=1, batch=AdaptiveBatch(max=20))
+    runner = TorchRunner(Tried(), segment, Gang(0, 1, None))
+    assert runner._step.fits(20)
+    assert Tried.sizes[-1] == 22
+    list(runner._train(1))
+    runner.close()
     shapes = [tuple(node.meta["example_value"].shape) for graph in traced for node in graph.graph.nodes if node.users]
     assert (20, 4) in shapes
     assert (22, 4) not in shapes
