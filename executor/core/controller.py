@@ -297,7 +297,9 @@ class Controller:
             self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
         if self.state.just_woke:  # what is told next may have cost less than it would have by now
             return
-        if (reason := rules.over_budget(self.job, self.state, ticked)) is not None:
+        if now >= rules.added_ends_at(self.job, self.state) + rules.DEADLINE_GRACE_S:
+            self._end("failed", "the deadline is reached")
+        elif (reason := rules.over_budget(self.job, self.state, ticked)) is not None:
             self._end("budget", reason)
 
     def _forgive_a_pause(self, tick: Tick) -> None:

@@ -25,6 +25,8 @@ SHORTEST_HOLD_S = 0.01
 """An instance that can be paid for no longer than that, or not until it is ready, is not worth asking for."""
 BLAMELESS_FAILURES: frozenset[FailureKind] = frozenset({"checkpoint", "died", "hung"})
 """Failures that come of stores and machines as often as of a trial's code: the user may have them tried again."""
+DEADLINE_GRACE_S = 0.001
+"""A SYNC at the deadline's very instant goes before its end."""
 SMALLEST_WAIT_S = 1e-6
 """A stop that is so near is reached: sums of instants are no more exact than that."""
 
@@ -103,14 +105,23 @@ def may_widen(job: Job, state: State, lane: Lane) -> bool:
     return lane is state.lanes[-1] or next_stage(lane) == lane.end_stage
 
 
+def added_ends_at(job: Job, state: State) -> float:
+    """Return when an added bracket is cut off since its time is over: at the deadline; infinite without any."""
+    if job.deadline_s is None or not job.brackets or not job.brackets[-1].is_added:
+        return math.inf
+    return state.started_at + job.deadline_s if own_search_is_over(job, state) else math.inf
+
+
 def own_search_is_over(job: Job, state: State) -> bool:
     """Whether all that is left are brackets that were added: without them the search is done too, and has a winner."""
-    if job.widening is None or not any(trial.status is TrialStatus.COMPLETED for trial in state.trials):
+    if job.widening is None:
         return False
     following = [
         (lane, lane.stage.stage if lane.stage.ended_at is None else next_stage(lane)) for lane in state.active()
     ]
-    return all(stage == lane.end_stage or job.bracket_of(stage).is_added for lane, stage in following)
+    if not all(stage == lane.end_stage or job.bracket_of(stage).is_added for lane, stage in following):
+        return False
+    return any(trial.status is TrialStatus.COMPLETED for trial in state.trials)
 
 
 def can_go_on(job: Job, state: State) -> bool:
@@ -168,6 +179,7 @@ def look_ahead(job: Job, state: State) -> tuple[float, float | None]:
             earliest = due_at
         if now < lane.relaunch_at < earliest and lane.phase is not Phase.FINISHED:
             earliest = lane.relaunch_at
+    earliest = min(earliest, added_ends_at(job, state) + DEADLINE_GRACE_S)
     if purse is not None:
         earliest = min(earliest, purse.refresh_at(now), max(now, purse.stops_at(now, job.release_margin_s)))
     return ends_at, earliest if earliest < math.inf else None

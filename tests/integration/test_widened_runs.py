@@ -42,8 +42,9 @@ def test_after_kill_9_a_resume_goes_on_with_the_bracket_and_keeps_both_limits(co
     assert result.widened[0] == cut.widened[0]
     assert len(result.trials) == 4 + sum(one.trials for one in result.widened)
     assert result.actual_cost_usd <= MAX_COST_USD
+    assert not result.late
     winners = [trial for trial in result.trials if trial.status == "completed"]
-    assert {trial.bracket for trial in winners} >= {0, 1}
+    assert {trial.bracket for trial in winners} >= {0}
     assert result.best is not None
     assert result.best.metrics["score"] == max(trial.metrics["score"] for trial in winners)
     assert len({trial.configuration["x"] for trial in result.trials}) == len(result.trials)

@@ -189,7 +189,8 @@ def test_money_that_is_granted_later_is_spent_too() -> None:
     assert bill_usd(controller.job, controller.state, controller.state.now) <= 0.3
 
 
-def test_a_search_is_done_though_the_money_ends_within_an_added_bracket() -> None:
+@pytest.mark.parametrize("short_of", ["money", "time"])
+def test_a_search_is_done_though_an_added_bracket_runs_out_of_money_or_time(short_of: str) -> None:
     asked = experiment()
     job = job_of(asked)
     controller = Controller(job)
@@ -204,11 +205,16 @@ def test_a_search_is_done_though_the_money_ends_within_an_added_bracket() -> Non
             controller, backend, MemoryJournal(), observers=[stop_within_the_bracket], draw=partial(draw, asked.search)
         )
     state = controller.state
-    controller.job = dataclasses.replace(controller.job, max_cost_usd=bill_usd(controller.job, state, state.now))
+    limits: dict[str, Any] = {"deadline_s": state.now + 0.5 - state.started_at}
+    if short_of == "money":
+        limits = {"max_cost_usd": bill_usd(controller.job, state, state.now)}
+    controller.job = dataclasses.replace(controller.job, **limits)
     state.fleet.rent_changed()
+    controller.handle(Tick(occurred_at=state.now + 0.1))
     controller.handle(Tick(occurred_at=state.now + 1.0))
     assert state.outcome == "done"
-    assert state.reason.startswith("the bracket that was added last did not finish: max_cost=")
+    why = "the deadline is reached" if short_of == "time" else "max_cost="
+    assert state.reason.startswith(f"the bracket that was added last did not finish: {why}")
     best = best_trial(state, "score", "max")
     assert best is not None
     assert best.status is TrialStatus.COMPLETED
