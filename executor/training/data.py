@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rubberband.executor.training.loading import LoaderSettings, LoaderWorkers, Part
 from rubberband.executor.training.moving import to_device
-from rubberband.executor.training.randomness import kept_random_states, random_states, seed_for
+from rubberband.executor.training.randomness import Generator, kept_random_states, random_states, seed_for
 from rubberband.executor.training.sampler import Indices, sample_keys
 from rubberband.executor.training.streams import ENDLESS, Mark, Stream, is_stream
 
@@ -32,9 +32,9 @@ class Samples:
             self._positions = positions if self._positions is None else positions[self._positions]
             dataset = dataset.dataset
         self.dataset: Any = dataset
-        self._draws = False
-        """Whether the dataset, or `collate`, is known to draw at random."""
-        self._states: tuple[Any, ...] | None = None
+        self._drawn: set[Generator] = set()
+        """Generators from which the dataset, or `collate`, is known to draw."""
+        self._states: Mapping[Generator, Any] | None = None
         """The random states after the latest batch."""
         self._collate = collate
         is_tensors = isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__
@@ -51,30 +51,31 @@ class Samples:
         if self.in_memory:
             rows = torch.from_numpy(where)
             return [tensor[rows] for tensor in self.dataset.tensors]
-        if keys is None or self._draws:
-            return self._fetched(where, keys)
-        # To seed costs as much as to load a cheap sample. It is left out until something is drawn; then the batch is
-        # loaded again. In a loader worker, nothing else draws between two batches.
+        if keys is None:
+            return self._fetched(where, None)
+        # To seed costs as much as to load a cheap sample. A generator is left alone until something is drawn from it;
+        # then the batch is loaded again. In a loader worker, nothing else draws between two batches.
         is_alone = torch.utils.data.get_worker_info() is not None
         before = self._states if is_alone and self._states else random_states()
-        batch = self._fetched(where, None)
-        self._states = random_states()
-        if self._states == before:
-            return batch
-        self._draws = True
-        return self._fetched(where, keys)
+        while True:
+            batch = self._fetched(where, keys)
+            self._states = random_states()
+            news = {name for name in before if self._states[name] != before[name]} - self._drawn
+            if not news:
+                return batch
+            self._drawn |= news
 
     def _fetched(self, where: Indices, keys: Sequence[int] | None) -> Any:
         positions = where.tolist()
         if callable(getattr(self.dataset, "__getitems__", None)):
             if keys:
-                seed_for(keys[0])
+                seed_for(keys[0], self._drawn)
             samples = self.dataset.__getitems__(positions)
         else:
             samples = []
             for place, position in enumerate(positions):
                 if keys is not None:
-                    seed_for(keys[place])
+                    seed_for(keys[place], self._drawn)
                 samples.append(self._one(position))
         return (self._collate or torch.utils.data.default_collate)(samples)
 

@@ -5,6 +5,7 @@ Not a program of its own: `bench_training.py` runs its benchmarks and prints the
 
 from __future__ import annotations
 
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -150,12 +151,19 @@ def _group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def rate(run: Callable[[Mapping[str, Any]], None], config: Mapping[str, Any]) -> float:
-    """Return samples per second after the first epoch."""
+def rate(run: Callable[[Mapping[str, Any]], None], config: Mapping[str, Any]) -> tuple[float, float]:
+    """Return samples per second after the first epoch; and per second that a CPU computes, loader workers included."""
     STEPS.clear()
+    began_s = _cpu_s()
     run(config)
+    cpu_s = _cpu_s() - began_s
     per_epoch = len(STEPS) // config["epochs"]
-    return (len(STEPS) - per_epoch - 1) * BATCH / (STEPS[-1] - STEPS[per_epoch])
+    return (len(STEPS) - per_epoch - 1) * BATCH / (STEPS[-1] - STEPS[per_epoch]), len(STEPS) * BATCH / cpu_s
+
+
+def _cpu_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def compare(label: str, peer: Callable[[Mapping[str, Any]], None], config: Mapping[str, Any], rounds: int) -> None:
@@ -167,13 +175,15 @@ def compare(label: str, peer: Callable[[Mapping[str, Any]], None], config: Mappi
         rates = {run: rate(run, config) for run in (first, second)}
         if turn:  # the first warms up
             found.append((rates[ours], rates[peer]))
-    ratios = sorted(one / other for one, other in found)
-    mine, theirs = (median(rates) for rates in zip(*found, strict=True))
-    print(
-        f"{label:44} ours {mine:7.0f}/s, peer {theirs:7.0f}/s: {median(ratios):.3f} "
-        f"({ratios[0]:.3f} to {ratios[-1]:.3f})",
-        flush=True,
-    )
+    for unit, at in (("s", 0), ("CPU s", 1)):
+        pairs = [(one[at], other[at]) for one, other in found]
+        ratios = sorted(one / other for one, other in pairs)
+        mine, theirs = (median(rates) for rates in zip(*pairs, strict=True))
+        print(
+            f"{label:28} samples/{unit:5} ours {mine:7.0f}, peer {theirs:7.0f}: {median(ratios):.3f} "
+            f"({ratios[0]:.3f} to {ratios[-1]:.3f})",
+            flush=True,
+        )
 
 
 def throughput(rounds: int) -> None:

@@ -67,7 +67,7 @@ def _trains_resized(talk: Conversation, directory: Path) -> None:
     alone = talk.report(WELL, 1)
     talk.start(WELL, ("a", 0), ("a", 1), done=1, until=3, checkpoint=alone.checkpoint)
     assert talk.report(WELL, 3).metrics["pid"] == alone.metrics["pid"]
-    assert len(os.listdir(directory / "pids")) == 6, "two for each GPU of each attempt"
+    assert len(os.listdir(directory / "pids")) == 10, "two for each GPU of each attempt, and two to evaluate"
     eventually(lambda: loaders(directory) == set(), 20.0)
 
 
