@@ -189,7 +189,7 @@ def compare(label: str, peer: Callable[[Mapping[str, Any]], None], config: Mappi
 def throughput(rounds: int) -> None:
     """Samples per second against the same model in a plain DDP loop with DataLoader."""
     model = {"width": 32, "epochs": 4}
-    images = {"kind": "cheap", "total": 2048, "num_workers": 1}
+    images = {"kind": "cheap", "total": 4096, "num_workers": 1}
     compare("images, one loader worker", plain, {**model, **images}, rounds)
     compare("tensors in memory", plain, {**model, "kind": "memory", "total": 2048, "num_workers": 0}, rounds)
 
