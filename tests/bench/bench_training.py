@@ -408,43 +408,24 @@ class Own(Bare):
 
 @benchmark
 def methods(rounds: int) -> None:
-    """Steps of a trial without optional methods, with them, and by a step of its own; on one worker and on two."""
-    from tests.integration.segment_worker import Worker, run_gang
-
-    segment = replace(SEGMENT, config={}, metric="train_loss", until_iterations=3)
-    found: dict[tuple[str, int], list[float]] = {(name, n): [] for n in (1, 2) for name in ("Bare", "Hooked", "Own")}
-    workers = [Worker() for _ in range(2)]
-    try:
-        with tempfile.TemporaryDirectory(prefix="rubberband-bench-") as folder:
-            for name, count in (*found, *[*found] * rounds):
-                began_at = time.perf_counter()
-                run_gang(workers[:count], entrypoint(name), segment, open_store(folder))
-                found[name, count].append((time.perf_counter() - began_at) / segment.until_iterations / HOOK_STEPS)
-    finally:
-        for worker in workers:
-            worker.stop()
-    for (name, count), seconds in found.items():
-        bare = median(found["Bare", count][1:])
-        ratios = f"{median(seconds[1:]) / bare:.3f} of a bare trial's"
-        print(f"{name:6} on {count}: {1e3 * median(seconds[1:]):.3f} ms a step, start-up included; {ratios}")
-
-
-@benchmark
-def lightning(rounds: int) -> None:
-    """A LightningModule as a trial and under Lightning's Trainer: samples/s of the second epoch, on the CPU."""
-    from tests.bench.lightning_module import ClassifierTrial, epoch_of_trainer
-
+    """CPU time of a step without optional methods, with them, and by a step of its own, on one worker."""
     torch.set_num_threads(1)
-    samples, ours, theirs = 16_384, [], []
-    for _ in range(rounds):
-        runner = TorchRunner(ClassifierTrial(), replace(SEGMENT, metric="train_loss"), Gang(0, 1, None))
-        runner.iterate(1)
-        began = time.perf_counter()
-        runner.iterate(2)
-        ours.append(samples / (time.perf_counter() - began))
-        runner.close()
-        theirs.append(samples / epoch_of_trainer())
-    print(f"  LightningTrial {median(ours):,.0f}, Trainer {median(theirs):,.0f}: {median(ours) / median(theirs):.2f} x")
+    kinds: tuple[type[rubberband.TorchTrial], ...] = (Bare, Hooked, Own)
+    found: list[list[float]] = []
+    for _ in range(rounds + 1):
+        taken = []
+        for kind in kinds:
+            runner = _runner(kind, 1)
+            began_s = time.process_time()
+            list(runner._train(1))
+            taken.append(1e3 * (time.process_time() - began_s) / HOOK_STEPS)
+            runner.close()
+        found.append(taken)
+    for at, kind in enumerate(kinds):
+        ratio = median(each[at] / each[0] for each in found[1:])
+        print(
+            f"{kind.__name__:6} {median(each[at] for each in found[1:]):.3f} ms a step: {ratio:.3f} of a bare trial's"
+        )
 
 
 def main() -> None:
