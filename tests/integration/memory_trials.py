@@ -142,3 +142,14 @@ class Counting(Growing):
     def weight(self, batch: Any) -> torch.Tensor:
         targets: torch.Tensor = batch[1]
         return targets.abs().sum()
+
+
+class Partly(Growing):
+    """The same with a layer that the loss does not use."""
+
+    find_unused_parameters = True
+
+    def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
+        model = super().build_model(config)
+        model.idle = torch.nn.Linear(WIDTH, 1).double()
+        return model

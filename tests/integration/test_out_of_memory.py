@@ -19,8 +19,9 @@ from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 from tests.integration.segment_worker import Worker, run_gang
 
-GROWING, NARROW, AT_MOST_TWO = (
-    Entrypoint.parse(f"memory_trials:{name}", [Path(__file__).parent]) for name in ("Growing", "Narrow", "AtMostTwo")
+GROWING, NARROW, AT_MOST_TWO, PARTLY = (
+    Entrypoint.parse(f"memory_trials:{name}", [Path(__file__).parent])
+    for name in ("Growing", "Narrow", "AtMostTwo", "Partly")
 )
 SEGMENT = replace(segments.SEGMENT, metric="train_loss", config={}, until_iterations=2)
 PLACES = ["before", "forward", "loss", "backward"]
@@ -105,6 +106,13 @@ def test_samples_that_count_unequally_count_the_same_where_a_step_is_done_again(
     assert_same((store, run(counting, replace(SEGMENT, config=config), store, workers)), (store, plenty))
     if rank == 0:
         assert_same((store, run(counting, replace(SEGMENT, config=config), store)), (store, plenty))
+
+
+@pytest.mark.parametrize("at", ["loss", "backward"])
+def test_parameters_that_the_loss_does_not_use_are_left_out_again(workers, store, at):
+    segment = replace(SEGMENT, config={"memory": 100, "at": at, "rank": 1})
+    whole = run(PARTLY, replace(SEGMENT, config={}), store)
+    assert_same((store, run(PARTLY, segment, store, workers)), (store, whole))
 
 
 @pytest.mark.parametrize("config", [{"batch_norm": True}, {"dropout": 0.5}], ids=["buffers", "random states"])
