@@ -201,7 +201,7 @@ class Steep(Exact):
     norm: float | None = None
 
     def build_optimizer(self, config, model):
-        self.gradient_clip_norm = config.get("norm")
+        self.gradient_clip_norm, self.precision = config.get("norm"), config.get("precision", "32")
         return torch.optim.SGD(model.parameters(), lr=config.get("lr", 1.0))
 
     def build_scheduler(self, config, optimizer):
@@ -214,10 +214,11 @@ class Steep(Exact):
         return {"loss": 0.0, "norm": torch.nn.utils.get_total_norm(list(model.parameters())).item()}
 
 
-@pytest.mark.parametrize("norm", [0.25, 1e-3, 1])
-def test_a_step_is_no_longer_than_the_clip_norm(store, norm):
+@pytest.mark.parametrize(("norm", "precision"), [(0.25, "32"), (1e-3, "32"), (1, "32"), (0.25, "fp16")])
+def test_a_step_is_no_longer_than_the_clip_norm(store, norm, precision):
+    config = {"norm": norm, "precision": precision}
     before = content(store, reports(train(Steep, store, config={"norm": 1e-12}, until_iterations=1))[0].checkpoint)
-    after = content(store, reports(train(Steep, store, config={"norm": norm}, until_iterations=1))[0].checkpoint)
+    after = content(store, reports(train(Steep, store, config=config, until_iterations=1))[0].checkpoint)
     moved = [value - before["model"][name] for name, value in after["model"].items()]
     assert torch.nn.utils.get_total_norm(moved).item() == pytest.approx(norm, rel=1e-4)
 
