@@ -265,8 +265,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="failed-trials-rank",
         harm="a trial that failed is promoted, or wins",
         file="executor/core/controller.py",
-        old="[trial for trial in contenders if trial.status is not TrialStatus.FAILED], self.job.metric, self.job.mode",
-        new="contenders, self.job.metric, self.job.mode",
+        old="ranked = [trial for trial in contenders if trial.status is not TrialStatus.FAILED]",
+        new="ranked = contenders",
         tests=("tests/unit/test_controller.py",),
     ),
     Mutant(
