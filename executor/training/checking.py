@@ -219,9 +219,10 @@ class _Check:
         elif segment.max_iterations != 1:
             self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
 
-    def _made(self, segment: Segment, resources: list[Any]) -> Runner:
+    def _made(self, segment: Segment, resources: list[Any], payload: bytes | None = None) -> Runner:
         runner = make_runner(self._order.entrypoint, segment, resources)
         resources.append(runner)
+        runner.begin(payload)
         return runner
 
     def _iterate(self, runner: Runner, segment: Segment) -> Mapping[str, float]:
@@ -237,8 +238,7 @@ class _Check:
         resources: list[Any] = []
         try:
             with self._step("restore"):
-                runner = self._made(segment, resources)
-                runner.restore(payload)
+                runner = self._made(segment, resources, payload)
                 if self._found.kind == "TorchTrial":
                     _check_restored(payload, _written(runner.dump(1, {}, is_last=True)))
             is_function = self._found.kind == "function"  # it restores by itself, once it runs

@@ -226,7 +226,7 @@ def _train(
 ) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport]:
     runner = make_runner(entrypoint, segment, resources)
     resources.append(runner)
-    saved = 0 if segment.checkpoint is None else runner.restore(store.load(segment.checkpoint))
+    saved = runner.begin(None if segment.checkpoint is None else store.load(segment.checkpoint))
     is_first = segment.rank == 0
     started = iter([SegmentStarted()] if is_first else [])
     if not runner.compiles:

@@ -219,11 +219,15 @@ class Runner(ABC):
     compiles: bool = False
     """Whether the first step compiles the model, so that it belongs to the start: it may take minutes."""
 
+    def begin(self, payload: bytes | None) -> int:
+        """Begin from a `dump`, or afresh, before the first iteration; return the iterations that are done by then."""
+        return 0 if payload is None else self.restore(payload)
+
     @abstractmethod
     def restore(self, payload: bytes) -> int:
         """Continue from a `dump`, on any number of workers; return the iterations that it holds.
 
-        Called before the first iteration, or not at all.
+        Called by `begin`, or not at all.
         """
 
     def saved_iterations(self, iterations: int) -> int:
@@ -275,27 +279,33 @@ class TrialRunner(Runner):
         self._segment = segment
         self._trial = trial_class()
         self.checkpoint_every = positive("checkpoint_every", self._trial.checkpoint_every)
+
+    def begin(self, payload: bytes | None) -> int:
+        if payload is not None:
+            return self.restore(payload)
+        self._set_up(0)
+        return 0
+
+    def restore(self, payload: bytes) -> int:
+        content = unpack(payload, "trial", self._segment.from_iterations)
+        held: int = content["iterations"]
+        self._set_up(held)
+        self._trial.load(content["state"])
+        return held
+
+    def _set_up(self, iterations: int) -> None:
+        segment = self._segment
         context = TrialContext(
             trial=segment.trial,
             rank=segment.rank,
             num_workers=segment.num_workers,
             seed=segment.seed,
             device=segment.device,
-            iterations=segment.from_iterations,
+            iterations=iterations,
             rendezvous=segment.rendezvous,
         )
         reseed("setup", segment.seed)
-        try:
-            self._trial.setup(dict(segment.config), context)
-        except BaseException:
-            self.close()
-            raise
-
-    def restore(self, payload: bytes) -> int:
-        content = unpack(payload, "trial", self._segment.from_iterations)
-        self._trial.load(content["state"])
-        held: int = content["iterations"]
-        return held
+        self._trial.setup(dict(segment.config), context)
 
     def steps(self, iterations: int) -> Steps:
         yield

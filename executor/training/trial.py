@@ -30,7 +30,7 @@ class TrialContext:
     device: Literal["cpu", "cuda"]
     """The device of this worker; with `cuda`, the only one it sees."""
     iterations: int
-    """Iterations that the trial has done before this segment."""
+    """Iterations in the checkpoint that `load` gets next; 0 without one."""
     rendezvous: str | None
     """`tcp://host:port`, free to bind on rank 0, for a framework's own process group; None for a gang of one."""
 
