@@ -175,5 +175,12 @@ def _search_path_of(module: str) -> tuple[str, ...]:
 
 
 def _script_folder() -> tuple[str, ...]:
-    """Return the folder of the driver's own modules: Python puts the script's first; '' is the current one."""
-    return (os.path.abspath(sys.path[0]),) if sys.path and not sys.path[0].endswith(".zip") else ()
+    """Return the folder of the driver's own modules: the script's, or else the current one; empty if it is not used.
+
+    It is not always the first of `sys.path`: Ray, once imported, puts folders of its own there.
+    """
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    is_script = file is not None and getattr(main, "__spec__", None) is None
+    folder = os.path.dirname(os.path.abspath(file)) if is_script and file is not None else os.getcwd()
+    return (folder,) if folder in map(os.path.abspath, sys.path) else ()

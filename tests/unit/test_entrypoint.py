@@ -161,3 +161,17 @@ def test_objects_of_a_script_and_of_its_modules_reach_another_process(tmp_path, 
         [sys.executable, "-c", worker], input=sent.stdout, env=environment, capture_output=True, check=True
     )
     assert got.stdout.strip() == b"2"
+
+
+def test_modules_beside_the_script_are_found_after_others_have_changed_the_path(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\n"
+        "from rubberband.executor.training.entrypoint import Entrypoint\n"
+        "def train(config): pass\n"
+        "sys.path.insert(0, '/elsewhere')  # as Ray does when it is imported\n"
+        "print(*Entrypoint.from_object(train).search_path)\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.split() == [str(tmp_path)]
