@@ -34,7 +34,7 @@ _SILENT_BEATS = 3
 """After this many beats without an answer another actor is started."""
 _NOTICED_INTERVAL_S = 0.5
 """Between beats once the instance is about to be reclaimed, so that few log lines are lost with it."""
-_COLLECT_S = 1.5
+_COLLECT_S = 4.0
 """The longest wait of a release for the last lines of the logs."""
 
 
