@@ -51,6 +51,7 @@ def test_at_some_points(block: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("block", range(8 * BLOCKS))
 def test_at_every_point(block: int) -> None:
     found = failures(list(points())[block :: 8 * BLOCKS])
