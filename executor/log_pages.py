@@ -157,6 +157,7 @@ def _lines(found: Stretch, left_out_bytes: int, room: int, is_whole: bool) -> tu
 
 
 def write_cursor(place: LogPlace) -> str:
+    """Return a place in the logs as the text of a cursor, URL-safe."""
     numbers = [place.told + 1]
     last = 0
     for number, offset in sorted(place.offsets.items()):

@@ -32,7 +32,7 @@ _GRID = 128
 _LEAST, _MOST = 1e-6, 2.0
 _ZOOMS = 3
 _NEGLIGIBLE = 1e-7
-"""Of the peak's density; the next grid covers the points above it."""
+"""Share of the peak's density; the next grid covers the points above it."""
 _INTERVAL = (0.05, 0.95)
 _LEAST_FREEDOM = 3.0
 """Degrees of freedom of the mean's error for one or two trials, whose deviation is mostly the prior's."""

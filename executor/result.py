@@ -494,14 +494,10 @@ def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: 
         failure=None if record.failure is None else f"{record.failure[0]}: {record.failure[1]}",
         checkpoint=record.checkpoint,
         curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
-        bracket=_bracket_of(job, trial) if job.is_divided else None,
+        bracket=next((each.bracket for each in job.brackets if trial in job.trials_of(each)), None),
         batches=batch_history(record.reports, state.started_at),
         seed=seed,
     )
-
-
-def _bracket_of(job: Job, trial: int) -> int:
-    return next(bracket.bracket for bracket in job.brackets if trial in job.trials_of(bracket))
 
 
 def _after(state: State, instant: float) -> float:

@@ -477,6 +477,7 @@ def _lognormal(cv: float, normals: Seconds) -> Seconds:
 
 
 def spread_factors(spread: Spread, rng: np.random.Generator, size: int) -> Floats:
+    """Draw factors on a mean, shape (size,): from the spread's samples, else lognormal with mean 1."""
     if spread.samples:
         return rng.choice(np.array(spread.samples), size)
     return _lognormal(spread.cv, rng.standard_normal(size))

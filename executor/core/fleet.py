@@ -147,8 +147,8 @@ class Fleet:
         gone, self._gone = self._gone, []
         return gone
 
-    def reckon_gone_again(self) -> None:
-        """Compute the cost of all instances that are gone again: one of them has another price."""
+    def price_gone_again(self) -> None:
+        """Compute the cost of all ended instances anew, as one of them has another price."""
         self._gone, self.settled_usd = [r for r in self.instances.values() if r.status in GONE], 0.0
         self.rent_changed()
 

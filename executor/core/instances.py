@@ -127,7 +127,7 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
         record.hour_prices_usd = event.hour_prices_usd
     if record.status in GONE:
         if isinstance(event, InstancePriced):
-            state.fleet.reckon_gone_again()
+            state.fleet.price_gone_again()
         return []
     state.fleet.rent_changed()
     lane = state.lanes[record.lane]
@@ -155,7 +155,7 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
             was_wanted = record.status in LIVE
             commands = lose(job, state, record, event.ended_at, event.reason, preempted=event.preempted)
             never_ready = record.ready_at is None and not record.preempted and not rules.cut_short(job, record)
-            if was_wanted and event.overslept:  # its lease ran out as nobody renewed it: no fault of its own
+            if was_wanted and event.overslept:  # the driver slept and renewed no lease
                 _allow_another_launch(job, lane)
             elif was_wanted and never_ready:
                 _note_failed_start(job, state, record)

@@ -521,10 +521,8 @@ class State:
         self.plan = event.plan
         self.predicted = (*self.predicted[: len(job.stages) - len(event.predicted)], *event.predicted)
 
-    # Whoever changes a trial's status says so, since views of them are kept.
-
     def put(self, trial: TrialState, status: TrialStatus) -> None:
-        """Give a trial its status; one that runs has its gang."""
+        """Give a trial its status, always by this method, as indexes follow it; one that runs has its gang."""
         before, trial.status = trial.status, status
         if before is status:
             return
@@ -589,12 +587,9 @@ class State:
 
 def lanes_of(job: Job) -> list[Lane]:
     """The lanes of a job, before its first event."""
-    brackets = job.all_brackets()
-    most = job.lane_instances or (job.offer.max_instances,)
-    lanes = [
-        Lane(lane=number, brackets=tuple(b for b in brackets if b.lane == number), max_instances=instances)
-        for number, instances in enumerate(most)
-    ]
+    brackets, most = job.all_brackets(), job.lane_instances or (job.offer.max_instances,)
+    of = {number: tuple(bracket for bracket in brackets if bracket.lane == number) for number in range(len(most))}
+    lanes = [Lane(lane=number, brackets=of[number], max_instances=most[number]) for number in of]
     if job.ladder is not None:
         lanes[0].rungs = Rungs(job.ladder)
     return lanes

@@ -215,6 +215,7 @@ def shown_url(url: str | sql.URL) -> str:
 
 
 def first_line(error: BaseException) -> str:
+    """Return the first line of the error's text, or its type if there is none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -121,6 +121,7 @@ def _is_sound(request: DriverRequest) -> bool:
 
 
 def checked_id(id: str) -> str:
+    """Return the id of a request. Raises InputError for an invalid one."""
     if not _ID.fullmatch(id):
         raise InputError(f"{id!r} is not the id of a request; use 1 to 80 letters, digits and -")
     return id

@@ -50,6 +50,7 @@ def decode_event(kind: str, body: str) -> Event:
 
 
 def encode_job(job: Job) -> str:
+    """Return the job as JSON, for `decode_job`."""
     return _adapter(Job).dump_json(job).decode()
 
 

@@ -30,7 +30,7 @@ _STEP = 1.02
 """The max_cost of a remedy is raised by this factor until a plan is accepted with it."""
 _MOST_STEPS = 40
 _FEW_WIDTHS = 3
-"""After so many widths in vain, the narrowest one that is in time is looked for."""
+"""Number of widths without a plan after which the narrowest width that is in time is searched."""
 Profiles = Profile | Mapping[str, Profile]
 Found = tuple[Case, JobPlan]
 """A plan with the case that it is for."""

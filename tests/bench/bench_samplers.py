@@ -62,7 +62,7 @@ class Digits:
         self._trained: dict[str, tuple[Any, list[float]]] = {}
 
     def __call__(self, configuration: Mapping[str, Any], iterations: int) -> float:
-        """Return the loss after so many epochs; one that is no number counts as 1000."""
+        """Return the loss after `iterations` epochs; a loss that is not a number counts as 1000."""
         from sklearn.metrics import log_loss
 
         images, held_out, labels, held_out_labels = self._data
