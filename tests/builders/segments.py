@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rubberband.executor.training.segment import Segment
+from typing import Any
+
+from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
 
 SEGMENT = Segment(
     trial=4,
@@ -18,3 +20,10 @@ SEGMENT = Segment(
     until_iterations=4,
     checkpoint=None,
 )
+
+
+def reports(items: list[Any]) -> list[SegmentReport]:
+    """The reports of a segment of which nothing failed."""
+    assert isinstance(items[0], SegmentStarted), items
+    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
+    return items[1:]

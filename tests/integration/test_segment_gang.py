@@ -18,6 +18,7 @@ from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
 from tests.builders import segments
+from tests.builders.segments import reports
 from tests.integration.segment_worker import Worker, run_gang, run_unequal
 
 REGRESSION = Entrypoint.parse("segment_trials:Regression", [Path(__file__).parent])
@@ -40,12 +41,6 @@ def workers() -> Iterator[list[Worker]]:
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointStore:
     return open_store(str(tmp_path))
-
-
-def reports(items: list[Any]) -> list[SegmentReport]:
-    assert isinstance(items[0], SegmentStarted), items
-    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
-    return items[1:]
 
 
 def content(store: CheckpointStore, report: SegmentReport) -> dict[str, Any]:

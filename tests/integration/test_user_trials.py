@@ -15,8 +15,9 @@ import torch
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentReport
 from tests.builders import segments
+from tests.builders.segments import reports
 from tests.integration.segment_worker import Worker, run_gang
 
 pytestmark = pytest.mark.long
@@ -35,12 +36,6 @@ def workers() -> Iterator[list[Worker]]:
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointStore:
     return open_store(str(tmp_path))
-
-
-def reports(items: list[Any]) -> list[SegmentReport]:
-    assert isinstance(items[0], SegmentStarted), items
-    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
-    return items[1:]
 
 
 def trained(

@@ -22,6 +22,7 @@ from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
+from tests.builders.segments import reports
 
 
 @pytest.fixture
@@ -95,11 +96,6 @@ def variant(trial: type, **members: Any) -> type:
 def train(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
     segment = replace(segments.SEGMENT, until_iterations=3)
     return list(run_segment(Entrypoint.from_object(trial), replace(segment, **changes), store))
-
-
-def reports(items: list[Any]) -> list[SegmentReport]:
-    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
-    return items[1:]
 
 
 def failure(items: list[Any]) -> str:

@@ -28,8 +28,9 @@ from rubberband.executor.training.gradient_noise import GradientNoise
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler, even_shares, sample_keys
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from tests.builders import segments
+from tests.builders.segments import reports
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=3)
 
@@ -94,12 +95,6 @@ def run(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
     items = list(run_segment(Entrypoint.from_object(trial), segment, store))
     assert multiprocessing.active_children() == [], "its loader workers ended with it"
     return items
-
-
-def reports(items: list[Any]) -> list[SegmentReport]:
-    assert isinstance(items[0], SegmentStarted), items
-    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
-    return items[1:]
 
 
 def failure(items: list[Any]) -> SegmentFailure:

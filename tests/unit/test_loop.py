@@ -20,8 +20,9 @@ from rubberband.executor.training.data import Samples
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.evaluation import EvalLoader
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from tests.builders import segments
+from tests.builders.segments import reports
 
 SEGMENT = segments.SEGMENT
 
@@ -108,12 +109,6 @@ class Plateau(Exact):
 
 def train(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
     return list(run_segment(Entrypoint.from_object(trial), replace(SEGMENT, **changes), store))
-
-
-def reports(items: list[Any]) -> list[SegmentReport]:
-    assert isinstance(items[0], SegmentStarted), items
-    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
-    return items[1:]
 
 
 def failure(items: list[Any]) -> SegmentFailure:

@@ -17,9 +17,10 @@ from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.own_step import Group
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.executor.training.segment import SegmentFailure
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
+from tests.builders.segments import reports
 from tests.integration.segment_trials import Adversarial, Quasi
 
 
@@ -36,11 +37,6 @@ def variant(trial: type, **members: Any) -> type:
 def train(trial: type, store: CheckpointStore, **changes: Any) -> list[Any]:
     segment = replace(segments.SEGMENT, until_iterations=4, metric="train_loss")
     return list(run_segment(Entrypoint.from_object(trial), replace(segment, **changes), store))
-
-
-def reports(items: list[Any]) -> list[SegmentReport]:
-    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
-    return items[1:]
 
 
 def failure(items: list[Any]) -> str:

@@ -24,6 +24,7 @@ from rubberband.executor.training.run import run_segment, warm_up
 from rubberband.executor.training.runner import MOST_DETAILS
 from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from tests.builders import segments
+from tests.builders.segments import reports
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=3)
 
@@ -69,12 +70,6 @@ class Counting(rubberband.Trial):
 
 def run(trial: Any, store: CheckpointStore, **changes: Any) -> list[Any]:
     return list(run_segment(Entrypoint.from_object(trial), replace(SEGMENT, **changes), store))
-
-
-def reports(items: list[Any]) -> list[SegmentReport]:
-    assert isinstance(items[0], SegmentStarted), items
-    assert all(isinstance(item, SegmentReport) for item in items[1:]), items
-    return items[1:]
 
 
 def failure(items: list[Any]) -> SegmentFailure:
