@@ -187,6 +187,7 @@ class TorchRunner(Runner):
             return FixedBatching(self._sampler, self._batch_size, limit, self._samples_per_iteration, self._gang)
         from rubberband.executor.training.adaptation import make_adaptive
 
+        assert isinstance(self._step, TrainStep), "batches of an own step are fixed"
         return make_adaptive(
             segment,
             self._gang,

@@ -154,10 +154,6 @@ class OwnStep:
         mine = batch.of(self._rank)
         return [mine if len(mine) else batch.indices[:2]], [len(mine)]
 
-    def fits(self, per_gpu: int) -> bool:
-        """Return whether as many samples fit; batches of an own step are fixed, so that it is not asked."""
-        raise NotImplementedError
-
     def close(self) -> None:
         """Drop model and optimizers."""
         if self._averaging is not None:
