@@ -1,0 +1,45 @@
+"""Balancing of unequal workers in plain values: the user's words, and what a stretch of training used.
+
+Symbols are those of LB-BSP (SoCC '20, §3): worker i has x_i of the samples of a batch, its share, and needs t_i seconds
+for them. The functions over these values are in `rubberband.planner.balancing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+BalancePolicy = Literal["auto", "equal", "paper"]
+"""How the samples of a batch are divided among the workers of a gang.
+
+auto: in shares that let all workers end together, once the measured times say that it pays. equal: the same for all.
+paper: Algorithm 1 of LB-BSP on CPUs, Algorithm 2 on GPUs, as printed.
+"""
+
+BALANCE_POLICIES: tuple[BalancePolicy, ...] = get_args(BalancePolicy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """The words of `batch: {balance: …}`."""
+
+    policy: BalancePolicy = "auto"
+    max_share: float | None = None
+    """Largest part of a batch on one worker, in (0, 1]. None: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceUse:
+    """The shares of a stretch of a trial's training and the times of its workers, by rank."""
+
+    shares: tuple[int, ...]
+    """Samples per step of each worker at the end of the stretch."""
+    compute_s: tuple[float, ...]
+    """Mean own seconds per step of each worker: its computing and sending, without the wait for others."""
+    step_s: float
+    """Mean seconds per step, measured."""
+    equal_step_s: float
+    """Seconds per step with equal shares, predicted from the measured times."""
+    steps: int
+    stragglers: tuple[int, ...] = ()
+    """Ranks that for 20 steps or more slowed the gang more than their removal would."""
