@@ -7,11 +7,12 @@ This is the interface between a backend, which starts processes, and training, w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rubberband.executor.core.events import CheckpointRef, FailureKind
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchMode, BatchPoint, BatchUse
+from rubberband.values.balance import Balance, BalanceUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class Segment:
     """GPUs of the worker's machine, which share its CPUs."""
     batch: AdaptiveBatch | None = None
     """Settings of adaptive batches; None: the batch size is fixed."""
+    balance: Balance = field(default_factory=Balance)
+    """How the samples of a batch are divided among the workers."""
     known_points: tuple[BatchPoint, ...] = ()
     """Steps that profiling timed; the agent starts with them."""
     batch_mode: BatchMode = "adapt"
@@ -61,7 +64,7 @@ class SegmentRepeated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """The batches of an iteration; empty if they are fixed."""
+    """The batches of an iteration, and how they were divided; no batches if they are fixed."""
 
     batches: tuple[BatchUse, ...] = ()
     """Sizes that were used, in order."""
@@ -69,6 +72,9 @@ class BatchReport:
     """Limits of the sizes."""
     samples_per_iteration: int | None = None
     """Samples of an iteration at the initial batch size."""
+    balance: BalanceUse | None = None
+    """Shares of the workers and their times; None if they are equal by the settings, or were not exchanged since the
+    last report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
