@@ -7,7 +7,6 @@ their units (`constraints.deadline_s`); the file's words are their aliases (`dea
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -27,7 +26,18 @@ from pydantic import (
 
 from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.spec.fields import MODULE_ATTRIBUTE, Count, Deadline, Duration, Tally, Usd, Words, fault, word_error
+from rubberband.spec.fields import (
+    MODULE_ATTRIBUTE,
+    Count,
+    Deadline,
+    Duration,
+    Name,
+    Tally,
+    Usd,
+    Words,
+    fault,
+    word_error,
+)
 from rubberband.spec.profile_file import InlineProfile, load_profile
 from rubberband.spec.resources import Resources
 from rubberband.spec.search import PROBE, Search
@@ -167,19 +177,6 @@ def entrypoint_words(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else f"{value.__module__}:{value.__qualname__}"
 
 
-_NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
-"""Names with a leading dash look like options of a command."""
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, str) and re.fullmatch(_NAME_PATTERN, value, re.ASCII):
-        return value
-    near = re.sub(r"[^a-z0-9]+", "-", value[:80].lower()).strip("-")[:63] if isinstance(value, str) else ""
-    raise fault(
-        f"{shown(value)} is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as {near or 'digits-sha'}"
-    )
-
-
 def _version(value: Any) -> Any:
     if type(value) is not int or value != 1:
         raise fault(f"{shown(value)} as version of the experiment file is not known; this release reads version: 1")
@@ -194,7 +191,7 @@ class Experiment(Words):
     """
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = 1
-    name: Annotated[str, PlainValidator(_name, json_schema_input_type=Annotated[str, Field(pattern=_NAME_PATTERN)])]
+    name: Name
     entrypoint: Annotated[
         Any,
         PlainValidator(_entrypoint, json_schema_input_type=str | None),

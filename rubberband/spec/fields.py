@@ -203,6 +203,27 @@ def _reason(details: ErrorDetails) -> str:
     return f"{value} does not fit: {message[:1].lower()}{message[1:]}"
 
 
+_NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
+"""Names with a leading dash look like options of a command."""
+
+
+def name_like(text: str) -> str:
+    """Return the name that is nearest to a text; empty if none is near."""
+    return re.sub(r"[^a-z0-9]+", "-", text[:80].lower()).strip("-")[:63]
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(_NAME_PATTERN, value, re.ASCII):
+        return value
+    near = name_like(value) if isinstance(value, str) else ""
+    raise fault(
+        f"{shown(value)} is not a name; use 1 to 63 of a-z, 0-9 and - (not first), such as {near or 'digits-sha'}"
+    )
+
+
+Name = Annotated[str, PlainValidator(_name, json_schema_input_type=Annotated[str, Field(pattern=_NAME_PATTERN)])]
+"""Name of an experiment or of a pool."""
+
 MAX_GPUS_PER_TRIAL = 4096
 """Most GPUs that one trial may ask for."""
 

@@ -269,24 +269,37 @@ def experiment_schema() -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _read(path: Path) -> bytes:
+def read_document(path: Path, kind: str, keys: str) -> tuple[dict[Any, Any], dict[KeyPath, str]]:
+    """Return the mapping in a YAML file, and the place of each key (`file:line`).
+
+    Errors name the `kind` of file, and the `keys` of one. Raises InputError.
+    """
+    return _document(_read(path, kind), path.name, kind, keys)
+
+
+def _read(path: Path, kind: str = "experiment") -> bytes:
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InputError(f"there is no experiment file {shown(str(path))}; check the path") from None
+        raise InputError(f"there is no {kind} file {shown(str(path))}; check the path") from None
     except IsADirectoryError:
-        raise InputError(f"{shown(str(path))} is a folder; give the experiment file in it") from None
+        raise InputError(f"{shown(str(path))} is a folder; give the {kind} file in it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{shown(str(path))} cannot be read ({reason}); give a readable file") from None
     return content
 
 
-def _document(content: bytes, source: str) -> tuple[dict[Any, Any], dict[KeyPath, str]]:
+def _document(
+    content: bytes,
+    source: str,
+    kind: str = "experiment",
+    keys: str = "an experiment: name, search, constraints, resources",
+) -> tuple[dict[Any, Any], dict[KeyPath, str]]:
     """Return the mapping in a text, and the place of each key (`file:line`)."""
     if len(content) > MAX_BYTES:
-        raise InputError(f"{source} is larger than {MAX_BYTES >> 10} KiB: no experiment file; shorten it")
+        raise InputError(f"{source} is larger than {MAX_BYTES >> 10} KiB: no {kind} file; shorten it")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -297,9 +310,9 @@ def _document(content: bytes, source: str) -> tuple[dict[Any, Any], dict[KeyPath
     except YamlError as error:
         raise InputError(f"{source}:{error.line}: {error.reason}") from None
     if value is None:
-        raise InputError(f"{source} is empty; write an experiment: name, search, constraints, resources")
+        raise InputError(f"{source} is empty; write {keys}")
     if not isinstance(value, dict):
-        raise InputError(f"{source}:1: {shown(value)} is not a mapping; write an experiment: name, search, ...")
+        raise InputError(f"{source}:1: {shown(value)} is not a mapping; write {keys}")
     return value, {path: f"{source}:{line}" for path, line in lines.items()}
 
 
