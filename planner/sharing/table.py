@@ -1,0 +1,71 @@
+"""The demands as arrays: the shape in which every policy counts GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rubberband.planner.sharing.demand import Allotments, Capacity, Demand
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """J demands and G GPUs; rows in the order of `demands`."""
+
+    demands: Sequence[Demand]
+    gpus: int
+    """G."""
+    seconds: Floats
+    """(J, G + 1) S(w): seconds left with w GPUs, never rising; inf below a demand's least."""
+    floor: Ints
+    """(J,) GPUs that each gets in any case: those promised."""
+    most: Ints
+    """(J,) Most GPUs of use to each."""
+    current: Ints
+    """(J,) GPUs held now."""
+    now_s: float
+
+    @classmethod
+    def of(cls, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float) -> Table:
+        """Read the demands. Raises ValueError for two of one name, or promises beyond the capacity."""
+        if len({demand.name for demand in demands}) < len(demands):
+            raise ValueError("two demands have one name; name each experiment once")
+        gpus = capacity.gpus
+        seconds = np.full((len(demands), gpus + 1), np.inf)
+        for row, demand in zip(seconds, demands, strict=True):
+            known = min(demand.most_gpus, gpus)
+            row[demand.min_gpus : known + 1] = demand.seconds_left[demand.min_gpus - 1 : known]
+        seconds = np.minimum.accumulate(seconds, axis=1)
+        floor = np.asarray([demand.promised_gpus for demand in demands], dtype=np.int64)
+        if floor.sum() > gpus:
+            raise ValueError(f"{floor.sum()} GPUs are promised and the pool has {gpus}; withdraw a promise")
+        most = np.argmin(seconds, axis=1) if len(demands) else np.zeros(0, dtype=np.int64)
+        held = [sum(current.get(demand.name, {}).values()) for demand in demands]
+        return cls(
+            demands=demands,
+            gpus=gpus,
+            seconds=seconds,
+            floor=floor,
+            most=np.maximum(most, floor),
+            current=np.asarray(held, dtype=np.int64),
+            now_s=now_s,
+        )
+
+    def values(self, field: str) -> Floats:
+        """(J,) A number of every demand."""
+        return np.asarray([getattr(demand, field) for demand in self.demands], dtype=np.float64)
+
+    def by_arrival(self) -> list[int]:
+        """Return the rows in order of arrival, then of name."""
+        return sorted(range(len(self.demands)), key=lambda row: (self.demands[row].arrived_at, self.demands[row].name))
+
+    def single_s(self) -> Floats:
+        """(J,) S(1): seconds with 1 GPU; where fewer than w GPUs are of no use, w S(w) in its place."""
+        least = np.argmax(np.isfinite(self.seconds), axis=1)
+        return np.asarray(np.maximum(least, 1) * self.seconds[np.arange(len(least)), least])

@@ -1,0 +1,131 @@
+"""Every policy of a pool keeps its capacity, its promises, and gangs that need not move; the calendar its promises."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.errors import InputError
+from rubberband.planner.sharing import POLICIES, Calendar, Capacity, Demand, Span, make_policy, place
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[list[Demand], Capacity]:
+    capacity = Capacity(instances=draw(st.integers(1, 5)), gpus_per_instance=draw(st.integers(1, 4)))
+    free = capacity.gpus
+    demands = []
+    for number in range(draw(st.integers(0, 8))):
+        sizes = draw(st.integers(1, capacity.gpus + 2))
+        scaling = draw(st.floats(0.0, 1.0))
+        work_s = draw(st.floats(1.0, 1e5))
+        promised = draw(st.integers(0, min(free, sizes)) | st.just(0))
+        free -= promised
+        demands.append(
+            Demand(
+                name=f"e{number}",
+                arrived_at=draw(st.floats(-100.0, 0.0)),
+                seconds_left=[work_s / gpus**scaling for gpus in range(1, sizes + 1)],
+                delta_s=draw(st.sampled_from([0.0, 30.0])),
+                moves=draw(st.integers(0, 3)),
+                weight=draw(st.sampled_from([1.0, 2.0])),
+                min_gpus=draw(st.integers(1, sizes)) if not promised else 1,
+                promised_gpus=promised,
+                progress=draw(st.floats(0.0, 1.0)),
+            )
+        )
+    return demands, capacity
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(pool=pools())
+def test_a_policy_keeps_the_capacity_and_every_promise(name: str, pool: tuple[list[Demand], Capacity]) -> None:
+    demands, capacity = pool
+    policy = make_policy(name)
+    first = policy.allot(demands, capacity, {}, 0.0)
+    for current in ({}, first):
+        found = policy.allot(demands, capacity, current, 0.0)
+        used = [sum(where.get(number, 0) for where in found.values()) for number in range(capacity.instances)]
+        assert all(gpus <= capacity.gpus_per_instance for gpus in used)
+        for demand in demands:
+            where = found.get(demand.name, {})
+            assert all(0 <= number < capacity.instances and gpus > 0 for number, gpus in where.items())
+            assert sum(where.values()) == 0 or sum(where.values()) >= min(demand.min_gpus, capacity.gpus)
+            if capacity.gpus_per_instance == 1:  # else a gang may shrink to the room of one instance
+                assert sum(where.values()) >= demand.promised_gpus
+        assert policy.allot(demands, capacity, current, 0.0) == found, "equal arguments, equal allotments"
+
+
+@given(pool=pools(), counts=st.lists(st.integers(0, 12), max_size=8))
+def test_at_most_one_gang_spans_on_an_instance(pool: tuple[list[Demand], Capacity], counts: list[int]) -> None:
+    _, capacity = pool
+    free, gpus = capacity.gpus, {}
+    for number, count in enumerate(counts):
+        gpus[f"e{number}"] = min(count, free)
+        free -= gpus[f"e{number}"]
+    found = place(gpus, capacity, {})
+    spanning = [number for where in found.values() if len(where) > 1 for number in where]
+    assert len(spanning) == len(set(spanning))
+    for name, where in found.items():
+        assert len(where) == 1 or gpus[name] > capacity.gpus_per_instance, "a gang that fits into an instance is in one"
+    again = place({name: sum(where.values()) for name, where in found.items()}, capacity, found)
+    assert again == found, "gangs that keep their numbers stay"
+
+
+def test_whole_instances_always_find_room() -> None:
+    capacity = Capacity(instances=4, gpus_per_instance=4)
+    current = {"a": {0: 1}, "b": {1: 1}, "c": {2: 1}, "d": {3: 1}}
+    found = place({"a": 1, "b": 1, "c": 1, "d": 1, "big": 12}, capacity, current)
+    assert sum(found["big"].values()) == 12
+    assert sorted(sum(where.values()) for where in found.values()) == [1, 1, 1, 1, 12]
+
+
+def test_equal_follows_weights_and_fifo_the_order() -> None:
+    capacity = Capacity(instances=3, gpus_per_instance=4)
+    left = [100.0 / gpus for gpus in range(1, 13)]
+    early = Demand(name="early", arrived_at=0.0, seconds_left=left)
+    late = Demand(name="late", arrived_at=1.0, seconds_left=left, weight=2.0)
+    shares = make_policy("equal").allot([late, early], capacity, {}, 2.0)
+    assert {name: sum(where.values()) for name, where in shares.items()} == {"early": 4, "late": 8}
+    assert set(make_policy("fifo").allot([late, early], capacity, {}, 2.0)) == {"early"}
+
+
+def test_an_unknown_policy_is_one_line() -> None:
+    with pytest.raises(InputError, match="policy 'best' does not exist; choose one of fifo, equal"):
+        make_policy("best")
+
+
+spans = st.lists(
+    st.builds(Span, gpus=st.integers(0, 4), duration_s=st.integers(1, 5).map(float)), min_size=1, max_size=3
+)
+
+
+@given(plans=st.lists(st.tuples(spans, st.integers(0, 10)), max_size=6))
+def test_the_calendar_never_promises_more_than_the_pool(plans: list[tuple[list[Span], int]]) -> None:
+    calendar = Calendar(gpus=4)
+    for number, (plan, from_at) in enumerate(plans):
+        slot = calendar.earliest(plan, float(from_at))
+        assert slot is not None
+        for earlier in range(from_at, math.floor(slot.start_at)):
+            late = calendar.fits(plan, slot.end_at - 1.0, float(earlier))
+            assert late is None, "no whole second before would do"
+        assert calendar.fits(plan, slot.end_at, float(from_at)) == slot
+        calendar = calendar.promise(f"e{number}", plan, slot.start_at)
+    for tick in range(120):
+        assert calendar.taken(tick / 2) <= 4
+
+
+def test_a_promise_can_be_withdrawn_and_replaced() -> None:
+    whole = [Span(gpus=4, duration_s=10.0)]
+    calendar = Calendar(gpus=4).promise("a", whole, 0.0)
+    assert calendar.fits(whole, 15.0, 0.0) is None
+    slot = calendar.earliest(whole, 0.0)
+    assert slot is not None
+    assert (slot.start_at, slot.end_at) == (10.0, 20.0)
+    assert calendar.withdraw("a").fits(whole, 15.0, 0.0) is not None
+    assert calendar.promise("a", [Span(gpus=2, duration_s=10.0)], 0.0).promised("a", 5.0) == 2
+    assert calendar.earliest([Span(gpus=5, duration_s=1.0)], 0.0) is None
+    with pytest.raises(ValueError, match="start it at the instant that earliest"):
+        calendar.promise("b", whole, 5.0)
