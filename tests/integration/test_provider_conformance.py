@@ -15,6 +15,7 @@ from rubberband.cloud.aws.calls import AwsSession, Machines
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.local import LocalProvider, ray_node
+from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
 from rubberband.cloud.provider import InstanceDescription, Provider
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
@@ -82,6 +83,26 @@ def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     clock = VirtualClock(1000.0)
     provider = VirtualProvider("conformance", clock, provision_delay_s=5.0, fate_of=fate_of)
     return Rental(provider, lambda: clock.advance_to(clock.now() + 1.0), clock.now, lease_s=60.0, take=lambda: None)
+
+
+def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+    """A pool above a virtual provider, which takes the machine of TAKEN away."""
+
+    def fate_of(machine: str, _market: Market) -> Fate:
+        is_taken = any(lent.instance == TAKEN for lent in pool.state.held.values())
+        return Fate(ends_after_s=30.0, notice_s=10.0, preempted=True) if is_taken else Fate()
+
+    clock = VirtualClock(1000.0)
+    below = VirtualProvider("pool", clock, provision_delay_s=5.0, fate_of=fate_of)
+    limits = PoolLimits(instances=8, gpus=4)
+    pool = Pool(below, MemoryJournal(), limits, clock.now, start=lambda work: work())
+
+    def wait() -> None:
+        clock.advance_to(clock.now() + 1.0)
+        pool.look()
+
+    provider = PoolProvider("conformance", pool, 2, run="r1", clock=clock.now)
+    return Rental(provider, wait, clock.now, lease_s=60.0, spot=False, take=lambda: None)
 
 
 def _fake_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
@@ -199,7 +220,7 @@ def _machines_of_moto(session: AwsSession) -> Machines:
     )
 
 
-PROVIDERS = {"local": _local, "virtual": _virtual, "fake_ec2": _fake_ec2, "slow_ec2": _slow_ec2}
+PROVIDERS = {"local": _local, "virtual": _virtual, "pool": _pool, "fake_ec2": _fake_ec2, "slow_ec2": _slow_ec2}
 
 
 SERVERS = ("fake_server", "moto")

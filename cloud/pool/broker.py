@@ -1,0 +1,375 @@
+"""The broker of a pool: a pure state machine that lends machines to experiments. It reads no clock and no network.
+
+`handle(event)` returns commands, and the state is the fold of the events: after a crash the journal gives it back.
+Only leases are kept outside (`renew`): they change every few seconds, and a lost one ends a little early or late.
+
+* A request takes the machine with the fewest free GPUs that fits it, so that whole machines stay free: a warm one, else
+  one that boots, else a new one within the caps. Otherwise it waits its turn: a later request does not overtake an
+  earlier one, but for those of tenants that hold all that they are allotted.
+* A machine whose tenant let its lease expire is not lent again: that driver may be frozen, and not dead.
+* Money is reserved: a machine is rented only if the caps cover it, and what is live, until all could be released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rubberband.cloud.pool.events import (
+    Allotted,
+    LeaseExpired,
+    MachineEnded,
+    MachineRetired,
+    MachineRuns,
+    MachineWarned,
+    Opened,
+    PoolCommand,
+    PoolEvent,
+    PoolLimits,
+    Release,
+    Rent,
+    SliceRefused,
+    SliceRequested,
+    SliceReturned,
+)
+from rubberband.cloud.pool.state import Machine, PoolState, Slice, month_end
+from rubberband.cloud.provider import LEASE_EXPIRED
+from rubberband.values.offer import SECONDS_PER_HOUR
+
+NOTICE_S = 60.0
+"""Tenants are warned this long before the month's budget ends."""
+LOOK_S = 2.0
+"""Longest time between two looks of a broker that is well; the caps reserve it."""
+GRACE_S = 15.0
+"""Time for tenants to renew their leases with a new broker."""
+CAP_HOLDS = 1e-9
+"""Tolerance of a comparison with a cap, in US dollars."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """Latest renewal of one tenant."""
+
+    until: float
+    renewed_at: float
+    length_s: float
+    """The longest that it ever reached ahead."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it reaches less far than usual: the tenant's own budget ends there."""
+        return self.until < self.renewed_at + self.length_s - 1.0
+
+
+class Broker:
+    """Lends the machines of one pool."""
+
+    def __init__(self, limits: PoolLimits | None = None) -> None:
+        """`limits` hold until an `Opened` brings others."""
+        self.state = PoolState(limits=limits or PoolLimits(instances=1, gpus=1))
+        self.leases: dict[str, Lease] = {}
+        """By tenant."""
+
+    # Events.
+
+    def handle(self, event: PoolEvent) -> list[PoolCommand]:
+        """Take an event in, and return the commands that follow from it."""
+        match event:
+            case Opened():
+                self.state.limits = event.limits
+            case SliceRequested():
+                self._requested(event)
+            case SliceReturned():
+                self._end(event.tenant, event.instance, event.at, "")
+            case SliceRefused():
+                self._end(event.tenant, event.instance, event.at, event.reason)
+            case LeaseExpired():
+                self._expired(event)
+            case Allotted():
+                self.state.allotted = dict(event.gpus)
+            case MachineRuns():
+                self._runs(event)
+            case MachineWarned():
+                machine = self.state.machines[event.machine]
+                machine.warned_at = event.at
+                machine.retired = machine.retired or "it will be lost soon"
+            case MachineEnded():
+                self._ended(event)
+            case MachineRetired():
+                self._retired(event)
+        return [*self._place(event.at), *self._releases()]
+
+    def _requested(self, event: SliceRequested) -> None:
+        key = (event.tenant, event.instance)
+        if key not in self.state.slices:
+            asked = Slice(
+                tenant=event.tenant,
+                experiment=event.experiment,
+                instance=event.instance,
+                gpus=event.gpus,
+                requested_at=event.at,
+                lease_s=event.lease_s,
+            )
+            self.state.slices[key] = self.state.held[key] = asked
+            self.state.tenants.setdefault(event.tenant, []).append(asked)
+
+    def _expired(self, event: LeaseExpired) -> None:
+        expired = self.state.held.get((event.tenant, event.instance))
+        if expired is not None:
+            if expired.machine is not None:
+                expired.machine.retired = expired.machine.retired or f"the lease of {expired.experiment} expired"
+            self._end(event.tenant, event.instance, event.at, LEASE_EXPIRED)
+
+    def _end(self, tenant: str, instance: str, at: float, reason: str, *, preempted: bool = False) -> None:
+        ended = self.state.held.pop((tenant, instance), None)
+        if ended is None:
+            return
+        ended.ended_at, ended.reason, ended.preempted = at, reason, preempted
+        if ended.machine is not None:
+            ended.machine.slices.remove(ended)
+            ended.machine.free_since = max(at, ended.machine.free_since)
+
+    def _runs(self, event: MachineRuns) -> None:
+        machine = self.state.live.get(event.machine)
+        if machine is None or machine.running_at is not None:
+            return
+        machine.running_at = event.running_at
+        machine.market, machine.instance_type, machine.zone = event.market, event.instance_type, event.zone
+        if event.price_usd_per_hour is not None:
+            machine.usd_per_hour = event.price_usd_per_hour + self.state.limits.side_usd_per_hour
+        if machine.status == "ordered":
+            machine.status = "running"
+        machine.free_since = max(machine.free_since, event.running_at)
+        for held in machine.slices:
+            held.running_at = max(event.running_at, held.requested_at)
+
+    def _ended(self, event: MachineEnded) -> None:
+        machine = self.state.live.pop(event.machine, None)
+        if machine is None:
+            return
+        if machine.running_at is None and event.running_at is not None:  # it ran unseen
+            machine.running_at = event.running_at
+            for held in machine.slices:
+                held.running_at = max(event.running_at, held.requested_at)
+        machine.status, machine.ended_at = "ended", event.ended_at
+        machine.reason, machine.preempted = event.reason, event.preempted
+        reason = event.reason or machine.retired or "the pool released its machine"
+        for held in list(machine.slices):
+            ended_at = max(event.ended_at, held.running_at or held.requested_at)
+            self._end(held.tenant, held.instance, ended_at, reason, preempted=event.preempted)
+
+    def _retired(self, event: MachineRetired) -> None:
+        machine = self.state.live.get(event.machine)
+        if machine is None:
+            return
+        machine.retired = machine.retired or event.reason
+        if event.at_once:
+            for held in list(machine.slices):
+                self._end(held.tenant, held.instance, event.at, event.reason, preempted=True)
+
+    # Placement.
+
+    def _place(self, at: float) -> list[PoolCommand]:
+        """Give the requests that wait their machines, in order, as far as there are any."""
+        commands: list[PoolCommand] = []
+        for asked in list(self.state.waiting()):
+            most = self.state.allotted.get(asked.tenant)
+            if most is not None and self.state.gpus_of(asked.tenant) + asked.gpus > most:
+                continue
+            machine = self._best_fit(asked.gpus)
+            if machine is None:
+                if asked.gpus > self.state.limits.gpus or self.refusal(at) is not None:
+                    break
+                machine = self._order(at)
+                commands.append(Rent(machine=machine.name, market=machine.market))
+            asked.machine = machine
+            machine.slices.append(asked)
+            if machine.running_at is not None:
+                asked.running_at = max(at, machine.running_at)
+        return commands
+
+    def _best_fit(self, gpus: int) -> Machine | None:
+        """Return the machine with the fewest free GPUs that has enough: a running one first, else one that boots."""
+        fitting = [m for m in self.state.live.values() if not m.retired and gpus <= m.free_gpus]
+        return min(fitting, key=lambda m: (m.running_at is None, m.free_gpus), default=None)
+
+    def _order(self, at: float) -> Machine:
+        limits = self.state.limits
+        name = f"m{len(self.state.machines) + 1}"
+        machine = Machine(
+            name=name,
+            gpus=limits.gpus,
+            market=limits.market,
+            ordered_at=at,
+            usd_per_hour=limits.price_usd_per_hour,
+            once_usd=limits.once_usd,
+            minimum_billed_s=limits.minimum_billed_s,
+            free_since=at,
+        )
+        self.state.machines[name] = self.state.live[name] = machine
+        return machine
+
+    def _releases(self) -> list[PoolCommand]:
+        """Release the machines that are lent no more, and are free."""
+        found: list[PoolCommand] = []
+        for machine in self.state.live.values():
+            if machine.retired and not machine.slices and machine.status != "releasing":
+                machine.status = "releasing"
+                found.append(Release(machine=machine.name))
+        return found
+
+    # Money.
+
+    def refusal(self, at: float) -> str | None:
+        """Return why no further machine may be rented now; None: one may be."""
+        limits, state = self.state.limits, self.state
+        if len(state.live) >= limits.instances:
+            return f"all {limits.instances} instances of the pool are in use"
+        rate = state.usd_per_hour() + limits.price_usd_per_hour
+        if limits.max_usd_per_hour is not None and rate > limits.max_usd_per_hour + CAP_HOLDS:
+            return (
+                f"max_usd_per_hour={limits.max_usd_per_hour:.2f} USD does not cover another instance "
+                f"({rate:.2f} USD with it)"
+            )
+        cap = limits.max_usd_per_month
+        if cap is not None and self._reserved_usd(at) + self._first_usd(at) > cap + CAP_HOLDS:
+            return f"max_usd_per_month={cap:.2f} USD does not cover another instance until it could be released"
+        return None
+
+    def _first_usd(self, at: float) -> float:
+        """Return what a new machine costs at least, until it could be released."""
+        limits = self.state.limits
+        held_s = max(limits.minimum_billed_s, self._stop_s())
+        return limits.price_usd_per_hour * held_s / SECONDS_PER_HOUR + limits.once_usd
+
+    def _stop_s(self) -> float:
+        """Return the time from the decision to end a machine until it has ended."""
+        return self.state.limits.release_margin_s + LOOK_S
+
+    def _reserved_usd(self, at: float) -> float:
+        """Return the month's bill if every live machine is released from now on, as late as that may take."""
+        return self.state.ended_month_usd(at) + self._live_usd(at, at + self._stop_s())
+
+    def _live_usd(self, at: float, until: float) -> float:
+        """Return what live machines cost this month by `until`, if those that boot run from now on."""
+        minimum_s = self.state.limits.minimum_billed_s
+        boots = math.fsum(
+            machine.usd_per_hour * max(minimum_s, until - at) / SECONDS_PER_HOUR + machine.once_usd
+            for machine in self.state.live.values()
+            if machine.running_at is None
+        )
+        return self.state.live_month_usd(at, until) + boots
+
+    def hold_until(self, at: float) -> float:
+        """Return the instant at which the month's budget ends if all goes on; infinite without a cap.
+
+        No machine may live beyond it, also if the broker dies.
+        """
+        cap = self.state.limits.max_usd_per_month
+        if cap is None or not self.state.live:
+            return math.inf
+        left_usd = cap - self.state.ended_month_usd(at) - self._live_usd(at, at)
+        if left_usd < 0.0:
+            return at
+        until, usd_per_s = at, 0.0
+        for begins_at, more_usd_per_s in sorted(self._rates(at)):
+            if usd_per_s * (begins_at - until) >= left_usd:
+                break
+            left_usd -= usd_per_s * (begins_at - until)
+            until, usd_per_s = begins_at, usd_per_s + more_usd_per_s
+        until = until + left_usd / usd_per_s if usd_per_s > 0.0 else math.inf
+        return math.inf if until >= month_end(at) else until
+
+    def _rates(self, at: float) -> Iterator[tuple[float, float]]:
+        """Yield from when each live machine costs more than it does at `at`, and how much in USD per second."""
+        for machine in self.state.live.values():
+            began_at = at if machine.running_at is None else machine.running_at
+            yield max(at, began_at + machine.minimum_billed_s), machine.usd_per_hour / SECONDS_PER_HOUR
+
+    # Time.
+
+    def renew(self, tenant: str, until: float, at: float) -> Lease:
+        """Let what a tenant holds stay until `until`, unless this is called again."""
+        before = self.leases.get(tenant)
+        length_s = max(until - at, 0.0 if before is None else before.length_s)
+        self.leases[tenant] = Lease(until=until, renewed_at=at, length_s=length_s)
+        return self.leases[tenant]
+
+    def take_over(self, leases: Mapping[str, Lease], at: float) -> None:
+        """Take over an earlier broker's leases, after a time without one in which they could not be renewed."""
+        for tenant, lease in leases.items():
+            self.leases[tenant] = lease if lease.is_cut else replace(lease, until=max(lease.until, at + GRACE_S))
+
+    def due(self, at: float) -> Sequence[PoolEvent]:
+        """Return the events that the time brings: leases that expired, idle machines, the end of the budget."""
+        return [*self._expiries(at), *self._idle(at), *self._budget_ends(at), *self._hopeless(at)]
+
+    def _expiries(self, at: float) -> Iterator[PoolEvent]:
+        for held in self.state.held.values():
+            if at > self.lease_until(held):
+                yield LeaseExpired(at=at, tenant=held.tenant, instance=held.instance)
+
+    def lease_until(self, held: Slice) -> float:
+        """Return the end of a slice's lease; its first lease begins when it runs."""
+        renewed = self.leases.get(held.tenant)
+        if held.running_at is None:
+            first = held.requested_at + held.lease_s
+            return math.inf if renewed is None else max(first, renewed.until)
+        if renewed is None or renewed.renewed_at < held.running_at:
+            return held.running_at + held.lease_s
+        return renewed.until
+
+    def _idle(self, at: float) -> Iterator[PoolEvent]:
+        limits = self.state.limits
+        for machine in self.state.live.values():
+            if machine.slices or machine.retired or machine.status == "releasing":
+                continue
+            paid_until = 0.0 if machine.running_at is None else machine.running_at + machine.minimum_billed_s
+            if at >= max(machine.free_since + limits.idle_s, paid_until - limits.release_margin_s):
+                yield MachineRetired(at=at, machine=machine.name, reason="it was idle")
+
+    def _budget_ends(self, at: float) -> Iterator[PoolEvent]:
+        ends_at = self.hold_until(at)
+        if ends_at == math.inf:
+            return
+        cap = self.state.limits.max_usd_per_month or 0.0
+        for machine in self.state.live.values():
+            if machine.status == "releasing":
+                continue
+            if at >= ends_at - self._stop_s():
+                reason = f"the pool's max_usd_per_month={cap:.2f} USD is used up"
+                yield MachineRetired(at=at, machine=machine.name, reason=reason, at_once=True)
+            elif machine.warned_at is None and at >= ends_at - self._stop_s() - NOTICE_S:
+                yield MachineWarned(at=at, machine=machine.name)
+
+    def _hopeless(self, at: float) -> Iterator[PoolEvent]:
+        """Yield a refusal for the requests that wait if there is no machine, and money for none."""
+        if self.state.live or not self.state.held:
+            return
+        why = self.refusal(at)
+        if why is not None:
+            for asked in self.state.waiting():
+                yield SliceRefused(at=at, tenant=asked.tenant, instance=asked.instance, reason=why)
+
+    def validate(self, at: float) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        state, limits = self.state, self.state.limits
+        assert len(state.live) <= limits.instances, "more machines than the pool may have"
+        placed: dict[str, int] = {}
+        for held in state.held.values():
+            assert held.ended_at is None, f"{held.instance} is held and has ended"
+            assert held.running_at is None or held.running_at >= held.requested_at, f"{held.instance} ran too early"
+            if held.machine is not None:
+                assert held.machine.name in state.live, f"{held.instance} is on a machine that is gone"
+                assert held.machine.status != "releasing", f"{held.instance} is on a machine that is being released"
+                placed[held.machine.name] = placed.get(held.machine.name, 0) + held.gpus
+        for machine in state.live.values():
+            assert placed.get(machine.name, 0) == machine.gpus - machine.free_gpus, f"{machine.name}: lost a slice"
+            assert machine.free_gpus >= 0, f"{machine.name}: a GPU is lent twice"
+        if limits.max_usd_per_hour is not None:
+            assert state.usd_per_hour() <= limits.max_usd_per_hour + CAP_HOLDS, "the cap per hour is passed"
+        if limits.max_usd_per_month is not None:
+            assert state.month_usd(at) <= limits.max_usd_per_month + CAP_HOLDS, "the cap per month is passed"
+        parts_usd = math.fsum(state.lent_usd(at).values()) + state.idle_usd(at)
+        assert math.isclose(parts_usd, state.bill_usd(at), abs_tol=1e-6), "the bills do not add up"

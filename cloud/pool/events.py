@@ -1,0 +1,191 @@
+"""Words of the broker: its limits, the events that it takes in, and the commands that it gives.
+
+A *machine* is an instance that the pool rents from its provider. A *slice* is what one experiment holds of it: some or
+all of its GPUs, which that experiment sees as an instance under a name of its own. A *tenant* is one run of an
+experiment. Times are seconds on the pool's clock (Unix time on real ones).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rubberband.values.plan import Market
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    """Size, price and caps of a pool."""
+
+    instances: int
+    """Most machines at any moment."""
+    gpus: int
+    """GPUs of a machine."""
+    market: Market = "on_demand"
+    price_usd_per_hour: float = 0.0
+    """Price of a machine, with its side costs; that of its purchase replaces the rent in it."""
+    side_usd_per_hour: float = 0.0
+    """The share of volumes and addresses in the price."""
+    once_usd: float = 0.0
+    """Cost of each start of a machine; the pool's, not an experiment's."""
+    minimum_billed_s: float = 0.0
+    """The provider bills a machine for at least this long."""
+    idle_s: float = 300.0
+    """A machine that no tenant holds is released after this time."""
+    lease_s: float = 60.0
+    """Time that a machine outlives a broker that died."""
+    release_margin_s: float = 3.0
+    """Longest time to release a machine, with retries; the caps reserve it."""
+    max_usd_per_hour: float | None = None
+    max_usd_per_month: float | None = None
+    """Cap on the bill of a calendar month (UTC)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEvent:
+    """What has happened, at the instant `at`."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened(PoolEvent):
+    """A broker has taken the pool over, with these limits from now on."""
+
+    limits: PoolLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceRequested(PoolEvent):
+    """A tenant asks for some GPUs of one machine, under a name of its own."""
+
+    tenant: str
+    experiment: str
+    instance: str
+    gpus: int
+    lease_s: float
+    """Length of the first lease, from when the slice runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceReturned(PoolEvent):
+    """A tenant gives a slice back, or withdraws its request."""
+
+    tenant: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceRefused(PoolEvent):
+    """A request that waits cannot be met any more."""
+
+    tenant: str
+    instance: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseExpired(PoolEvent):
+    """The tenant has not renewed its lease. Its driver may be frozen, so the machine is not lent again."""
+
+    tenant: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allotted(PoolEvent):
+    """The sharing policy has decided how many GPUs each tenant may hold; others may hold any number."""
+
+    gpus: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRuns(PoolEvent):
+    """A machine runs, and is billed, since `running_at`."""
+
+    machine: str
+    running_at: float
+    price_usd_per_hour: float | None = None
+    """Rent at purchase; None: the pool's price."""
+    market: Market = "on_demand"
+    instance_type: str = ""
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineWarned(PoolEvent):
+    """A machine will be lost soon: the provider reclaims it, or the month's budget ends."""
+
+    machine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineEnded(PoolEvent):
+    """A machine has ended, and costs no more since `ended_at`; or it was refused, and never ran."""
+
+    machine: str
+    ended_at: float
+    running_at: float | None = None
+    """None: it never ran."""
+    reason: str = ""
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRetired(PoolEvent):
+    """A machine is lent no more, and released once it is free, or at once."""
+
+    machine: str
+    reason: str
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rent:
+    """Command: rent a machine under this name, which is its client token."""
+
+    machine: str
+    market: Market
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Command: release a machine."""
+
+    machine: str
+
+
+PoolCommand = Rent | Release
+
+_KINDS: Mapping[str, type[PoolEvent]] = {
+    kind.__name__: kind
+    for kind in (
+        Opened,
+        SliceRequested,
+        SliceReturned,
+        SliceRefused,
+        LeaseExpired,
+        Allotted,
+        MachineRuns,
+        MachineWarned,
+        MachineEnded,
+        MachineRetired,
+    )
+}
+
+
+def to_line(event: PoolEvent) -> str:
+    """Return an event as a line of JSON."""
+    return json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)})
+
+
+def from_line(line: str) -> PoolEvent:
+    """Return the event of a line of JSON. Raises ValueError, KeyError or TypeError for another line."""
+    words: dict[str, Any] = json.loads(line)
+    kind = _KINDS[words.pop("event")]
+    if kind is Opened:
+        words["limits"] = PoolLimits(**words["limits"])
+    return kind(**words)

@@ -1,0 +1,370 @@
+"""A pool at work: the broker with its journal, above a real provider. Thread-safe; it has no process of its own.
+
+Every event is journalled before its commands run. A new broker replays the journal, repeats what may have been cut off
+(both commands are idempotent), and releases machines that the journal does not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from rubberband.cloud.pool.broker import Broker
+from rubberband.cloud.pool.events import (
+    LeaseExpired,
+    MachineEnded,
+    MachineRetired,
+    MachineRuns,
+    MachineWarned,
+    Opened,
+    PoolCommand,
+    PoolEvent,
+    PoolLimits,
+    Release,
+    Rent,
+    SliceRequested,
+    SliceReturned,
+)
+from rubberband.cloud.pool.journal import PoolJournal
+from rubberband.cloud.pool.state import Machine, PoolState, Slice
+from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription, InstanceState, Provider
+from rubberband.errors import ProviderError
+
+_log = logging.getLogger(__name__)
+
+_MOST_ROUNDS = 10
+"""Time brings new events only a few times in a row."""
+
+Start = Callable[[Callable[[], None]], None]
+"""Runs a call to the provider, now or in a thread."""
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a daemon thread."""
+    threading.Thread(target=work, daemon=True, name="pool-command").start()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LentInstance:
+    """A slice as its tenant sees it, and the machine that it is on."""
+
+    status: InstanceDescription
+    machine: str | None
+    """Name of the machine; None while the request waits."""
+
+
+class Pool:
+    """Carries out the broker's commands on a provider, and feeds it what the provider shows."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        journal: PoolJournal,
+        limits: PoolLimits,
+        clock: Callable[[], float],
+        *,
+        start: Start = in_thread,
+    ) -> None:
+        """Take the pool over from the journal. `provider` is this pool's alone."""
+        self._provider = provider
+        self._journal = journal
+        self._clock = clock
+        self._start = start
+        self._mutex = threading.RLock()
+        self._busy: set[str] = set()
+        """Machines for which a call to the provider is under way."""
+        self._closed = False
+        self._broker = Broker(limits)
+        for event in journal.events():
+            self._broker.handle(event)
+        self._latest = -math.inf
+        with self._mutex:
+            self._broker.take_over(journal.leases(), self._now())
+            self.take_in([Opened(at=self._now(), limits=limits)])
+        self._repeat()
+
+    @property
+    def state(self) -> PoolState:
+        """The broker's state, to be read under `locked`."""
+        return self._broker.state
+
+    @property
+    def locked(self) -> threading.RLock:
+        """The lock of the state."""
+        return self._mutex
+
+    def validate(self) -> None:
+        """Raise AssertionError if an invariant of the broker does not hold."""
+        with self._mutex:
+            self._broker.validate(self._now())
+
+    def now(self) -> float:
+        """Return the instant on the pool's clock, never before an earlier one."""
+        with self._mutex:
+            return self._now()
+
+    def _now(self) -> float:
+        self._latest = max(self._latest, self._clock())
+        return self._latest
+
+    # What tenants ask for.
+
+    def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float) -> None:
+        """Ask for `gpus` GPUs of one machine under the name `instance`; repeated calls ask once.
+
+        Raises ProviderError for more GPUs than a machine has, and once the pool is closed.
+        """
+        with self._mutex:
+            if self._closed:
+                raise ProviderError("the pool is closed; start it again with `rubberband pool up`")
+            limits = self._broker.state.limits
+            if gpus > limits.gpus:
+                raise ProviderError(
+                    f"instance {instance} refused: it needs {gpus} GPUs and an instance of the pool has {limits.gpus}; "
+                    "lower resources.gpus_per_instance"
+                )
+            if (tenant, instance) not in self._broker.state.slices:
+                asked = SliceRequested(
+                    at=self._now(),
+                    tenant=tenant,
+                    experiment=experiment,
+                    instance=instance,
+                    gpus=gpus,
+                    lease_s=lease_s,
+                )
+                self.take_in([asked])
+
+    def describe(self, tenant: str) -> list[LentInstance]:
+        """Return all that a tenant has ever asked for, in order."""
+        with self._mutex:
+            return [_lent(one) for one in self._broker.state.tenants.get(tenant, ())]
+
+    def release(self, tenant: str, instance: str) -> LentInstance:
+        """Take a slice back, and return how it ended; idempotent. Raises ProviderError if it was never asked for."""
+        with self._mutex:
+            one = self._broker.state.slices.get((tenant, instance))
+            if one is None:
+                raise ProviderError(f"instance {instance} was never launched in this pool; nothing to release")
+            if one.ended_at is None:
+                self.take_in([SliceReturned(at=self._now(), tenant=tenant, instance=instance)])
+            return _lent(one)
+
+    def renew(self, tenant: str, until: float) -> None:
+        """Let what a tenant holds stay until `until`."""
+        with self._mutex:
+            lease = self._broker.renew(tenant, until, self._now())
+        self._journal.renew(tenant, lease)
+
+    def leave(self, tenant: str) -> None:
+        """Take back all that a tenant holds or waits for. Idempotent."""
+        with self._mutex:
+            held = [one for one in self._broker.state.held.values() if one.tenant == tenant]
+            now = self._now()
+            self.take_in([SliceReturned(at=now, tenant=tenant, instance=one.instance) for one in held])
+
+    # The cluster; only pools of real machines have one.
+
+    def head(self) -> Head | None:
+        """Return the living head of the pool's Ray cluster, or None."""
+        return cast(ClusterProvider, self._provider).head()
+
+    def ensure_head(self) -> Head:
+        """Return the living head; start one if there is none. Raises HeadError."""
+        return cast(ClusterProvider, self._provider).ensure_head()
+
+    def slowness(self, machine: str) -> float:
+        """Return how many times as long as usual workers may take to start on a machine."""
+        return cast(ClusterProvider, self._provider).slowness(machine)
+
+    def last_words(self, machine: str) -> str:
+        """Return the log line that best explains why a machine is not ready; empty without one."""
+        return cast(ClusterProvider, self._provider).last_words(machine)
+
+    # The provider's side.
+
+    def look(self) -> None:
+        """Compare with the provider's list, take in what the time brings, and renew the provider's lease."""
+        try:
+            statuses = self._provider.describe()
+        except Exception as error:  # the next look retries
+            _log.debug("the provider does not list its machines: %s", error)
+            statuses = []
+        with self._mutex:
+            for status in statuses:
+                self._compare(status)
+            for _ in range(_MOST_ROUNDS):
+                due = self._broker.due(self._now())
+                if not due:
+                    break
+                self.take_in(due)
+            releasing = [m.name for m in self._broker.state.live.values() if m.status == "releasing"]
+            for name in releasing:
+                self._execute(Release(machine=name))
+            is_held = bool(self._broker.state.live)
+        if is_held:
+            self._renew_lease()
+
+    def _compare(self, status: InstanceDescription) -> None:
+        machine, name = self._broker.state.machines.get(status.instance), status.instance
+        if machine is None or not machine.is_live:
+            if status.ended_at is None and name not in self._busy:
+                self._busy.add(name)
+                self._start(lambda: self._release(name))
+            return
+        now = self._now()
+        if status.running_at is not None and machine.running_at is None and status.ended_at is None:
+            self.take_in([_runs(status, status.running_at, now)])
+        if status.interrupted_at is not None and machine.warned_at is None and status.ended_at is None:
+            self.take_in([MachineWarned(at=now, machine=name)])
+        if status.ended_at is not None:
+            self.take_in([*self._seen_running(machine, status, now), _ended(status, status.ended_at, now)])
+
+    def _seen_running(self, machine: Machine, status: InstanceDescription, now: float) -> list[PoolEvent]:
+        """Return the event of a machine that ran and ended between two looks."""
+        if status.running_at is None or machine.running_at is not None:
+            return []
+        return [_runs(status, status.running_at, now)]
+
+    def _renew_lease(self) -> None:
+        with self._mutex:
+            now, limits = self._now(), self._broker.state.limits
+            ends_at = self._broker.hold_until(now) - limits.release_margin_s / 2.0
+        try:
+            self._provider.renew_lease(min(now + limits.lease_s, ends_at))
+        except Exception as error:  # the lease is long enough for the next try
+            _log.debug("the provider's lease was not renewed: %s", error)
+
+    def take_in(self, events: Sequence[PoolEvent]) -> None:
+        """Journal events, let them take effect, and begin to carry out what follows."""
+        with self._mutex:
+            self._journal.append(events)
+            commands = [command for event in events for command in self._broker.handle(event)]
+            for command in commands:
+                self._execute(command)
+
+    def _execute(self, command: PoolCommand) -> None:
+        """Begin to carry a command out, unless a call for its machine is under way; `look` repeats releases."""
+        name = command.machine
+        if name in self._busy:
+            return
+        self._busy.add(name)
+        if isinstance(command, Rent):
+            self._start(lambda: self._rent(command))
+        else:
+            self._start(lambda: self._release(name))
+
+    def _repeat(self) -> None:
+        """Repeat the commands that the death of an earlier broker may have cut off."""
+        with self._mutex:
+            for machine in list(self._broker.state.live.values()):
+                if machine.status == "ordered":
+                    self._execute(Rent(machine=machine.name, market=machine.market))
+                elif machine.status == "releasing":
+                    self._execute(Release(machine=machine.name))
+
+    def _rent(self, command: Rent) -> None:
+        self._renew_lease()  # no first lease is longer than the latest one reaches ahead
+        try:
+            self._provider.launch(command.machine, command.market)
+        except Exception as error:
+            reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
+            with self._mutex:
+                now = self._now()
+                self.take_in([MachineEnded(at=now, machine=command.machine, ended_at=now, reason=reason)])
+        finally:
+            with self._mutex:
+                self._busy.discard(command.machine)
+
+    def _release(self, name: str) -> None:
+        try:
+            status = self._provider.release(name)
+        except Exception as error:
+            _log.debug("machine %s is not released yet: %s", name, error)
+            self._forget_unknown(name)
+        else:
+            with self._mutex:
+                machine = self._broker.state.live.get(name)
+                if machine is not None:
+                    now = self._now()
+                    ended_at = now if status.ended_at is None else status.ended_at
+                    self.take_in([*self._seen_running(machine, status, now), _ended(status, ended_at, now)])
+        finally:
+            with self._mutex:
+                self._busy.discard(name)
+
+    def _forget_unknown(self, name: str) -> None:
+        """Note the end of a machine that was never launched, as the broker died before."""
+        with contextlib.suppress(Exception):
+            if all(status.instance != name for status in self._provider.describe()):
+                with self._mutex:
+                    now = self._now()
+                    self.take_in([MachineEnded(at=now, machine=name, ended_at=now, reason="it was never launched")])
+
+    def close(self) -> None:
+        """End every machine, and what tenants hold with them. Idempotent."""
+        with self._mutex:
+            self._closed = True
+            now = self._now()
+            names = list(self._broker.state.live)
+            reason = "the pool was closed"
+            self.take_in([MachineRetired(at=now, machine=name, reason=reason, at_once=True) for name in names])
+            waits = list(self._broker.state.waiting())
+            self.take_in([LeaseExpired(at=now, tenant=one.tenant, instance=one.instance) for one in waits])
+        self._provider.close()
+        for status in self._provider.describe():
+            with self._mutex:
+                self._compare(status)
+        with self._mutex:
+            for name in list(self._broker.state.live):  # those that the provider never saw
+                now = self._now()
+                self.take_in([MachineEnded(at=now, machine=name, ended_at=now, reason="it was never launched")])
+
+
+def _runs(status: InstanceDescription, running_at: float, now: float) -> MachineRuns:
+    return MachineRuns(
+        at=now,
+        machine=status.instance,
+        running_at=running_at,
+        price_usd_per_hour=status.price_usd_per_hour,
+        market=status.market,
+        instance_type=status.instance_type,
+        zone=status.zone,
+    )
+
+
+def _ended(status: InstanceDescription, ended_at: float, now: float) -> MachineEnded:
+    return MachineEnded(
+        at=now,
+        machine=status.instance,
+        ended_at=ended_at,
+        running_at=status.running_at,
+        reason=status.reason,
+        preempted=status.preempted,
+    )
+
+
+def _lent(one: Slice) -> LentInstance:
+    """Return a slice as a provider describes an instance."""
+    state: InstanceState = "pending" if one.running_at is None else "running"
+    machine = one.machine
+    status = InstanceDescription(
+        instance=one.instance,
+        experiment=one.experiment,
+        state="terminated" if one.ended_at is not None else state,
+        requested_at=one.requested_at,
+        running_at=one.running_at,
+        ended_at=one.ended_at,
+        reason=one.reason,
+        market="on_demand" if machine is None else machine.market,
+        instance_type="" if machine is None else machine.instance_type,
+        zone="" if machine is None else machine.zone,
+        price_usd_per_hour=None if machine is None else machine.usd_per_hour * one.gpus / machine.gpus,
+        interrupted_at=None if machine is None else machine.warned_at,
+        preempted=one.preempted,
+    )
+    return LentInstance(status=status, machine=None if machine is None else machine.name)

@@ -1,0 +1,170 @@
+"""State of a pool: its machines, their slices, and what they have cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+from rubberband.cloud.pool.events import PoolLimits
+from rubberband.values.offer import SECONDS_PER_HOUR
+from rubberband.values.plan import Market
+
+MachineStatus = Literal["ordered", "running", "releasing", "ended"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Machine:
+    """One instance that the pool rents."""
+
+    name: str
+    gpus: int
+    market: Market
+    ordered_at: float
+    usd_per_hour: float
+    """Its rent at purchase, with its side costs."""
+    once_usd: float
+    minimum_billed_s: float
+    status: MachineStatus = "ordered"
+    running_at: float | None = None
+    ended_at: float | None = None
+    free_since: float
+    """When it was last given back by its last tenant, or ordered."""
+    retired: str = ""
+    """Why it is lent no more; empty: it may be lent."""
+    warned_at: float | None = None
+    """When its loss was announced."""
+    reason: str = ""
+    """Why it ended."""
+    preempted: bool = False
+    instance_type: str = ""
+    zone: str = ""
+    slices: list[Slice] = field(default_factory=list)
+    """Those that are held."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may cost money, now or soon."""
+        return self.status != "ended"
+
+    @property
+    def free_gpus(self) -> int:
+        return self.gpus - sum(held.gpus for held in self.slices)
+
+    def bill_usd(self, at: float) -> float:
+        """Return its cost by `at`; a machine that runs is billed for its minimum at once."""
+        if self.running_at is None or self.running_at > at:
+            return 0.0
+        held_s = min(at, math.inf if self.ended_at is None else self.ended_at) - self.running_at
+        return self.usd_per_hour * max(held_s, self.minimum_billed_s) / SECONDS_PER_HOUR + self.once_usd
+
+
+@dataclass(slots=True, kw_only=True)
+class Slice:
+    """GPUs of one machine that a tenant has asked for; it sees them as an instance."""
+
+    tenant: str
+    experiment: str
+    instance: str
+    gpus: int
+    requested_at: float
+    lease_s: float
+    machine: Machine | None = None
+    """None: it waits."""
+    running_at: float | None = None
+    """From when the tenant holds it, and is billed."""
+    ended_at: float | None = None
+    reason: str = ""
+    preempted: bool = False
+
+    def bill_usd(self, at: float) -> float:
+        """Return the tenant's cost of it by `at`: its share of the machine's price, while it held it."""
+        if self.machine is None or self.running_at is None or self.running_at > at:
+            return 0.0
+        held_s = min(at, math.inf if self.ended_at is None else self.ended_at) - self.running_at
+        return self.machine.usd_per_hour * self.gpus / self.machine.gpus * held_s / SECONDS_PER_HOUR
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolState:
+    """Everything that a broker knows, but for the leases; it is the fold of its events."""
+
+    limits: PoolLimits
+    machines: dict[str, Machine] = field(default_factory=dict)
+    slices: dict[tuple[str, str], Slice] = field(default_factory=dict)
+    """(tenant, instance) -> slice, in the order of the requests."""
+    tenants: dict[str, list[Slice]] = field(default_factory=dict)
+    """Tenant -> all slices that it has asked for, in order."""
+    live: dict[str, Machine] = field(default_factory=dict)
+    """The machines that may cost money."""
+    held: dict[tuple[str, str], Slice] = field(default_factory=dict)
+    """The slices that wait or are held."""
+    allotted: dict[str, int] = field(default_factory=dict)
+    """Tenant -> most GPUs; a tenant without an entry may hold any number."""
+
+    def waiting(self) -> Iterator[Slice]:
+        """Yield the requests that wait, in order."""
+        return (one for one in self.held.values() if one.machine is None)
+
+    def gpus_of(self, tenant: str) -> int:
+        """Return the GPUs that a tenant holds, or that boot for it."""
+        return sum(one.gpus for one in self.held.values() if one.tenant == tenant and one.machine is not None)
+
+    def usd_per_hour(self) -> float:
+        """Return the prices of all machines that may cost money."""
+        return sum(machine.usd_per_hour for machine in self.live.values())
+
+    def bill_usd(self, at: float) -> float:
+        """Return the provider's bill by `at`."""
+        return math.fsum(machine.bill_usd(at) for machine in self.machines.values())
+
+    def lent_usd(self, at: float) -> dict[str, float]:
+        """Return tenant -> its bill by `at`."""
+        return {tenant: math.fsum(one.bill_usd(at) for one in slices) for tenant, slices in self.tenants.items()}
+
+    def idle_usd(self, at: float) -> float:
+        """Return the pool's own cost by `at`: GPUs that no tenant held, minima that were not used up, starts."""
+        lent: dict[str, float] = {}
+        for one in self.slices.values():
+            if one.machine is not None and one.running_at is not None and one.running_at <= at:
+                until = at if one.ended_at is None else min(at, one.ended_at)
+                lent[one.machine.name] = lent.get(one.machine.name, 0.0) + one.gpus * (until - one.running_at)
+        parts = []
+        for machine in self.machines.values():
+            if machine.running_at is None or machine.running_at > at:
+                continue
+            ran_s = (at if machine.ended_at is None else min(at, machine.ended_at)) - machine.running_at
+            free_s = ran_s - lent.get(machine.name, 0.0) / machine.gpus
+            rest_s = max(0.0, machine.minimum_billed_s - ran_s)
+            parts.append(machine.usd_per_hour * (free_s + rest_s) / SECONDS_PER_HOUR + machine.once_usd)
+        return math.fsum(parts)
+
+    def month_usd(self, at: float) -> float:
+        """Return the bill of the calendar month (UTC) of `at`, by then."""
+        return self.ended_month_usd(at) + self.live_month_usd(at, at)
+
+    def ended_month_usd(self, at: float) -> float:
+        """Return what the machines that have ended cost in the month of `at`."""
+        begin = month_begin(at)
+        return math.fsum(
+            machine.bill_usd(math.inf) - machine.bill_usd(begin)
+            for machine in self.machines.values()
+            if machine.ended_at is not None and machine.ended_at > begin
+        )
+
+    def live_month_usd(self, at: float, until: float) -> float:
+        """Return what the live machines will have cost by `until`, from the begin of the month of `at`."""
+        begin = month_begin(at)
+        return math.fsum(machine.bill_usd(until) - machine.bill_usd(begin) for machine in self.live.values())
+
+
+def month_begin(at: float) -> float:
+    """Return the Unix time of the begin of the calendar month (UTC) of `at`."""
+    return datetime.fromtimestamp(at, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+def month_end(at: float) -> float:
+    """Return the Unix time of the end of the calendar month (UTC) of `at`."""
+    return month_begin(month_begin(at) + 32 * 24 * SECONDS_PER_HOUR)

@@ -1,0 +1,240 @@
+"""Stories of a pool: machines move warm, slices share one, caps and leases hold, a new broker takes over."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
+from rubberband.cloud.pool.events import Allotted, Opened, SliceReturned
+from rubberband.cloud.virtual import VirtualClock, VirtualProvider
+from rubberband.errors import JournalError, ProviderError
+from rubberband.values.offer import Offer
+
+PRICE = 3.6
+"""USD per hour, so that a second costs 0.001."""
+LIMITS = PoolLimits(
+    instances=2, gpus=4, price_usd_per_hour=PRICE, minimum_billed_s=60.0, idle_s=100.0, release_margin_s=3.0
+)
+OFFER = Offer(instance_type="v", gpus=4, price_usd_per_hour=PRICE, max_instances=9, provision_delay_s=10.0)
+
+
+@dataclass
+class World:
+    """A pool above a virtual provider."""
+
+    limits: PoolLimits = LIMITS
+    clock: VirtualClock = field(default_factory=lambda: VirtualClock(1_700_000_000.0))
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
+
+    def __post_init__(self) -> None:
+        self.below = VirtualProvider("pool", self.clock, offer=OFFER)
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Replace the broker, as after a crash."""
+        self.pool = Pool(self.below, self.journal, self.limits, self.clock.now, start=lambda work: work())
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, with a broker that looks every second."""
+        for _ in range(math.ceil(seconds)):
+            self.clock.advance_to(self.clock.now() + 1.0)
+            self.pool.look()
+            self.pool.validate()
+
+    def ask(self, tenant: str, instance: str = "i", gpus: int = 4) -> None:
+        """Ask for a slice, with a lease of an hour."""
+        self.pool.launch(tenant, tenant, instance, gpus, 3600.0)
+
+    def machine(self, tenant: str, instance: str = "i") -> str | None:
+        """Return the machine of a slice."""
+        return next(lent.machine for lent in self.pool.describe(tenant) if lent.status.instance == instance)
+
+    def state(self, tenant: str, instance: str = "i") -> str:
+        """Return how the tenant sees it."""
+        return next(lent.status.state for lent in self.pool.describe(tenant) if lent.status.instance == instance)
+
+
+def test_a_warm_machine_moves_to_the_next_experiment() -> None:
+    world = World()
+    world.ask("a")
+    world.wait(11)
+    world.pool.release("a", "i")
+    world.wait(5)
+    world.ask("b")
+    assert world.machine("b") == world.machine("a")
+    assert world.state("b") == "running", "it needs no start"
+    assert len(world.below.describe()) == 1
+
+
+def test_slices_share_a_machine_and_leave_whole_ones_free() -> None:
+    world = World()
+    world.ask("a", gpus=1)
+    world.ask("b", gpus=2)
+    assert world.machine("a") == world.machine("b") == "m1"
+    world.ask("c", gpus=2)
+    assert world.machine("c") == "m2", "one GPU is left on m1"
+    world.ask("d", gpus=1)
+    assert world.machine("d") == "m1", "it fits best there"
+
+
+def test_requests_wait_their_turn() -> None:
+    world = World()
+    for tenant in "abcd":
+        world.ask(tenant)
+    world.wait(11)
+    assert [world.state(tenant) for tenant in "abcd"] == ["running", "running", "pending", "pending"]
+    world.ask("e", gpus=1)
+    world.pool.release("b", "i")
+    assert [world.state(tenant) for tenant in "cde"] == ["running", "pending", "pending"]
+
+
+def test_a_tenant_at_its_allotment_does_not_block_others() -> None:
+    world = World()
+    world.pool.take_in([Allotted(at=world.clock.now(), gpus={"a": 4})])
+    world.ask("a", "i1")
+    world.ask("a", "i2")
+    world.ask("b")
+    world.wait(11)
+    assert (world.machine("a", "i2"), world.state("b")) == (None, "running")
+    world.pool.take_in([Allotted(at=world.clock.now(), gpus={"a": 8})])
+    world.pool.release("b", "i")
+    assert world.state("a", "i2") == "running"
+
+
+def test_an_idle_machine_is_released_after_its_minimum_and_its_time() -> None:
+    world = World()
+    world.ask("a")
+    world.wait(20)
+    world.pool.release("a", "i")
+    world.wait(98)
+    assert [status.state for status in world.below.describe()] == ["running"]
+    world.wait(3)
+    assert [status.state for status in world.below.describe()] == ["terminated"]
+
+
+def test_the_bills_and_the_idle_time_add_up_to_the_providers_bill() -> None:
+    world = World()
+    world.ask("a", gpus=2)
+    world.ask("b", gpus=1)
+    world.wait(40)
+    world.pool.release("a", "i")
+    world.wait(50)
+    world.pool.release("b", "i")
+    world.wait(200)
+    now, state = world.clock.now(), world.pool.state
+    lent_usd = state.lent_usd(now)
+    assert lent_usd["a"] == pytest.approx(30 * 0.001 / 2)
+    assert lent_usd["b"] == pytest.approx(80 * 0.001 / 4)
+    assert sum(lent_usd.values()) + state.idle_usd(now) == pytest.approx(world.below.bill_usd(now), abs=1e-9)
+
+
+def test_a_machine_whose_tenant_went_silent_is_not_lent_again() -> None:
+    world = World()
+    world.pool.launch("a", "a", "i", 2, 30.0)
+    world.ask("b", gpus=2)
+    world.wait(45)
+    assert world.state("a") == "terminated"
+    world.ask("c", gpus=2)
+    assert world.machine("c") == "m2"
+    world.pool.release("b", "i")
+    world.wait(2)
+    assert [status.state for status in world.below.describe()] == ["terminated", "pending"]
+
+
+def test_a_cap_per_hour_lets_requests_wait() -> None:
+    world = World(replace(LIMITS, max_usd_per_hour=5.0))
+    world.ask("a")
+    world.ask("b")
+    world.wait(15)
+    assert (world.state("a"), world.state("b")) == ("running", "pending")
+    assert len(world.below.describe()) == 1
+
+
+def test_the_budget_of_a_month_warns_ends_and_refuses() -> None:
+    world = World(replace(LIMITS, max_usd_per_month=0.5))
+    world.ask("a")
+    world.wait(450)
+    warned = world.pool.describe("a")[0].status
+    assert warned.interrupted_at is not None
+    assert warned.state == "running"
+    world.wait(65)
+    ended = world.pool.describe("a")[0].status
+    assert (ended.state, ended.preempted) == ("terminated", True)
+    assert "max_usd_per_month" in ended.reason
+    assert world.below.bill_usd(world.clock.now()) <= 0.5
+    world.ask("b")
+    world.wait(2)
+    assert "max_usd_per_month" in world.pool.describe("b")[0].status.reason
+    world.wait(3)
+    assert len(world.below.describe()) == 1
+
+
+def test_a_new_broker_knows_what_is_lent_and_gives_drivers_time_to_renew() -> None:
+    world = World()
+    world.pool.renew("a", world.clock.now() + 30.0)
+    world.ask("a")
+    world.wait(11)
+    world.pool.renew("a", world.clock.now() + 30.0)
+    world.clock.advance_to(world.clock.now() + 35.0)
+    world.reopen()
+    world.wait(5)
+    assert world.state("a") == "running"
+    world.wait(15)
+    assert world.state("a") == "terminated"
+
+
+def test_a_lease_that_a_budget_cut_gets_no_more_time_from_a_new_broker() -> None:
+    world = World()
+    world.pool.renew("a", world.clock.now() + 60.0)
+    world.ask("a")
+    world.wait(11)
+    world.pool.renew("a", world.clock.now() + 5.0)
+    world.clock.advance_to(world.clock.now() + 6.0)
+    world.reopen()
+    world.wait(1)
+    assert world.state("a") == "terminated"
+
+
+def test_a_machine_that_the_journal_does_not_know_is_released() -> None:
+    world = World()
+    world.below.launch("stray")
+    world.wait(1)
+    assert [status.state for status in world.below.describe()] == ["terminated"]
+
+
+def test_more_gpus_than_a_machine_has_are_refused() -> None:
+    with pytest.raises(ProviderError, match="needs 8 GPUs and an instance of the pool has 4"):
+        World().ask("a", gpus=8)
+
+
+def test_closing_ends_every_machine_and_every_request() -> None:
+    world = World()
+    for tenant in "abc":
+        world.ask(tenant)
+    world.wait(11)
+    world.pool.close()
+    assert {status.state for status in world.below.describe()} == {"terminated"}
+    assert [world.state(tenant) for tenant in "abc"] == ["terminated"] * 3
+    with pytest.raises(ProviderError, match="closed"):
+        world.ask("d")
+
+
+def test_a_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path)
+    events = [Opened(at=1.0, limits=LIMITS), SliceReturned(at=2.0, tenant="a", instance="i")]
+    journal.append(events)
+    with open(tmp_path / "journal.jsonl", "a") as file:
+        file.write('{"event": "SliceRet')
+    assert list(FileJournal(tmp_path).events()) == events
+    journal.append(events)
+    assert list(FileJournal(tmp_path).events()) == events * 2
+
+
+def test_a_line_that_is_no_event_is_reported_with_its_number(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text('{"event": "Nothing"}\n')
+    with pytest.raises(JournalError, match=r"journal\.jsonl:1 is no event"):
+        list(FileJournal(tmp_path).events())
