@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import examples
+from tests.builders.budget import examples
 from tests.property.pool_runs import PoolRun
 
 
