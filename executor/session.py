@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import LOG_LIMIT_BYTES, Resources
 from rubberband.values import start_times
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
+from rubberband.values.balance import Balance
 from rubberband.values.kinds import KINDS, ProviderKind
 from rubberband.values.offer import Offer
 
@@ -71,6 +72,8 @@ class Setup:
     """Made once for each experiment, so that another one of the same name is not taken for this one in the cloud."""
     batch: AdaptiveBatch | None = None
     """How trials adapt their batch size; None: not at all."""
+    balance: Balance = field(default_factory=Balance)
+    """How the workers of a trial divide a batch."""
     profiling_s: float = 0.0
     profiling_cost_usd: float = 0.0
     experiment: Mapping[str, Any]
@@ -93,7 +96,8 @@ class Setup:
                 "pickled": None if pickled is None else base64.b64encode(pickled).decode(),
             }
         plain = {name: getattr(self, name) for name in self.__slots__}
-        return plain | {"entrypoint": entrypoint, "batch": None if self.batch is None else asdict(self.batch)}
+        batch = None if self.batch is None else asdict(self.batch)
+        return plain | {"entrypoint": entrypoint, "batch": batch, "balance": asdict(self.balance)}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Setup:
@@ -109,7 +113,8 @@ class Setup:
                 pickled=pickled,
             )
         batch = None if plain.get("batch") is None else AdaptiveBatch(**plain["batch"])
-        return cls(**{**plain, "entrypoint": entrypoint, "batch": batch})
+        balance = Balance(**plain.get("balance", {}))  # earlier versions wrote none
+        return cls(**{**plain, "entrypoint": entrypoint, "batch": batch, "balance": balance})
 
 
 def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
@@ -303,6 +308,7 @@ def make_ray_backend(
         gpus_on_machine=offer.gpus * (offer.max_instances if kind.is_this_machine else 1),
         device=provider.device,
         batch=setup.batch,
+        balance=setup.balance,
         known_points=known_points,
         max_iterations=max_iterations,
         logs=folder.logs,

@@ -61,7 +61,9 @@ def list_trials(
     status: Annotated[list[TrialStatus] | None, Query(description="Only trials with this status; repeats.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="The largest number to return.")] = 1000,
     cursor: Annotated[str | None, Query(max_length=20, description="`next` of the previous page.")] = None,
-    curves: Annotated[bool, Query(description="With learning curves and batch sizes.")] = False,
+    curves: Annotated[
+        bool, Query(description="With learning curves, batch sizes and shares of unequal workers.")
+    ] = False,
 ) -> Response:
     """Empty until it began."""
     result = service.runs.result(experiment.name)

@@ -38,6 +38,7 @@ from rubberband.executor.training.segment import Segment
 from rubberband.executor.trial_log import TrialLog
 from rubberband.spec.resources import LOG_LIMIT_BYTES
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
+from rubberband.values.balance import Balance
 
 _SHORTEST_PROBE_BYTES = 2**16
 
@@ -88,6 +89,8 @@ class RayBackend:
     device: Device = "cpu"
     batch: AdaptiveBatch | None = None
     """How trials adapt their batch size; None: it is fixed."""
+    balance: Balance = field(default_factory=Balance)
+    """How the workers of a trial divide a batch."""
     known_points: Sequence[BatchPoint] = ()
     """Steps that profiling timed."""
     max_iterations: int | None = None
@@ -192,6 +195,7 @@ class RayBackend:
             num_instances=len({slot.instance for slot in start.gang}),
             gpus_on_machine=self.gpus_on_machine or self.gpus_per_instance,
             batch=self.batch,
+            balance=self.balance,
             known_points=tuple(self.known_points),
             batch_mode=start.batch_mode,
             max_iterations=self.max_iterations,

@@ -44,6 +44,7 @@ from rubberband.spec.search import PROBE, Search
 from rubberband.spec.tracking import Trackers
 from rubberband.units import format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
+from rubberband.values.balance import Balance, BalancePolicy
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
 
@@ -102,8 +103,34 @@ def _lr_scaling(value: Any) -> Any:
     )
 
 
+class BatchBalance(Words):
+    """The division of a batch among the workers of a trial."""
+
+    policy: BalancePolicy = "auto"
+    """auto: by the measured speed of each worker, where that pays; equal: the same for all; paper: by the algorithms of
+    LB-BSP as printed."""
+    max_share: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
+    """Largest part of a batch on one worker, such as 0.5; never less than an equal share. By default what its memory
+    holds."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> BatchBalance:
+        if self.policy == "equal" and self.max_share is not None:
+            wrong = f"{self.max_share:g} limits nothing where shares are equal; leave it out, or set policy: auto"
+            raise fault(wrong, at="max_share")
+        return self
+
+    def to_plain(self) -> Balance:
+        """Return the settings of the trials."""
+        return Balance(policy=self.policy, max_share=self.max_share)
+
+
+_FOR_ALL_BATCHES = ("policy", "balance")
+"""Keys of `batch` that do not need policy: goodput."""
+
+
 class Batch(Words):
-    """The choice of a trial's batch size. All keys but `policy` are for `policy: goodput`."""
+    """The choice of a trial's batch size. All keys but `policy` and `balance` are for `policy: goodput`."""
 
     policy: Literal["fixed", "goodput"] = "fixed"
     """fixed: the trial's own; goodput: the one with the most progress per second on the trial's GPUs."""
@@ -123,12 +150,14 @@ class Batch(Words):
     """Epochs of warm-up at the initial batch size, for legw."""
     interval: Count = INTERVAL
     """Optimizer steps between choices of the batch size."""
+    balance: BatchBalance = Field(default_factory=BatchBalance.model_construct)
+    """How the workers of a trial divide a batch; also for `policy: fixed`."""
 
     @model_validator(mode="after")
     def _agrees(self) -> Batch:
         if self.policy == "fixed":
             for key in Batch.model_fields:
-                if key != "policy" and key in self.model_fields_set:
+                if key not in _FOR_ALL_BATCHES and key in self.model_fields_set:
                     raise fault("is for policy: goodput; leave it out, or set policy: goodput", at=key)
         elif self.initial is not None and self.max is not None and self.max < self.initial:
             raise fault(f"{self.max} is less than initial={self.initial}; raise it, or lower initial", at="max")
@@ -137,11 +166,13 @@ class Batch(Words):
     @model_serializer(mode="wrap")
     def _without_keys_of_goodput(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         words: dict[str, Any] = serialize(self)
-        return words if self.policy == "goodput" else {"policy": self.policy}
+        if self.policy == "goodput":
+            return words
+        return {key: words[key] for key in _FOR_ALL_BATCHES if key == "policy" or key in self.model_fields_set}
 
     def to_plain(self) -> AdaptiveBatch | None:
         """Return the settings of the trials; None: the batch is fixed."""
-        return None if self.policy == "fixed" else AdaptiveBatch(**self.model_dump(exclude={"policy"}))
+        return None if self.policy == "fixed" else AdaptiveBatch(**self.model_dump(exclude=set(_FOR_ALL_BATCHES)))
 
 
 def _written_kind(value: Any) -> str:

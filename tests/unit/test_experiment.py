@@ -13,6 +13,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import delay_of
 from rubberband.spec.loading import load_profile, save_profile
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, Throughput
+from rubberband.values.balance import Balance
 from rubberband.values.plan import Stage
 from rubberband.values.profile import FIXED, Profile, Spread, measured
 from tests.builders.experiment_words import words
@@ -85,6 +86,14 @@ def test_a_fixed_batch_is_the_default_and_has_no_other_words() -> None:
     assert experiment.batch.to_plain() is None
     assert experiment.to_words()["batch"] == {"policy": "fixed"}
     assert Experiment(**words(batch={"policy": "fixed"})) == experiment
+
+
+def test_the_division_of_a_batch_is_the_trials_own_choice_unless_written() -> None:
+    assert Experiment(**words()).batch.balance.to_plain() == Balance(policy="auto")
+    for policy in ("fixed", "goodput"):
+        experiment = Experiment(**words(batch={"policy": policy, "balance": {"policy": "paper", "max_share": 0.5}}))
+        assert experiment.batch.balance.to_plain() == Balance(policy="paper", max_share=0.5)
+        assert Experiment(**experiment.to_words()) == experiment
 
 
 class SomeTrial:
@@ -192,6 +201,17 @@ def test_the_entry_point_may_be_a_class() -> None:
             {"batch": {"policy": "gooput"}},
             "batch.policy: 'gooput' is not one of fixed, goodput; did you mean 'goodput'",
         ),
+        (
+            {"batch": {"balance": {"policy": "papr"}}},
+            "batch.balance.policy: 'papr' is not one of auto, equal, paper; did you mean 'paper'",
+        ),
+        ({"batch": {"balance": {"max_share": 1.5}}}, "batch.balance.max_share: 1.5 must be at most 1.0; lower it"),
+        ({"batch": {"balance": {"max_share": 0}}}, "batch.balance.max_share: 0 must be more than 0.0; raise it"),
+        (
+            {"batch": {"balance": {"policy": "equal", "max_share": 0.5}}},
+            "batch.balance.max_share: 0.5 limits nothing where shares are equal; leave it out, or set policy: auto",
+        ),
+        ({"batch": {"balance": "auto"}}, "batch.balance: 'auto' is not a mapping; write keys and values"),
         ({"batch": {"initial": 9}}, "batch.initial: is for policy: goodput; leave it out, or set policy: goodput"),
         (
             {"batch": {"policy": "fixed", "interval": 20}},

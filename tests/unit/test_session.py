@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import json
 import os
 import resource
 import threading
@@ -28,6 +29,7 @@ from rubberband.executor.session import Setup
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputProfile, Throughput
+from rubberband.values.balance import Balance
 from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB
 from tests.builders.sessions import Killed, dying_after, setup
@@ -201,6 +203,14 @@ def test_a_setup_of_a_version_without_adaptive_batches_is_read() -> None:
     plain = setup().to_json()
     del plain["batch"]
     assert Setup.from_json(plain).batch is None
+
+
+def test_a_resume_divides_batches_as_the_run_did() -> None:
+    made = setup(balance=Balance(policy="paper", max_share=0.5))
+    assert Setup.from_json(json.loads(json.dumps(made.to_json()))) == made
+    earlier = made.to_json()
+    del earlier["balance"]
+    assert Setup.from_json(earlier).balance == Balance()
 
 
 def test_a_resume_checks_first_that_the_batch_can_be_adapted(tmp_path: Path) -> None:
