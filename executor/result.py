@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from rubberband.errors import InputError
+from rubberband.executor.balance_history import BalanceStretch, balance_history
 from rubberband.executor.batch_history import BatchStretch, batch_history
 from rubberband.executor.copying import copied, plain_of
 from rubberband.executor.core import rules
@@ -62,6 +63,8 @@ class TrialResult:
     """None if there is only one."""
     batches: tuple[BatchStretch, ...] = ()
     """Its batch sizes, in order; empty if the batch is fixed."""
+    balance: tuple[BalanceStretch, ...] = ()
+    """Shares and times of its workers, in order; empty where they were equal."""
     seed: int = 0
     """The seed of its initial weights and the order of its data."""
 
@@ -496,6 +499,7 @@ def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: 
         curve=tuple((r.reported_at - state.started_at, r.iterations, r.metrics) for r in record.reports),
         bracket=next((each.bracket for each in job.brackets if trial in job.trials_of(each)), None),
         batches=batch_history(record.reports, state.started_at),
+        balance=balance_history(record.reports, (u for u in state.allocations if u.trial == trial), state.started_at),
         seed=seed,
     )
 

@@ -41,7 +41,7 @@ from rubberband.views.pareto import PARETO_NOTE, pareto, trade_off
 from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
 from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, contour, slices
 from rubberband.views.spending import SPEND_NOTE, spend, trial_costs_usd
-from rubberband.views.tables import TextTable, failures, incidents, measured, ranked, status
+from rubberband.views.tables import TextTable, failures, incidents, measured, ranked, status, workers
 from rubberband.views.words import change, duration, mean_efficiency, printable, setting, usd, usd_decimals
 
 # The submission, as the page of an experiment shows it that has not started. Pure.
@@ -497,7 +497,9 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "happenings": words.happenings(result),
         "trials": trial_page(result, asked),
         "pareto": _shortened(pareto(result, None)),
-        "tables": [_shortened(table) for table in (failures(result), incidents(result)) if table.rows],
+        "tables": [
+            _shortened(table) for table in (workers(result, None), failures(result), incidents(result)) if table.rows
+        ],
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.values.adaptive import BatchLimits, BatchMode, BatchUse
+from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import Market, Plan, Stage, StagePrediction
 from rubberband.values.profile import Profile
 
@@ -177,6 +178,8 @@ class TrialReported(Event):
     saved_iterations: int | None = None
     """Iterations that the latest checkpoint really holds, if fewer: none was written after this one, or a function
     passed none of late. Later ones are trained again whenever the trial goes on. None: all of them."""
+    balance: BalanceUse | None = None
+    """The shares of the gang's workers and their times; None where the workers divide the batch equally."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.spec.search import Sha
 from rubberband.values.adaptive import BatchUse
+from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Prediction, Stage, StagePlan, StagePrediction, total_iterations
 from rubberband.values.profile import Profile
@@ -173,9 +174,7 @@ class Job:
 
     @property
     def reserved_usd_per_hour(self) -> float:
-        """Return the price that is reserved until an instance's price is known, and on the spot market also after that.
-
-        It includes side costs, as every price that the bill grows by."""
+        """The price with side costs that is reserved until an instance's price is known; of a spot one also after."""
         rent = max(self.offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)
         return rent + self.offer.side_usd_per_hour
 
@@ -204,6 +203,7 @@ class TrialReport:
     batches: tuple[BatchUse, ...] = ()
     saved_iterations: int | None = None
     """That the latest checkpoint then really held; None: all of them."""
+    balance: BalanceUse | None = None
 
     @property
     def unsaved_iterations(self) -> int:

@@ -74,6 +74,7 @@ def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Re
             stage=lane.stages[-1].stage,
             batches=event.batches,
             saved_iterations=event.saved_iterations,
+            balance=event.balance,
         )
     )
     orders: list[Command] = [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]

@@ -252,6 +252,7 @@ class Attempt:
         return bool(now > earlier)
 
     def _report(self, report: SegmentReport) -> None:
+        balance = report.batch.balance
         self._tell(
             TrialReported,
             iterations=report.iterations,
@@ -261,6 +262,7 @@ class Attempt:
             limits=report.batch.limits,
             samples_per_iteration=report.batch.samples_per_iteration,
             saved_iterations=report.saved_iterations,
+            balance=None if balance is None or balance.is_equal else balance,
         )
 
     def _fail(self, kind: FailureKind, message: str, details: str) -> None:

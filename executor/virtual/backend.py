@@ -30,6 +30,7 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.virtual.fleet import Agenda, AttemptFate, Faults, Fortune, VirtualFleet
+from rubberband.executor.virtual.workers import balance_use, balanced_factor
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
@@ -77,7 +78,9 @@ class _Run:
     done: int = 0
     """Iterations of this attempt, the repeated ones included."""
     mean_iterations: float = 0.0
-    """Length of the done iterations and of the one under way, in iterations of mean length."""
+    """Length of the done iterations and of the one under way, in iterations of mean length on even workers."""
+    paces: tuple[float, ...] = ()
+    """How many times longer a step takes on each worker in the iteration under way, or the latest."""
 
 
 class VirtualBackend:
@@ -251,7 +254,9 @@ class VirtualBackend:
 
     def _expect_report(self, run: _Run, began_at: float) -> None:
         if run.began_with + run.done < run.start.until_iterations:
-            run.mean_iterations += self._fortune.iteration(run.start.trial, run.began_with + run.done + 1)
+            run.paces = tuple(self._fortune.pace(slot.instance, self.now()) for slot in run.start.gang)
+            iteration = self._fortune.iteration(run.start.trial, run.began_with + run.done + 1)
+            run.mean_iterations += iteration * balanced_factor(run.paces)
             ends_at = began_at + run.mean_iterations * run.iteration_s
             self._agenda.add(ends_at, lambda now: self._report(run, began_at, now))
 
@@ -261,8 +266,9 @@ class VirtualBackend:
         if run.fate.failure is not None and run.done >= run.fate.after_reports:
             return self._fail(run, run.fate.failure, now)
         run.done += 1
+        event = self._as_report(run, run.done, now)
         self._expect_report(run, began_at)
-        return self._as_report(run, run.done, now)
+        return event
 
     def _fail(self, run: _Run, kind: FailureKind, now: float) -> Event | None:
         if kind == "hung":
@@ -289,4 +295,5 @@ class VirtualBackend:
             checkpoint=checkpoint,
             saved_iterations=run.saved if run.saved < iterations else None,
             batches=self._batches_of(start.trial, iterations, start.gang, run.iteration_s),
+            balance=balance_use(run.paces, run.iteration_s),
         )

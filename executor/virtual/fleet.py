@@ -86,6 +86,10 @@ class Fortune(Protocol):
         """How many times longer than the attempt's others the trial's iteration number `iterations` takes."""
         ...
 
+    def pace(self, instance: str, at: float) -> float:
+        """How many times longer a step takes on an instance than on the others, at an instant of the clock."""
+        ...
+
 
 _PROMPT = Messages()
 _SOUND = AttemptFate()
@@ -105,6 +109,10 @@ class Faults:
     """(trial, attempt) that cannot go on from its checkpoint."""
     fates: Mapping[str, Fate] = field(default_factory=dict)
     """Instance -> whatever else becomes of it."""
+    slow: Mapping[str, float] = field(default_factory=dict)
+    """Instance -> how many times longer a step takes on it."""
+    slow_from: float = 0.0
+    """Instant of the clock from which slow instances are slow."""
 
     def instance(self, instance: str, market: Market) -> Fate:
         """Return what is written down."""
@@ -125,6 +133,10 @@ class Faults:
     def iteration(self, trial: int, iterations: int) -> float:
         """Return that no iteration differs."""
         return 1.0
+
+    def pace(self, instance: str, at: float) -> float:
+        """Return what is written down."""
+        return self.slow.get(instance, 1.0) if at >= self.slow_from else 1.0
 
 
 _BEATS = 10

@@ -43,3 +43,13 @@ class BalanceUse:
     steps: int
     stragglers: tuple[int, ...] = ()
     """Ranks that for 20 steps or more slowed the gang more than their removal would."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all workers have the same share, but for the remainder, and none is a straggler."""
+        return max(self.shares) - min(self.shares) <= 1 and not self.stragglers
+
+    @property
+    def saved(self) -> float:
+        """Part of a step with equal shares that balancing saves; negative where it costs time."""
+        return 1.0 - self.step_s / self.equal_step_s if self.equal_step_s > 0.0 else 0.0

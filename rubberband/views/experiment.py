@@ -112,7 +112,7 @@ def extensions(result: Result) -> list[Any]:
 
 
 def trial_view(trial: TrialResult, *, curves: bool) -> dict[str, Any]:
-    """Return a trial, with its learning curve and batch sizes if `curves`."""
+    """Return a trial, with its learning curve, batch sizes and shares of its workers if `curves`."""
     names = (
         "trial",
         "status",
@@ -125,7 +125,7 @@ def trial_view(trial: TrialResult, *, curves: bool) -> dict[str, Any]:
         "bracket",
         "seed",
     )
-    return _some(trial, (*names, "curve", "batches") if curves else names)
+    return _some(trial, (*names, "curve", "batches", "balance") if curves else names)
 
 
 def allocations(result: Result | None) -> dict[str, Any]:

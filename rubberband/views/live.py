@@ -28,8 +28,9 @@ from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State,
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.driver import Observer
+from rubberband.values.balance import BalanceUse
 from rubberband.views.narration import Narrator
-from rubberband.views.words import counted, duration, number, usd, usd_decimals
+from rubberband.views.words import counted, duration, number, unequal, usd, usd_decimals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,8 @@ class Progress:
     """Trial and metric."""
     batch_sizes: tuple[int, ...]
     """Last reported by the running trials; empty if the batch is fixed."""
+    balances: tuple[tuple[int, BalanceUse], ...]
+    """Running trials whose workers are unequal, with the latest shares."""
     state: State
     """Copy of the data for the bill and the forecast."""
 
@@ -125,6 +128,11 @@ def observe(job: Job, state: State) -> Progress:
             trial.reports[-1].batches[-1].batch_size
             for trial in state.running()
             if trial.reports and trial.reports[-1].batches
+        ),
+        balances=tuple(
+            (trial.trial, use)
+            for trial in state.running()
+            if trial.reports and (use := trial.reports[-1].balance) is not None
         ),
         state=_copy(job, state),
     )
@@ -382,6 +390,10 @@ def summary(progress: Progress, now: float) -> list[Text]:
         lines.append(Text(f"cloud    {bought}"))
     if progress.batch_sizes:
         lines.append(Text(f"batch    {_range(progress.batch_sizes)}"))
+    if progress.balances:
+        trial, use = max(progress.balances, key=lambda one: one[1].saved)
+        more = f"; {counted(len(progress.balances) - 1, 'more trial')}" if len(progress.balances) > 1 else ""
+        lines.append(Text(f"workers  trial {trial}: {unequal(use)}{more}"))
     if progress.best is not None:
         trial, value = progress.best
         lines.append(Text(f"best     {job.metric}={number(value)} (trial {trial})"))

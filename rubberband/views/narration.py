@@ -38,11 +38,17 @@ from rubberband.views.words import (
     listed,
     number,
     printable,
+    slow_workers,
     stood_still,
+    unequal,
     went_back,
 )
 
 _UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
+
+
+Slow = tuple[Sequence[int], Sequence[int]]
+"""Ranks of a gang without samples, and its stragglers."""
 
 
 def _drawn(event: TrialsDrawn) -> str:
@@ -71,6 +77,8 @@ class Narrator:
         self._stages_ended: set[int] = set()
         self._decisions = 0
         self._promotions = 0
+        self._slow: dict[int, Slow | None] = {}
+        """Trial -> what is known of its slow workers; None: its workers are equal."""
         self._ending = False
 
     def lines(self, event: Event, controller: Controller) -> list[str]:
@@ -100,6 +108,7 @@ class Narrator:
         if isinstance(event, TrialReported) and event.checkpoint is not None and not self._warned:
             self._warned = event.saved_iterations == 0
             said += [f"trial {event.trial}: the function {WITHOUT_CHECKPOINT}"] * self._warned
+        said += self._unequal(event, state) if isinstance(event, TrialReported) else []
         said += self._promoted(state)
         said += self._synced(state)
         said += [f"no bracket is added: {printable(event.reason)}"] if isinstance(event, SearchWidened) else []
@@ -292,6 +301,16 @@ class Narrator:
             f"{self._job.metric}={_metric(self._job, state.trials[one.trial])}"
             for one in fresh
         ]
+
+    def _unequal(self, event: TrialReported, state: State) -> list[str]:
+        """Return a line when a trial's workers turn out to be unequal, and when other workers of it are slow."""
+        use, trial = event.balance, state.trials[event.trial]
+        slow = None if use is None else ([rank for rank, x in enumerate(use.shares) if x == 0], use.stragglers)
+        before, self._slow[event.trial] = self._slow.get(event.trial), slow
+        if use is None or slow == before:
+            return []
+        told = "; ".join(filter(None, [unequal(use) if before is None else "", *slow_workers(use, trial.gang)]))
+        return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{told or unequal(use)}"]
 
     def _synced(self, state: State) -> list[str]:
         ended = [stage for stage in state.stages if stage.ended_at is not None]

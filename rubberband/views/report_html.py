@@ -40,6 +40,7 @@ from rubberband.views.tables import (
     stages,
     tells_start_failures,
     trials,
+    workers,
 )
 from rubberband.views.words import counted, difference, duration, number, printable, usd
 
@@ -85,6 +86,7 @@ def render_html(result: Result, importance: Figure | str = "") -> str:
             STRIP_END,
             f'<p class="note">{html.escape(importance)}</p>' if isinstance(importance, str) else "",
             table_section(batch_sizes(result, MOST_TRIALS), sortable=True),
+            table_section(workers(result, MOST_TRIALS), sortable=True),
             table_section(pareto(result, MOST_TRIALS), sortable=True),
             table_section(comparison(result)),
             table_section(stages(result)),

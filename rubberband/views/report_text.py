@@ -24,6 +24,7 @@ from rubberband.views.tables import (
     purchases,
     stages,
     trials,
+    workers,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
         purchases(result),
         bill(result.bill),
         batch_sizes(result, most_trials),
+        workers(result, most_trials),
         failures(result),
         incidents(result),
         pareto(result, most_trials),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from rubberband.executor.balance_history import BalanceStretch
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
 from rubberband.units import format_bytes, format_duration
@@ -26,9 +27,11 @@ from rubberband.views.words import (
     mean_efficiency,
     noise_scales,
     number,
+    overall_saving,
     printable,
     rounded,
     setting,
+    slow_workers,
     stood_still,
     throughput,
     time_unit_s,
@@ -36,6 +39,7 @@ from rubberband.views.words import (
     usd_decimals,
     went_back,
     widened,
+    worker_values,
 )
 
 Row = tuple[str, ...]
@@ -84,7 +88,8 @@ def headlines(result: Result) -> list[str]:
         size = f" ({format_bytes(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
         lines.append(f"checkpoint: {printable(best.checkpoint.url)}{size}")
     batch = batch_line(best)
-    return [*lines, *([batch] if batch else []), *_missing(result)]
+    balance = overall_saving(result)
+    return [*lines, *([batch] if batch else []), *([balance] if balance else []), *_missing(result)]
 
 
 def _missing(result: Result) -> list[str]:
@@ -546,4 +551,35 @@ def _row(trial: TrialResult) -> Row:
         amount(speeds[1]) if speeds else "-",
         gain(speeds),
         gain(first_and_last(stretches, goodput)),
+    )
+
+
+def workers(result: Result, most: int | None) -> TextTable:
+    """Return the latest shares and times of unequal workers, best trial first; trials beyond `most` are counted."""
+    latest = [(trial.trial, trial.balance[-1]) for trial in ranked(result) if trial.balance]
+    shown = latest[:most]
+    left = len(latest) - len(shown)
+    return TextTable(
+        title="Unequal workers, best trial first",
+        header=("trial", "stage", "samples per step", "own time", "step", "if equal", "saved"),
+        rows=tuple(_workers_row(trial, last) for trial, last in shown),
+        words=frozenset({2, 3}),
+        notes=(
+            "At the latest report, worker by worker. Own time: without the wait for others. If equal: the step with "
+            "equal shares, by a model from measured times.",
+            *(f"Trial {trial}: {told}." for trial, last in shown for told in slow_workers(last, last.workers)),
+            *([f"{counted(left, 'more trial')} not shown."] if left else []),
+        ),
+    )
+
+
+def _workers_row(trial: int, last: BalanceStretch) -> Row:
+    return (
+        str(trial),
+        str(last.stage),
+        worker_values(last.shares),
+        f"{worker_values(last.compute_s)} s",
+        duration(last.step_s),
+        duration(last.equal_step_s),
+        f"{100 * last.saved:.0f} %",
     )

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rubberband.executor.batch_history import BatchStretch
+from rubberband.executor.core.events import Gang
 from rubberband.executor.core.state import Granted, Pause, Setback
-from rubberband.executor.result import ExtensionResult, PauseResult, SetbackResult, TrialResult, WideningResult
+from rubberband.executor.result import ExtensionResult, PauseResult, Result, SetbackResult, TrialResult, WideningResult
 from rubberband.units import format_duration
+from rubberband.values.balance import BalanceUse
 
 
 def rounded(parts: Sequence[float], unit: float) -> list[float]:
@@ -203,3 +205,63 @@ def batch_line(trial: TrialResult) -> str:
     better = gain(first_and_last(stretches, goodput))
     parts += [f"{gain(faster)} the samples/s, {better} the goodput"] if faster else []
     return "; ".join(parts)
+
+
+# Phrases about unequal workers.
+
+
+_MANY_WORKERS = 8
+_LEAST_SAVED = 0.005
+"""A smaller saving is rounded to nothing."""
+
+
+def worker_values(values: Sequence[float]) -> str:
+    """Return shares or times, worker by worker: `12 / 12 / 24 / 48`; of many workers, the least and the most."""
+    if len(values) > _MANY_WORKERS:
+        return f"{amount(min(values))} to {amount(max(values))}"
+    return " / ".join(map(amount, values))
+
+
+def saving(use: BalanceUse) -> str:
+    """Return what balancing saves, said as a model; empty if that is nothing."""
+    if use.saved < _LEAST_SAVED:
+        return ""
+    return f"balancing saves {100 * use.saved:.0f} % against equal shares (model from measured times)"
+
+
+def unequal(use: BalanceUse) -> str:
+    """Return the shares of unequal workers, and what balancing saves."""
+    return "; ".join(filter(None, [f"{worker_values(use.shares)} samples per step", saving(use)]))
+
+
+def slow_workers(use: BalanceUse, gang: Gang) -> list[str]:
+    """Return a phrase about the workers without samples, and one about those that hold up their gang."""
+    idle = [rank for rank, samples in enumerate(use.shares) if samples == 0]
+    slow = [rank for rank in use.stragglers if rank not in idle]
+    said = []
+    if idle:
+        said.append(f"{worker_names(idle, gang)} get{'s' * (len(idle) == 1)} no samples, which makes the step shorter")
+    if slow:
+        said.append(f"the step would be shorter without {worker_names(slow, gang)}")
+    return said
+
+
+def worker_names(ranks: Sequence[int], gang: Gang) -> str:
+    """Return workers by their instances, such as `i-003 GPU 1`; by rank where the gang is not known."""
+    if len(gang) <= max(ranks):
+        return f"worker {listed(ranks)}" if len(ranks) == 1 else f"workers {listed(ranks)}"
+    return listed(f"{gang[rank].instance} GPU {gang[rank].gpu}" for rank in ranks)
+
+
+def overall_saving(result: Result) -> str:
+    """Return the headline: what balancing saved over all unequal steps, and in how many trials; empty if nothing."""
+    stretches = [stretch for trial in result.trials for stretch in trial.balance]
+    equal_s = math.fsum(stretch.steps * stretch.equal_step_s for stretch in stretches)
+    saved_s = equal_s - math.fsum(stretch.steps * stretch.step_s for stretch in stretches)
+    if not stretches or saved_s < _LEAST_SAVED * equal_s:
+        return ""
+    trials = counted(sum(bool(trial.balance) for trial in result.trials), "trial")
+    return (
+        f"unequal workers in {trials}: balancing saved {100 * saved_s / equal_s:.0f} % of their steps' time, "
+        f"{duration(saved_s)}, against equal shares (model from measured times)"
+    )

@@ -80,6 +80,8 @@ class Weather:
     store_away: float
     """Per round: that the checkpoint store goes away, for a while."""
     slow_trial: float
+    slow_instance: float
+    """That an instance trains slower than others, from its start or later on."""
     wake_early: float
     """Per round of events: that the loop wakes up for nothing."""
     busy: float
@@ -109,6 +111,7 @@ CALM = Weather(
     loses_checkpoint=0.0,
     store_away=0.0,
     slow_trial=0.0,
+    slow_instance=0.0,
     wake_early=0.0,
     busy=0.0,
     stall=0.0,
@@ -131,6 +134,7 @@ ROUGH = Weather(
     loses_checkpoint=0.05,
     store_away=0.0005,
     slow_trial=0.05,
+    slow_instance=0.05,
     wake_early=0.005,
     busy=0.05,
     stall=0.001,
@@ -160,6 +164,7 @@ STORM = replace(
     trial_fails=0.1,
     loses_checkpoint=0.2,
     store_away=0.005,
+    slow_instance=0.15,
     stall=0.01,
     deaths=2.0,
 )
@@ -366,6 +371,9 @@ class Chance:
         self._dearest_usd_per_hour = dearest_usd_per_hour
         self._now = now
         self._sold_out_until: dict[Market, float] = {}
+        self._machines = Random(str(source.getstate()))
+        self._paces: dict[str, tuple[float, float]] = {}
+        """Instance -> how many times longer its steps take, and the instant from which."""
         self.seen: Counter[str] = Counter()
 
     def _happens(self, probability: float, what: str) -> bool:
@@ -449,6 +457,17 @@ class Chance:
     def iteration(self, trial: int, iterations: int) -> float:
         """As all others of the attempt."""
         return 1.0
+
+    def pace(self, instance: str, at: float) -> float:
+        """Drawn once for each instance."""
+        if instance not in self._paces:
+            pace, since = 1.0, self._now() + self._machines.choice([0.0, 300.0])
+            if self._machines.random() < self._weather.slow_instance:
+                self.seen["slow instance"] += 1
+                pace = self._machines.choice([2.0, 8.0, 40.0])
+            self._paces[instance] = pace, since
+        pace, since = self._paces[instance]
+        return pace if at >= since else 1.0
 
     def _attempt(self) -> AttemptFate:
         fails = self._happens(self._weather.trial_fails, "trial fails")

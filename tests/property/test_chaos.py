@@ -134,7 +134,7 @@ def test_the_weather_brings_everything_that_it_names() -> None:
         seen += outcome.seen
         ended[outcome.ended] += 1
     assert set(ended) == {"done", "budget", "failed", "cancelled", "abandoned"}
-    assert len(seen) == 25, sorted(seen)
+    assert len(seen) == 26, sorted(seen)
 
 
 def test_a_controller_that_reserves_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ import sqlalchemy as sql
 
 from rubberband.errors import JournalError
 from rubberband.executor.core import events
-from rubberband.executor.core.events import Event, RestPlanned, TrialFailed
+from rubberband.executor.core.events import Event, RestPlanned, TrialFailed, TrialReported
 from rubberband.executor.journal.journal import Journal, decode_event, decode_job, encode_event, encode_job, sqlite_url
 from rubberband.executor.training.runner import describe
+from rubberband.values.balance import BalanceUse
 from tests.builders.jobs import EVENTS, JOB
 
 
@@ -31,6 +32,15 @@ def test_a_decision_of_an_older_version_knows_of_no_trials_own_speed() -> None:
     decision = decode_event(kind, json.dumps(older))
     assert isinstance(decision, RestPlanned)
     assert decision.own == {}
+
+
+def test_a_report_of_an_older_version_knows_of_no_unequal_workers() -> None:
+    use = BalanceUse(shares=(3, 1), compute_s=(0.1, 0.1), step_s=0.11, equal_step_s=0.2, steps=9, stragglers=(1,))
+    event = TrialReported(occurred_at=1.0, trial=0, attempt=1, iterations=1, metrics={}, checkpoint=None, balance=use)
+    kind, body = encode_event(event)
+    assert decode_event(kind, body) == event
+    older = {name: value for name, value in json.loads(body).items() if name != "balance"}
+    assert decode_event(kind, json.dumps(older)) == dataclasses.replace(event, balance=None)
 
 
 def test_any_path_will_do(tmp_path: Path) -> None:

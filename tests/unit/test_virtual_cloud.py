@@ -144,6 +144,9 @@ class Slow:
     def iteration(self, trial: int, iterations: int) -> float:
         return 1.0
 
+    def pace(self, instance: str, at: float) -> float:
+        return 1.0
+
 
 def backend(messages: Messages | None = None, fate: Fate | None = None) -> VirtualBackend:
     """One whose instance `a` has these messages and this fate."""
