@@ -13,7 +13,7 @@ from dataclasses import InitVar, asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from rubberband.executor.training.sampler import even_shares
+from rubberband.planner.balancing import even_shares
 from rubberband.planner.goodput.choice import GoodputChoice, better, candidates, choose, choose_at
 from rubberband.planner.goodput.fit import fit
 from rubberband.planner.goodput.model import efficiency, step_s

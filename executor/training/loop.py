@@ -42,13 +42,14 @@ from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
 from rubberband.executor.training.own_step import OwnStep, check_own_step
 from rubberband.executor.training.runner import FORMAT, Runner, Steps, TrialFailure, clean_metrics, expect, positive
-from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, even_shares, reseed
+from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import TrainStep
 from rubberband.executor.training.streams import iteration_of
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.words import build_optimizer, build_scheduler, check_words, fixed_steps
 from rubberband.executor.training.wrapping import prepare
+from rubberband.planner.balancing import even_shares
 
 
 class TorchRunner(Runner):

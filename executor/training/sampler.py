@@ -16,6 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rubberband.planner.balancing import scale_shares
+
 Stream = Literal["setup", "order", "train", "evaluate", "sample"]
 """Purpose of the randomness; streams of the same seed are independent."""
 
@@ -161,25 +163,3 @@ class GlobalBatchSampler:
         self.position += samples
         if self.position == self.num_samples:
             self.epoch, self.position = self.epoch + 1, 0
-
-
-def even_shares(batch_size: int, num_workers: int) -> tuple[int, ...]:
-    """Return shares as equal as possible, the first ones larger by one; none of 1 if that can be avoided.
-
-    BatchNorm fails on a batch of one, so a small batch goes to fewer workers, and the others take 0.
-    """
-    workers = max(1, min(num_workers, batch_size // 2))
-    share, rest = divmod(batch_size, workers)
-    return tuple(share + (rank < rest) if rank < workers else 0 for rank in range(num_workers))
-
-
-def scale_shares(shares: Sequence[int], batch_size: int) -> tuple[int, ...]:
-    """Return shares in the same proportion that sum to `batch_size` (largest remainder; ties go to the lower rank)."""
-    total = sum(shares)
-    if total == batch_size:
-        return tuple(shares)
-    floors = [share * batch_size // total for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda rank: (-(shares[rank] * batch_size % total), rank))
-    for rank in by_remainder[: batch_size - sum(floors)]:
-        floors[rank] += 1
-    return tuple(floors)

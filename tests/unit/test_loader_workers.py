@@ -27,8 +27,9 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gradient_noise import GradientNoise
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.sampler import GlobalBatchSampler, even_shares, sample_keys
+from rubberband.executor.training.sampler import GlobalBatchSampler, sample_keys
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.planner.balancing import even_shares
 from tests.builders import segments
 from tests.builders.segments import reports
 

@@ -1,0 +1,269 @@
+"""Forecasts of how fast CPU workers will be in the next step (LB-BSP §3.2.2), behind one protocol.
+
+v is a worker's speed in samples/s, c the CPUs and m the fraction of memory that are available to it. Arrays are by
+rank, (n,). All forecasts are of positive numbers; a worker that has not been seen yet is as fast as the others are on
+average.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+LEAST = 1e-9
+"""Resources below this count as this much, as their logarithms are used."""
+
+
+class Predictor(Protocol):
+    """Forecasts speeds from those of the past, and from resources at present."""
+
+    @property
+    def noise_share(self) -> float:
+        """Part of the noise of one look that is left in a forecast; 1 where it is that of the last look."""
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        """Take in v of the steps that have passed (nan where unknown), and c and m of the steps to come."""
+
+    def forecast(self) -> Floats:
+        """Return v of the steps to come."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, in plain values."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, of as many workers."""
+
+
+class Remembering:
+    """Arrays that `state` and `restore` carry; a base of predictors."""
+
+    arrays: tuple[str, ...] = ()
+    """Attributes that are arrays."""
+    numbers: tuple[str, ...] = ("looks",)
+    """Attributes that are numbers."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self.looks = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, in plain values."""
+        arrays = {name: getattr(self, name).tolist() for name in self.arrays}
+        return {**arrays, **{name: getattr(self, name) for name in self.numbers}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, of as many workers."""
+        for name in self.arrays:
+            setattr(self, name, np.asarray(state[name], dtype=np.float64))
+        for name in self.numbers:
+            setattr(self, name, state[name])
+
+
+def known(values: Floats) -> Floats:
+    """Replace nan by the mean of the others, or by 1 without any."""
+    missing = np.isnan(values)
+    if not missing.any():
+        return values
+    return np.where(missing, 1.0 if missing.all() else values[~missing].mean(), values)
+
+
+class Memoryless(Remembering):
+    """The speed of the last look."""
+
+    arrays = ("last",)
+    noise_share = 1.0
+
+    def __init__(self, num_workers: int) -> None:
+        super().__init__(num_workers)
+        self.last: Floats = np.full(num_workers, np.nan)
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        self.looks += 1
+        self.last = np.where(np.isnan(speeds), self.last, speeds)
+
+    def forecast(self) -> Floats:
+        return known(self.last)
+
+
+class Ema(Remembering):
+    """The exponential moving average of the speeds; the paper's smoothing factor is 0.2 (Table 3)."""
+
+    arrays = ("mean",)
+
+    def __init__(self, num_workers: int, alpha: float = 0.2) -> None:
+        super().__init__(num_workers)
+        self._alpha = alpha
+        self.mean: Floats = np.full(num_workers, np.nan)
+
+    @property
+    def noise_share(self) -> float:
+        return averaged(self._alpha, self.looks)
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        self.looks += 1
+        rate = max(self._alpha, 1.0 / self.looks)
+        mean = np.where(np.isnan(self.mean), speeds, self.mean)
+        self.mean = np.where(np.isnan(speeds), mean, mean + rate * (speeds - mean))
+
+    def forecast(self) -> Floats:
+        return known(self.mean)
+
+
+def averaged(alpha: float, looks: int) -> float:
+    """Return the part of the noise that is left in an exponential moving average."""
+    return max(math.sqrt(alpha / (2.0 - alpha)), 1.0 / math.sqrt(max(looks, 1)))
+
+
+class Arima(Remembering):
+    """ARIMA(p, 1, 1) of the speeds, by recursive least squares with the last error as a regressor."""
+
+    arrays = ("speeds", "errors", "weights", "inverse")
+    noise_share = 1.0
+
+    def __init__(self, num_workers: int, order: int = 2, forgetting: float = 0.995) -> None:
+        super().__init__(num_workers)
+        self._order, self._forgetting = order, forgetting
+        self.speeds: Floats = np.full((num_workers, order + 1), np.nan)
+        """(n, p + 1) The last speeds, newest first."""
+        self.errors: Floats = np.zeros(num_workers)
+        self.weights: Floats = np.zeros((num_workers, order + 1))
+        self.inverse: Floats = np.tile(np.eye(order + 1), (num_workers, 1, 1))
+
+    def _regressors(self) -> Floats:
+        differences = self.speeds[:, :-1] - self.speeds[:, 1:]
+        scale = np.maximum(self.speeds[:, :1], LEAST)
+        return np.asarray(np.nan_to_num(np.column_stack([differences, self.errors]) / scale))
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        self.looks += 1
+        seen = ~np.isnan(speeds)
+        last = self.speeds[:, 0]
+        ready = seen & ~np.isnan(self.speeds).any(axis=1)
+        inputs = self._regressors()
+        target = np.where(ready, (speeds - last) / np.where(ready, last, 1.0), 0.0)
+        error = np.where(ready, target - (self.weights * inputs).sum(axis=1), 0.0)
+        gained = np.einsum("nij,nj->ni", self.inverse, inputs)
+        gains = gained / (self._forgetting + (inputs * gained).sum(axis=1))[:, None]
+        self.weights = np.where(ready[:, None], self.weights + gains * error[:, None], self.weights)
+        inverse = (self.inverse - gains[:, :, None] * gained[:, None, :]) / self._forgetting
+        bounded = ready & (np.einsum("nii->n", inverse) < 1e4)
+        self.inverse = np.where(bounded[:, None, None], inverse, self.inverse)
+        self.errors = np.where(seen, error * np.where(ready, last, 0.0), self.errors)
+        moved = np.column_stack([speeds, self.speeds[:, :-1]])
+        self.speeds = np.where(seen[:, None], moved, self.speeds)
+
+    def forecast(self) -> Floats:
+        last = self.speeds[:, 0]
+        change = np.clip((self.weights * self._regressors()).sum(axis=1), -0.5, 1.0)
+        return known(last * (1.0 + change))
+
+
+class NormalisedEma(Remembering):
+    """v = u f(c, m), the default: a clipped moving average of u = v / f(c, m), with f fitted online.
+
+    f(c, m) = c^p m^q is the same function for all workers, so each one's changes inform it: p and q are those of a
+    regression of log v on log c and log m, all relative to the worker's own means. So a change of the resources is in
+    the forecast at once, and noise is averaged. A speed that is far off is clipped, as a spike; one that stays off is a
+    shift for which f has no reason, and u begins again from there.
+    """
+
+    arrays = ("level", "resources", "means", "moments", "off", "recent", "seen")
+    numbers = ("looks", "variance")
+
+    alpha = 0.1
+    clip = 2.5
+    """Standard deviations of the noise that one look may be off; more is clipped."""
+    shift_looks = 3
+    """Looks in a row on one side, beyond the clip, that make a shift."""
+    slow = 0.02
+    """Rate of the means that the regression is relative to."""
+    forgetting = 0.9995
+    prior = np.array([1.0, 0.0])
+    """p and q before anything is known: a speed is proportional to the CPUs, and memory does not matter."""
+    doubt = 0.5
+    """Standard deviation of that prior."""
+
+    def __init__(self, num_workers: int) -> None:
+        super().__init__(num_workers)
+        self.level: Floats = np.full(num_workers, np.nan)
+        """log u."""
+        self.resources: Floats = np.zeros((num_workers, 2))
+        """log c and log m of the steps to come."""
+        self.means: Floats = np.zeros((num_workers, 3))
+        """Slow means of log v, log c and log m."""
+        self.moments: Floats = np.zeros((2, 3))
+        """Sums over all workers of (c, m) times (c, m, v), relative to the means."""
+        self.off: Floats = np.zeros(num_workers)
+        """Looks in a row that were beyond the clip; below 0 where they were too low."""
+        self.recent: Floats = np.zeros(num_workers)
+        """Sum of log u over these looks."""
+        self.seen: Floats = np.zeros(num_workers)
+        self.variance = 0.05**2
+
+    @property
+    def noise_share(self) -> float:
+        return averaged(self.alpha, self.looks)
+
+    def exponents(self) -> Floats:
+        """Return p and q of f, at least 0."""
+        trust = self.variance / self.doubt**2
+        matrix = self.moments[:, :2] + trust * np.eye(2)
+        (a, b), (c, d) = matrix.tolist()
+        right = self.moments[:, 2] + trust * self.prior
+        first, second = right.tolist()
+        divisor = a * d - b * c
+        found = np.array([(first * d - second * b) / divisor, (second * a - first * c) / divisor])
+        return np.asarray(np.clip(found, 0.0, 2.0))
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        self.looks += 1
+        seen = ~np.isnan(speeds)
+        log_speeds = np.log(np.where(seen, speeds, 1.0))
+        if self.looks > 1:
+            self._fit(seen, log_speeds)
+            self._follow(seen, log_speeds)
+        self.resources = np.log(np.maximum(np.column_stack([cpu, memory]), LEAST))
+        if self.looks == 1:  # the resources of the first steps are those of the present, as far as is known
+            self._fit(seen, log_speeds)
+            self._follow(seen, log_speeds)
+
+    def _fit(self, seen: npt.NDArray[np.bool_], log_speeds: Floats) -> None:
+        values = np.column_stack([log_speeds, self.resources])
+        rate = np.maximum(self.slow, 1.0 / (self.seen + 1.0))[:, None]
+        from_mean = np.where(seen[:, None], values - self.means, 0.0)
+        from_mean[self.seen == 0.0] = 0.0
+        self.means = np.where(seen[:, None], self.means + rate * (values - self.means), self.means)
+        self.seen = self.seen + seen
+        limit = 4.0 * math.sqrt(self.variance) + np.abs(from_mean[:, 1:]).sum(axis=1)
+        from_mean[:, 0] = np.clip(from_mean[:, 0], -limit, limit)
+        inputs = from_mean[:, 1:]
+        self.moments = self.forgetting * self.moments + inputs.T @ np.column_stack([inputs, from_mean[:, 0]])
+
+    def _follow(self, seen: npt.NDArray[np.bool_], log_speeds: Floats) -> None:
+        levels = log_speeds - self.resources @ self.exponents()
+        fresh = seen & np.isnan(self.level)
+        self.level = np.where(fresh, levels, self.level)
+        off = np.where(seen, levels - self.level, 0.0)
+        limit = self.clip * math.sqrt(self.variance)
+        side = np.where(off > limit, 1.0, np.where(off < -limit, -1.0, 0.0))
+        same = side * np.sign(self.off) > 0.0
+        self.off = np.where(seen, np.where(same, self.off + side, side), self.off)
+        begun = np.where(side != 0.0, levels, 0.0)
+        self.recent = np.where(seen, np.where(same, self.recent + levels, begun), self.recent)
+        shifted = np.abs(self.off) >= self.shift_looks
+        clipped = np.clip(off, -limit, limit)
+        for square in np.square(clipped[seen & ~fresh & ~shifted]).tolist():
+            self.variance += max(0.01, 0.5 / (self.looks * self.num_workers)) * (1.2 * square - self.variance)
+        self.variance = max(self.variance, 1e-6)
+        rate = max(self.alpha, 1.0 / self.looks)
+        followed = self.level + rate * np.where(seen, clipped, 0.0)
+        self.level = np.where(shifted, self.recent / np.maximum(np.abs(self.off), 1.0), followed)
+        self.off = np.where(shifted, 0.0, self.off)
+
+    def forecast(self) -> Floats:
+        return known(np.exp(self.level + self.resources @ self.exponents()))

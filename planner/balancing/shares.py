@@ -1,0 +1,177 @@
+"""Divisions of a batch among workers: even, in proportion, and with the least time of the slowest worker."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from rubberband.planner.balancing.balancer import Line, ShareLimits
+
+_BISECTIONS = 100
+_EXACT = 1e-13
+"""Relative width of the interval of T at which a bisection ends."""
+_LEAST_WEIGHT = 1e-9
+_ROUNDING = 1e-12
+"""Relative slack of a share that floating point rounds down."""
+
+
+def even_shares(batch_size: int, num_workers: int) -> tuple[int, ...]:
+    """Return shares as equal as possible, the first ones larger by one; none of 1 if that can be avoided.
+
+    BatchNorm fails on a batch of one, so a small batch goes to fewer workers, and the others take 0.
+    """
+    workers = max(1, min(num_workers, batch_size // 2))
+    share, rest = divmod(batch_size, workers)
+    return tuple(share + (rank < rest) if rank < workers else 0 for rank in range(num_workers))
+
+
+def scale_shares(shares: Sequence[float], batch_size: int) -> tuple[int, ...]:
+    """Return shares in the same proportion that sum to `batch_size` (largest remainder; ties go to the lower rank).
+
+    Weights that are not integers may be given in place of shares. Their sum must be more than 0.
+    """
+    total = sum(shares)
+    if total == batch_size and all(isinstance(share, int) for share in shares):
+        return tuple(int(share) for share in shares)
+    # On floats, too, the floors sum to at most the batch: each quotient is off by less than a part of 1e15.
+    floors = [int(share * batch_size // total) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda rank: (-(shares[rank] * batch_size % total), rank))
+    for rank in by_remainder[: batch_size - sum(floors)]:
+        floors[rank] += 1
+    return tuple(floors)
+
+
+def held(batch_size: int, limits: ShareLimits) -> ShareLimits:
+    """Return limits whose caps hold the batch: the same ones, or those of as few passes as suffice."""
+    caps = [min(cap, batch_size) for cap in limits.caps]
+    passes = max(1, -(-batch_size // max(1, sum(caps))))
+    wide = limits.caps if passes == 1 else tuple(passes * cap for cap in limits.caps)
+    if sum(caps) == 0:
+        wide = (batch_size,) * len(caps)
+    return ShareLimits(
+        caps=tuple(min(cap, batch_size) for cap in wide),
+        least=limits.least,
+        zero_costs_nothing=limits.zero_costs_nothing,
+    )
+
+
+def keeps(shares: Sequence[int], limits: ShareLimits) -> bool:
+    """Return whether every share is 0, or at least `least` and at most its cap."""
+    return all(share == 0 or limits.least <= share <= cap for share, cap in zip(shares, limits.caps, strict=True))
+
+
+def proportional_shares(weights: Sequence[float], batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
+    """Return shares in proportion to positive weights, or as near as the limits allow."""
+    limits = held(batch_size, limits)
+    shares = scale_shares(weights, batch_size)
+    if keeps(shares, limits):
+        return shares
+    return min_max_shares([Line(0.0, 1.0 / max(weight, _LEAST_WEIGHT)) for weight in weights], batch_size, limits)
+
+
+def slowest_s(lines: Sequence[Line], shares: Sequence[int], limits: ShareLimits) -> float:
+    """Return max_i t_i(x_i)."""
+    free = limits.zero_costs_nothing
+    return max(line.time_s(share, zero_costs_nothing=free) for line, share in zip(lines, shares, strict=True))
+
+
+def min_max_shares(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
+    """Return integer shares with the least max_i t_i(x_i) (LB-BSP eq. 3), within the limits, which sum to the batch.
+
+    A bisection on T, the time of the slowest: worker i can do floor((T - a_i) / b_i) samples in it. A share between 0
+    and `least` only remains where nothing else sums to the batch.
+    """
+    limits = held(batch_size, limits)
+    shares = _filled(lines, batch_size, limits)
+    if keeps(shares, limits):
+        return shares
+    # Without `least` the time is a lower bound, so the division above is the best one unless it broke that rule.
+    return _with_least(lines, batch_size, limits) or shares
+
+
+def _capacity(line: Line, cap: int, time_s: float) -> int:
+    """The most samples of a worker in a time; 0 where it cannot do one."""
+    if time_s < line.base_s:
+        return 0
+    room_s = time_s - line.base_s
+    if room_s >= cap * line.per_sample_s:
+        return cap
+    return min(cap, math.floor(room_s / line.per_sample_s * (1.0 + _ROUNDING)))
+
+
+def _bounds(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tuple[float, float]:
+    """T below which nothing is feasible, and T of one division."""
+    low = 0.0 if limits.zero_costs_nothing else max(line.base_s for line in lines)
+    return low, slowest_s(lines, scale_shares(limits.caps, batch_size), limits)
+
+
+def _filled(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
+    """The best division where every share is allowed.
+
+    Whoever can do a part of the batch in less than the best T may keep that part, so the search ends when few samples
+    are left over, and these go one at a time where they are done first.
+    """
+    workers = list(zip(lines, limits.caps, strict=True))
+    low, high = _bounds(lines, batch_size, limits)
+    shares = [_capacity(line, cap, low) for line, cap in workers]
+    if sum(shares) >= batch_size:
+        return scale_shares(shares, batch_size)
+    for _ in range(_BISECTIONS):
+        if batch_size - sum(shares) <= len(lines) or high - low <= _EXACT * high:
+            break
+        middle = 0.5 * (low + high)
+        found = [_capacity(line, cap, middle) for line, cap in workers]
+        if sum(found) > batch_size:
+            high = middle
+        else:
+            low, shares = middle, found
+    left = batch_size - sum(shares)
+    if left > len(lines):  # where T is reached, a worker whose time does not depend on its share has room for many
+        room = [_capacity(line, cap, high) - share for (line, cap), share in zip(workers, shares, strict=True)]
+        return tuple(share + more for share, more in zip(shares, scale_shares(room, left), strict=True))
+    first = [(line.time_s(share + 1), rank) for rank, (line, share) in enumerate(zip(lines, shares, strict=True))]
+    heap = [each for each in first if shares[each[1]] < limits.caps[each[1]]]
+    heapq.heapify(heap)
+    for _ in range(left):
+        rank = heap[0][1]
+        shares[rank] += 1
+        if shares[rank] < limits.caps[rank]:
+            heapq.heapreplace(heap, (lines[rank].time_s(shares[rank] + 1), rank))
+        else:
+            heapq.heappop(heap)
+    return tuple(shares)
+
+
+def _with_least(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tuple[int, ...] | None:
+    """The best division into shares of 0 or at least `least`; None without any."""
+    most = batch_size // limits.least
+    workers = list(zip(lines, limits.caps, strict=True))
+
+    def members(time_s: float) -> list[tuple[int, int]]:
+        """The workers that could do most in a time, as many as can have `least`: what they can do, and their ranks."""
+        able = [(_capacity(line, cap, time_s), rank) for rank, (line, cap) in enumerate(workers)]
+        return sorted((each for each in able if each[0] >= limits.least), key=lambda each: (-each[0], each[1]))[:most]
+
+    low, _ = _bounds(lines, batch_size, limits)
+    high = max(line.time_s(cap) for line, cap in workers)
+    if sum(able for able, _ in members(low)) >= batch_size:
+        high = low
+    if sum(able for able, _ in members(high)) < batch_size:
+        return None
+    for _ in range(_BISECTIONS):
+        if high - low <= _EXACT * high:
+            break
+        middle = 0.5 * (low + high)
+        if sum(able for able, _ in members(middle)) >= batch_size:
+            high = middle
+        else:
+            low = middle
+    chosen = members(high)
+    room = [able - limits.least for able, _ in chosen]
+    left = batch_size - limits.least * len(chosen)
+    extra = scale_shares(room, left) if left else (0,) * len(chosen)
+    shares = [0] * len(lines)
+    for (_, rank), more in zip(chosen, extra, strict=True):
+        shares[rank] = limits.least + more
+    return tuple(shares)

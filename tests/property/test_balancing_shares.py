@@ -1,0 +1,79 @@
+"""Divisions of a batch: exactly the best one on small cases, close to the continuous bound on large ones."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.planner.balancing.balancer import Line, ShareLimits
+from rubberband.planner.balancing.shares import min_max_shares, scale_shares, slowest_s
+
+seconds = st.one_of(st.just(0.0), st.floats(1e-3, 10.0))
+lines = st.builds(Line, seconds, seconds)
+
+
+@st.composite
+def cases(draw, largest_batch=12, most_workers=4):
+    """Lines, a batch and limits that some division keeps."""
+    workers = draw(st.lists(lines, min_size=1, max_size=most_workers))
+    batch_size = draw(st.integers(1, largest_batch))
+    caps = draw(st.lists(st.integers(0, largest_batch), min_size=len(workers), max_size=len(workers)))
+    limits = ShareLimits(caps=tuple(caps), least=draw(st.integers(1, 3)), zero_costs_nothing=draw(st.booleans()))
+    return workers, batch_size, limits
+
+
+def every_division(batch_size, limits):
+    """All divisions that keep the limits."""
+    choices = [[0, *range(limits.least, cap + 1)] for cap in limits.caps]
+    return [shares for shares in itertools.product(*choices) if sum(shares) == batch_size]
+
+
+@given(cases())
+def test_no_division_within_the_limits_is_faster(case):
+    workers, batch_size, limits = case
+    found = min_max_shares(workers, batch_size, limits)
+    assert sum(found) == batch_size
+    divisions = every_division(batch_size, limits)
+    if divisions:
+        assert found in divisions
+        best_s = min(slowest_s(workers, shares, limits) for shares in divisions)
+        assert slowest_s(workers, found, limits) == pytest.approx(best_s, rel=1e-9)
+
+
+@given(st.lists(st.builds(Line, seconds, st.floats(1e-4, 1.0)), min_size=2, max_size=64), st.integers(1, 100_000))
+def test_a_large_batch_takes_one_sample_more_than_the_continuous_bound_at_most(workers, batch_size):
+    limits = ShareLimits(caps=(batch_size,) * len(workers), zero_costs_nothing=True)
+    found = min_max_shares(workers, batch_size, limits)
+    assert sum(found) == batch_size
+    low, high = 0.0, max(line.time_s(batch_size) for line in workers)
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        done = sum(max(0.0, middle - line.base_s) / line.per_sample_s for line in workers)
+        low, high = (low, middle) if done >= batch_size else (middle, high)
+    time_s = slowest_s(workers, found, limits)
+    slowest = max(line.per_sample_s for line, share in zip(workers, found, strict=True) if share)
+    assert low * (1.0 - 1e-9) <= time_s <= high * (1.0 + 1e-9) + slowest
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 4))
+def test_a_batch_that_the_caps_do_not_hold_is_done_in_passes(caps, factor):
+    workers = [Line(0.1, 0.01 * (rank + 1)) for rank in range(len(caps))]
+    batch_size = factor * sum(caps)
+    found = min_max_shares(workers, batch_size, ShareLimits(caps=tuple(caps)))
+    assert found == tuple(min(batch_size, factor * cap) for cap in caps)
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=64), st.integers(0, 10_000))
+def test_proportional_shares_are_off_by_less_than_one_sample(weights, batch_size):
+    found = scale_shares(weights, batch_size)
+    assert sum(found) == batch_size
+    for weight, share in zip(weights, found, strict=True):
+        assert abs(share - weight / sum(weights) * batch_size) < 1.0 + 1e-6
+
+
+def test_ties_go_to_the_lowest_rank():
+    assert scale_shares([1.0, 1.0, 1.0], 4) == (2, 1, 1)
+    assert min_max_shares([Line(0.0, 1.0)] * 3, 4, ShareLimits(caps=(4, 4, 4))) == (2, 1, 1)
