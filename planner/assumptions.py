@@ -39,6 +39,7 @@ Name = Literal[
     "speed beyond measured GPU counts",
     "speed beyond measured batches",
     "noise scale of the gradients",
+    "throughput of asynchronous workers",
 ]
 MORE = 1.1
 """Most inputs are raised by 10 %."""
@@ -122,6 +123,7 @@ def _rounded(difference: float) -> float:
 def _changes(job: JobPlan, now: Case) -> Iterator[_Change]:
     yield from _speeds(job, now)
     yield from _batches(job, now)
+    yield from _workers(job, now)
     yield from _delays(now)
     yield from _prices(now)
     yield _noise(now)
@@ -155,6 +157,21 @@ def _batches(job: JobPlan, now: Case) -> Iterator[_Change]:
     slower = at_noise_scale(now.profile, now.offer.gpus, model.noise_scale / 2.0)
     value = f"{model.noise_scale:,.0f} samples"
     yield _Change("noise scale of the gradients", value, "half of it", replace(now, profile=slower))
+
+
+def _workers(job: JobPlan, now: Case) -> Iterator[_Change]:
+    """A further input where trials train asynchronously, and no gang was measured that shows how its workers wait."""
+    model, most = now.profile.asynchronous, max(choice.gpus_per_trial for choice in job.plan.stages)
+    if model is None or model.blend is not None or most == 1:
+        return
+    from rubberband.planner.queueing.planning import curve, seconds_per_iteration
+
+    sizes = sorted(now.profile.seconds_per_iteration)
+    expected, slowest = (seconds_per_iteration(one, sizes) for one in (model, replace(model, blend=0.0)))
+    table = {g: time_s * slowest[g] / expected[g] for g, time_s in now.profile.seconds_per_iteration.items()}
+    value = f"{float(curve(model, most).point[-1]):.4g} updates/s of {most}"
+    slower = _with_profile(now, seconds_per_iteration=table)
+    yield _Change("throughput of asynchronous workers", value, "low end of its band", slower, "default")
 
 
 def _slower(name: Name, basis: Basis, counts: list[int], whence: str, now: Case) -> _Change:

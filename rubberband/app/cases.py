@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from rubberband.cloud.catalogue import Table, offers
@@ -12,6 +12,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import Market, PlanningConstraints, Prediction
 from rubberband.values.profile import Profile
@@ -107,7 +108,8 @@ def _within(offer: Offer, room: Room) -> Offer:
 def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
     """Return the largest number of GPUs of a trial that a profile knows: measured, or of one instance by its model."""
     adapts = experiment.batch.policy != "fixed" and profile.goodput is not None
-    return max(profile.largest_gpus, offer.gpus) if adapts else profile.largest_gpus
+    modelled = adapts or profile.asynchronous is not None
+    return max(profile.largest_gpus, offer.gpus) if modelled else profile.largest_gpus
 
 
 def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) -> Case:
@@ -116,6 +118,8 @@ def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) ->
     allowed = experiment.model_copy(update={"resources": resources})
     constraints = allowed.planning_constraints(now, offer.gpus, largest)
     fixed = replace(profile, goodput=None)
+    if profile.asynchronous is not None:
+        return _asynchronous_case(offer, fixed, constraints)
     if batch is None or profile.goodput is None:
         return Case(offer=offer, profile=fixed, constraints=constraints)
     from rubberband.planner.goodput.planning import adapted, limits_within
@@ -136,6 +140,15 @@ def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) ->
         constraints=replace(constraints, max_gpus_per_trial=sizes[-1]),
         fixed=fixed,
     )
+
+
+def _asynchronous_case(offer: Offer, profile: Profile, constraints: PlanningConstraints) -> Case:
+    """Return the case of trials that train asynchronously, with a worker on every GPU."""
+    from rubberband.planner.queueing.planning import scaled
+
+    found = gang_sizes(offer.gpus, constraints.min_gpus_per_trial, constraints.max_gpus_per_trial)
+    sizes = [gpus for gpus in found if gpus >= profile.smallest_gpus]
+    return Case(offer=offer, profile=scaled(profile, sizes) if sizes else profile, constraints=constraints)
 
 
 def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
@@ -192,4 +205,26 @@ def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[st
         )
     if model.fit_error > POOR_FIT:
         notes.append(f"batch: the model misses its own points by {model.fit_error:.0%} on average; profile again.")
+    return notes
+
+
+def async_notes(model: AsyncProfile | None, used: Collection[int]) -> list[str]:
+    """Return remarks on a plan whose trials train asynchronously on `used` numbers of GPUs; none without a model."""
+    if model is None or not used:
+        return []
+    from rubberband.planner.queueing.planning import KNEE_GAIN, curve, knee
+
+    most, bend = max(used), knee(model)
+    found = curve(model, most)
+    low, point, high = (float(each[most - 1]) for each in (found.low, found.point, found.high))
+    unsure = "" if model.blend is not None else "; profile 2 GPUs to know better" if most > 1 else ""
+    notes = [
+        f"async: {most} worker{'s' * (most > 1)} make {point:.4g} updates/s by the queueing model, {low:.4g} to "
+        f"{high:.4g} are possible{unsure}. The knee is at {bend} worker{'s' * (bend > 1)}: beyond it one more shortens "
+        f"an update by less than {KNEE_GAIN:.0%}."
+    ]
+    if most > bend:
+        notes.append(
+            f"async: the plan uses {most} workers per trial, beyond the knee; lower resources.gpus_per_trial to {bend}."
+        )
     return notes

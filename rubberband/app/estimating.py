@@ -57,7 +57,7 @@ class PlanEstimate(EstimateAnswer):
         return markup.card(title, markup.lines(lines), *shown)
 
     def _document(self) -> tuple[list[str], list[TextTable]]:
-        lines, tables = headlines(self.estimate), screen_tables(self.estimate)
+        lines, tables = headlines(self.estimate), screen_tables(self.estimate, self.notes)
         if self.size is not None:
             lines.insert(0, size_line(self.estimate.experiment_name, self.size))
             tables = [*([size_table(self.size)] if len(self.size.frontier) > 1 else []), *tables]

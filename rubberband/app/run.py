@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.app.affordable import CasesLeft, Profiles, refusal
-from rubberband.app.cases import Spent, batch_notes, sampler_notes, spending_notes, with_start_times
+from rubberband.app.cases import Spent, async_notes, batch_notes, sampler_notes, spending_notes, with_start_times
 from rubberband.app.check import check_first, named_entrypoint, widest_gang
 from rubberband.app.estimating import experiment_of
 from rubberband.app.kept import beside, content_to_measure, kept_profile
@@ -181,6 +181,7 @@ def _planned(
         experiment = experiment.sized(found.key, found.number)
     job = plan_job(planned, profiles, policy, spent=spent, table=terms.table, room=room, most_usd=most_usd, now=now)
     notes = [*sampler_notes(experiment, len(lanes_of(job))), *batch_notes(experiment, job.profile.goodput)]
+    notes += async_notes(job.profile.asynchronous, {stage.gpus_per_trial for stage in job.plan.stages})
     left = spending_notes(
         experiment, PlanningConstraints(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd), job.prediction
     )

@@ -16,6 +16,7 @@ from rubberband.app.cases import (
     MARKETS,
     Room,
     Spent,
+    async_notes,
     batch_notes,
     cases,
     sampler_notes,
@@ -126,7 +127,7 @@ def answer(
     return EstimateAnswer(
         estimate=best,
         assumptions=assumptions(best, _bases(written, best.case, terms.table, seen)),
-        notes=(*remarks, *_sampling(best, experiment), *_notes(experiment, best.case, terms.table), *terms.notes),
+        notes=(*remarks, *_planned_notes(best, experiment), *_notes(experiment, best.case, terms.table), *terms.notes),
         bill=bill_lines(best),
         size=sized,
     )
@@ -201,11 +202,13 @@ def _beside(scheduler: object) -> Beside | None:
     return None
 
 
-def _sampling(best: Estimate, experiment: Experiment) -> list[str]:
+def _planned_notes(best: Estimate, experiment: Experiment) -> list[str]:
+    """Return remarks on the plan; none without one."""
     if best.job is None:
         return []
     spending = spending_notes(experiment, best.constraints, best.job.prediction)
-    return [*sampler_notes(experiment, len(best.job.lanes)), *spending]
+    workers = async_notes(best.profile.asynchronous, {stage.gpus_per_trial for stage in best.job.plan.stages})
+    return [*sampler_notes(experiment, len(best.job.lanes)), *spending, *workers]
 
 
 def _with_remedies(

@@ -210,7 +210,7 @@ def _print(
 
     shown = listed
     if not asked.verbose:
-        shown = [*listed[: len(listed) - num_tables], *screen_tables(found.estimate)]
+        shown = [*listed[: len(listed) - num_tables], *screen_tables(found.estimate, found.notes)]
         told = [*notes, *(note for note in found.notes if note.startswith(("sampler:", "spend:")))]
         remarks = [line for note in told for line in textwrap.wrap(note, WIDTH)]
         closing = [*remarks, *closing, *more(listed, shown)]

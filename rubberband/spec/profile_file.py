@@ -31,6 +31,7 @@ from rubberband.spec.fields import (
 )
 from rubberband.units import MAX_DURATION_S, shown
 from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.profile import FIXED, Law, Profile
 from rubberband.values.profile import Spread as Varying
 
@@ -121,6 +122,60 @@ class GoodputWords(Words):
         return TypeAdapter(GoodputProfile).validate_python(self.model_dump())
 
 
+# Asynchronous training in the words of a profile: the `asynchronous` block, inline or in a profile file.
+
+
+class AsyncTimesWords(Words):
+    """Mean seconds of one update of a worker that trains alone, by the place where they pass."""
+
+    compute_s: Seconds
+    """To compute a gradient."""
+    up_s: Seconds
+    """To send the gradient to the servers."""
+    server_s: Seconds
+    """To apply it: the longest of the servers."""
+    down_s: Seconds
+    """To fetch the parameters."""
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> AsyncTimesWords:
+        if not any((self.compute_s, self.up_s, self.server_s, self.down_s)):
+            raise fault("is 0 like the other times, so that an update takes no time; raise one of them", at="compute_s")
+        return self
+
+
+class AsyncWords(Words):
+    """The queueing model that asynchronous training is planned with."""
+
+    times: AsyncTimesWords
+    """The times of one worker, measured with the servers below."""
+    updates_per_iteration: Annotated[float, Field(strict=True, gt=0, le=1e15)]
+    """Updates of an iteration, by all workers together."""
+    overhead_s: Seconds = 0.0
+    """Time of an iteration beside its updates: evaluation, checkpoint."""
+    servers: Count = 1
+    """Parameter servers."""
+    largest_shard: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None
+    """Share of the model's bytes on the server that holds most; by default they are split evenly."""
+    blend: Annotated[float, Field(strict=True, ge=0, le=1)] | None = None
+    """Place of the throughput in its band: 0 is the low end, 1 the high end. By default that of measured gangs with two
+    or more workers."""
+
+    @model_validator(mode="after")
+    def _holds_the_model(self) -> AsyncWords:
+        if self.largest_shard is not None and self.largest_shard * self.servers < 1.0 - 1e-9:
+            raise fault(
+                f"{self.largest_shard:g} of the bytes on each of {self.servers} servers is less than the model; raise "
+                f"it to at least {1.0 / self.servers:g}",
+                at="largest_shard",
+            )
+        return self
+
+    def to_plain(self) -> AsyncProfile:
+        """Return the plain values that the planner uses."""
+        return TypeAdapter(AsyncProfile).validate_python(self.model_dump())
+
+
 SCHEMA = "rubberband.profile/1"
 MAX_BYTES = 1 << 20
 
@@ -158,6 +213,8 @@ class ScalingWords(Words):
     """The law of `trial_cv` and `iteration_cv`."""
     goodput: GoodputWords | None = None
     """For trials that adapt their batch size; `seconds_per_iteration` is still that of a fixed one."""
+    asynchronous: AsyncWords | None = None
+    """For trials that train asynchronously: plans with gangs that were not measured follow from it."""
 
 
 class InlineProfile(ScalingWords):
@@ -185,6 +242,7 @@ class InlineProfile(ScalingWords):
             init_spread=init_spread,
             source="inline",
             goodput=None if self.goodput is None else self.goodput.to_plain(),
+            asynchronous=None if self.asynchronous is None else self.asynchronous.to_plain(),
         )
 
 
@@ -285,6 +343,7 @@ def save_profile(
         "init_delay_cv": profile.init_spread.cv or None,
         "init_delay_samples_s": _samples(profile.init_delay_s, profile.init_spread),
         "goodput": profile.goodput and asdict(profile.goodput),
+        "asynchronous": profile.asynchronous and asdict(profile.asynchronous),
         "measured_at": measured_at.astimezone(UTC).isoformat(timespec="seconds") if measured_at else None,
         "entrypoint": entrypoint,
         "instance_type": instance_type,

@@ -13,6 +13,7 @@ from typing import Literal
 
 from rubberband.errors import InputError
 from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.asynchronous import AsyncProfile
 
 Law = Literal["lognormal", "normal"]
 """Law of the time of an iteration: lognormal, or (for the paper's Figure 9) normal and cut off at zero."""
@@ -77,6 +78,8 @@ class Profile:
     source: Literal["inline", "file"] = "inline"
     goodput: GoodputProfile | None = None
     """The model of adaptive batches, from which a plan's `seconds_per_iteration` is made; None for fixed ones."""
+    asynchronous: AsyncProfile | None = None
+    """The model of asynchronous training; None where workers train synchronously."""
 
     def __post_init__(self) -> None:
         assert self.seconds_per_iteration, "the edge refuses an empty profile"

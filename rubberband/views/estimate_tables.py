@@ -166,12 +166,16 @@ def tables(
     return [table for table in found if table.rows]
 
 
-def screen_tables(answer: Estimate) -> list[TextTable]:
-    """Return the tables of one screen: stages (or remedies), options, and four other deadlines."""
+def screen_tables(answer: Estimate, notes: Sequence[str] = ()) -> list[TextTable]:
+    """Return the tables of one screen: stages (or remedies), options, and four other deadlines.
+
+    Of the `notes`, those on asynchronous training are shown.
+    """
     first = remedy_table(answer) if answer.job is None else stage_table(answer)
-    extrapolated = tuple(note for note in first.notes if "extrapolated" in note)
+    shown = tuple(note for note in first.notes if "extrapolated" in note)
+    shown += tuple(note for note in notes if note.startswith("async:"))
     others = [replace(table, notes=()) for table in (option_table(answer), deadline_table(answer, most=4))]
-    return [table for table in (replace(first, notes=extrapolated), *others) if table.rows]
+    return [table for table in (replace(first, notes=shown), *others) if table.rows]
 
 
 def stage_table(answer: Estimate) -> TextTable:

@@ -1,0 +1,111 @@
+"""Updates per second of unequal workers: every one is a class of its own, with one task (Lin et al., §3, eq. 1).
+
+The recursion over all subsets of K workers takes 2^K steps. Where the workers' times at the stations are multiples of
+each other (the same model, other links), the normalising constant is a sum over the number m of tasks at the stations,
+
+    G = sum over m of [t^m] prod over k (S_k^W + c_k t)  *  m! h_m(D),
+
+with worker k's multiple c_k, the common times D, and the complete homogeneous symmetric polynomial h_m. Then
+X_k = G(all but k) / G(all), exactly, in O(K^2). All terms are positive and kept as logarithms. For other times there is
+an approximation, the Linearizer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import gammaln
+
+from rubberband.planner.queueing.homogeneous import Floats
+
+_PROPORTIONAL = 1e-12
+_ROUNDS = 3
+"""Estimates of what a missing worker changes; more gain nothing."""
+_MOST_STEPS = 2000
+_SETTLED = 1e-12
+
+
+def mixed(delays_s: Floats, stations_s: Floats) -> Floats:
+    """Return (K,) updates per second of each of K workers that share stations (processor sharing).
+
+    `delays_s` is (K,), the seconds of an update without waiting; `stations_s` is (K, stations). Exact where the rows of
+    `stations_s` are multiples of each other. Else by the Linearizer: within 0.5 % in all and about 1 % for a worker.
+    Some time of every worker is positive.
+    """
+    scale = stations_s.sum(axis=1)
+    if not scale.any():
+        return 1.0 / delays_s
+    common_s = stations_s[scale.argmax()]
+    multiples = scale / scale.max()
+    if np.allclose(stations_s, multiples[:, None] * common_s, rtol=_PROPORTIONAL, atol=0.0):
+        return proportional(delays_s, multiples, common_s)
+    return linearizer(delays_s, stations_s)
+
+
+def proportional(delays_s: Floats, multiples: Floats, common_s: Floats) -> Floats:
+    """Return (K,) X_k, exactly: worker k takes `multiples`[k] times `common_s` (stations,) at the stations."""
+    workers = len(delays_s)
+    with np.errstate(divide="ignore"):
+        log_delay, log_multiple = np.log(delays_s), np.log(multiples)
+    # before[k][i] = log [t^i] of the product over the workers before k; after[k][i] = log of the sum over j of
+    # [t^j] of the product over those after k, times (i + j)! h_(i+j). Their products sum to G(all but k).
+    before = np.full((workers + 1, workers + 1), -np.inf)
+    before[0, 0] = 0.0
+    for k in range(workers):
+        before[k + 1] = log_delay[k] + before[k]
+        before[k + 1, 1:] = np.logaddexp(before[k + 1, 1:], log_multiple[k] + before[k, :-1])
+    after = np.empty((workers, workers + 1))
+    last = _log_weights(common_s, workers)
+    whole = np.logaddexp.reduce(before[workers] + last)
+    for k in reversed(range(workers)):
+        after[k] = last
+        beyond = np.append(last[1:], -np.inf)
+        last = np.logaddexp(log_delay[k] + last, log_multiple[k] + beyond)
+    return np.asarray(np.exp(np.logaddexp.reduce(before[:workers] + after, axis=1) - whole))
+
+
+def _log_weights(common_s: Floats, most: int) -> Floats:
+    """(most + 1,) log of m! h_m(D): all ways of m tasks at the stations, in any order at each."""
+    counts = np.arange(most + 1.0)
+    found = np.where(counts == 0.0, 0.0, -np.inf)
+    for time_s in common_s[common_s > 0.0]:
+        powers = counts * np.log(time_s)
+        found = powers + np.logaddexp.accumulate(found - powers)
+    return np.asarray(found + gammaln(counts + 1.0))
+
+
+def linearizer(delays_s: Floats, stations_s: Floats) -> Floats:
+    """Return (K,) X_k for any times, approximately (Chandy and Neuse 1982, with one task in every class).
+
+    An update finds at a station the mean queue of the others. How a missing worker changes their queues is estimated by
+    taking each out in turn; it is assumed to change them as much where another one is missing too.
+    """
+    others = 1.0 - np.eye(len(delays_s))[:, :, None]  # [missing, worker, station]
+    changes = np.zeros((*others.shape[:2], stations_s.shape[1]))
+    whole = stations_s / (delays_s[:, None] + stations_s).sum(axis=1, keepdims=True)
+    without = whole * others
+    for _ in range(_ROUNDS):
+        whole = _settled(delays_s, stations_s, whole, changes, np.ones_like(whole))
+        without = _settled(delays_s, stations_s, without, changes, others)
+        changes = (without - whole) * others
+    return np.asarray(1.0 / (delays_s + _waits_s(stations_s, whole, changes).sum(axis=-1)))
+
+
+def _settled(delays_s: Floats, stations_s: Floats, queues: Floats, changes: Floats, present: Floats) -> Floats:
+    """Queues (…, worker, station) at the fixed point of Little's law; those of workers that are not `present` are 0."""
+    for _ in range(_MOST_STEPS):
+        before, waits_s = queues, _waits_s(stations_s, queues, changes)
+        queues = np.asarray(waits_s / (delays_s[:, None] + waits_s.sum(axis=-1, keepdims=True)) * present)
+        if np.abs(queues - before).max() <= _SETTLED:
+            break
+    return queues
+
+
+def _waits_s(stations_s: Floats, queues: Floats, changes: Floats) -> Floats:
+    """Response times (…, worker, station): an update finds those of the others that are there without its own worker.
+
+    `changes` are [missing, worker, station]. For `queues` without a worker, its own changes do not count.
+    """
+    seen = queues.sum(axis=-2, keepdims=True) - queues + changes.sum(axis=1)
+    if queues.ndim == 3:
+        seen = seen - changes.swapaxes(0, 1)
+    return np.asarray(stations_s * (1.0 + np.maximum(seen, 0.0)))

@@ -1,0 +1,116 @@
+"""Planning of asynchronous training: its throughput with any number of workers, from the times of one (Lin et al., §3).
+
+With m servers (§7), a server's links carry the share f of the model that the busiest server holds: f S^U and f S^D. The
+rest of a transfer passes on the worker's own link, which it shares with nobody, so that it is a delay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rubberband.planner.queueing.homogeneous import Floats, Network, blended, exact, highest
+from rubberband.values.asynchronous import AsyncProfile
+from rubberband.values.profile import Profile
+
+ASSUMED_BLEND = 0.5
+"""Place of X(K) in its band before it is measured: an update in service is half done on average, as in eq. 2."""
+KNEE_GAIN = 0.05
+"""A worker that shortens an update by a smaller share is beyond the knee (alpha of KNEE, §4)."""
+MOST_WORKERS = 1024
+"""Most workers among which a knee is looked for."""
+_BLENDS = np.linspace(0.0, 1.0, 1001)
+_NARROW = 0.01
+"""A band that is relatively narrower than this tells nothing of the blend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Updates per second of 1, 2, …, K workers together: (K,) each."""
+
+    low: Floats
+    """The low end of the band: exact mean value analysis."""
+    point: Floats
+    """The throughput to plan with."""
+    high: Floats
+    """The high end: min(K / sum S, 1 / max S)."""
+
+
+def network_of(profile: AsyncProfile) -> Network:
+    """Return the closed network of the profile's worker and servers."""
+    times, share = profile.times, profile.hottest_share
+    own_link_s = (1.0 - share) * (times.up_s + times.down_s)
+    return Network(
+        delay_s=times.compute_s + own_link_s,
+        up_s=share * times.up_s,
+        server_s=times.server_s,
+        down_s=share * times.down_s,
+    )
+
+
+def curve(profile: AsyncProfile, workers: int) -> Curve:
+    """Return X(1), …, X(workers) with its band."""
+    network = network_of(profile)
+    blend = ASSUMED_BLEND if profile.blend is None else profile.blend
+    return Curve(low=exact(network, workers), point=blended(network, workers, blend), high=highest(network, workers))
+
+
+def knee(profile: AsyncProfile, most: int = MOST_WORKERS) -> int:
+    """Return the smallest number of workers beyond which one more shortens an update by less than `KNEE_GAIN`.
+
+    At most `most`.
+    """
+    point = curve(profile, most).point
+    gains = 1.0 - point[:-1] / point[1:]
+    below = np.flatnonzero(gains < KNEE_GAIN)
+    return int(below[0]) + 1 if len(below) else most
+
+
+def calibrated(profile: AsyncProfile, throughputs: Mapping[int, float]) -> AsyncProfile:
+    """Return the profile with the blend that fits observations best: workers -> updates per second of all together.
+
+    Those of one worker tell nothing, nor do those where the band is narrow; without any other the blend stays. Fits
+    relative errors; outside the band the nearer end is taken.
+    """
+    network = network_of(profile)
+    workers = max(throughputs, default=1)
+    low, high = exact(network, workers), highest(network, workers)
+    telling = {n: seen for n, seen in throughputs.items() if high[n - 1] > (1.0 + _NARROW) * low[n - 1]}
+    if not telling:
+        return profile
+    expected = blended(network, workers, _BLENDS)
+    errors = sum(np.log(expected[n - 1] / seen) ** 2 for n, seen in telling.items())
+    return replace(profile, blend=float(_BLENDS[int(np.argmin(errors))]))
+
+
+def seconds_per_iteration(profile: AsyncProfile, gang_sizes: Sequence[int]) -> dict[int, float]:
+    """e(g) = updates of an iteration / X(g), plus its overhead, in seconds; a gang of g GPUs has g workers."""
+    point = curve(profile, max(gang_sizes)).point
+    return {g: profile.updates_per_iteration / float(point[g - 1]) + profile.overhead_s for g in gang_sizes}
+
+
+def scaled(profile: Profile, gang_sizes: Sequence[int]) -> Profile:
+    """Return the profile with the times of gangs of these sizes. It must have a model.
+
+    Its own times stay, and those with two or more workers calibrate the blend. Others follow from the model, times the
+    ratio of measured to modelled time at the nearest measured size.
+    """
+    assert profile.asynchronous is not None, "only a profile with a model can plan asynchronous training"
+    measured_s = profile.seconds_per_iteration
+    model = calibrated(profile.asynchronous, _throughputs(profile.asynchronous, measured_s))
+    by_model_s = seconds_per_iteration(model, sorted({*gang_sizes, *measured_s}))
+    off = {g: time_s / by_model_s[g] for g, time_s in measured_s.items()}
+    nearest = {g: min(off, key=lambda known: abs(math.log(known / g))) for g in gang_sizes}
+    table = {g: measured_s.get(g, by_model_s[g] * off[nearest[g]]) for g in gang_sizes}
+    return replace(profile, seconds_per_iteration=table, asynchronous=model)
+
+
+def _throughputs(model: AsyncProfile, measured_s: Mapping[int, float]) -> dict[int, float]:
+    """Workers -> updates per second by measured times of iterations, beside a single worker's at its modelled speed."""
+    updates_s = {g: time_s - model.overhead_s for g, time_s in measured_s.items() if time_s > model.overhead_s}
+    alone_s = model.updates_per_iteration * model.times.update_s
+    slower = updates_s.get(1, alone_s) / alone_s
+    return {g: model.updates_per_iteration * slower / time_s for g, time_s in updates_s.items()}

@@ -1,0 +1,106 @@
+"""Estimates of trials that train asynchronously: the words of a profile, the plan, the band, and the knee."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.app.cases import async_notes, cases
+from rubberband.app.terms import EstimateAnswer, Terms, answer
+from rubberband.errors import InputError
+from rubberband.planner.queueing.planning import knee, seconds_per_iteration
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.profile_file import load_profile, save_profile
+from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
+from rubberband.values.profile import Profile
+from tests.builders.experiment_words import words
+
+TIMES = {"compute_s": 0.029, "up_s": 0.072, "server_s": 0.018, "down_s": 0.072}
+MODEL = AsyncProfile(times=AsyncTimes(**TIMES), updates_per_iteration=100)
+
+
+def experiment(
+    table: dict[int, float] | None = None, *, gpus: dict[str, int] | None = None, **model: Any
+) -> Experiment:
+    block = {"times": TIMES, "updates_per_iteration": 100, **model}
+    return Experiment(
+        **words(
+            profile={"seconds_per_iteration": table or {1: 19.1}, "asynchronous": block},
+            resources__gpus_per_trial=gpus or {"max": 16},
+            constraints__deadline="10h",
+        )
+    )
+
+
+def estimated(asked: Experiment) -> EstimateAnswer:
+    profile = asked.loaded_profiles()
+    assert profile is not None
+    return answer(asked, profile, Terms(), now=0.0, clock=lambda: 0.0)
+
+
+def test_gangs_that_were_not_measured_are_planned_by_the_model():
+    asked = experiment()
+    profile = asked.loaded_profile()
+    assert profile is not None
+    table = cases(asked, profile, 0.0)[0].profile.seconds_per_iteration
+    modelled = seconds_per_iteration(MODEL, list(table))
+    assert {1, 2, 4, 8, 16} <= set(table)
+    assert table == pytest.approx(modelled)
+
+
+def test_more_servers_make_large_gangs_faster():
+    one, two = (experiment(servers=servers).loaded_profile() for servers in (1, 2))
+    assert one is not None
+    assert two is not None
+    slow, fast = (cases(experiment(), each, 0.0)[0].profile.iteration_s(16) for each in (one, two))
+    assert fast < 0.6 * slow
+
+
+def test_an_estimate_names_band_and_knee():
+    found = estimated(experiment(gpus={"min": 2, "max": 2}))
+    (note,) = (note for note in found.notes if note.startswith("async:"))
+    assert "2 workers make 9.133 updates/s by the queueing model, 8.098 to 10.47 are possible" in note
+    assert f"knee is at {knee(MODEL)} workers" in note
+
+
+def test_a_plan_beyond_the_knee_gets_a_warning():
+    found = estimated(experiment(gpus={"min": 16, "max": 16}))
+    notes = [note for note in found.notes if note.startswith("async:")]
+    assert f"beyond the knee; lower resources.gpus_per_trial to {knee(MODEL)}." in notes[1]
+
+
+def test_an_estimate_has_the_cost_of_the_low_end_until_a_gang_is_measured():
+    name = "throughput of asynchronous workers"
+    unsure = {one.name: one for one in estimated(experiment(gpus={"min": 2, "max": 2})).assumptions}
+    assert unsure[name].effect_s > 0.0
+    measured = experiment({1: 19.1, 2: 11.0}, gpus={"min": 2, "max": 2})
+    assert name not in {one.name for one in estimated(measured).assumptions}
+
+
+def test_synchronous_trials_get_no_note():
+    assert async_notes(None, {4}) == []
+
+
+def test_a_profile_file_keeps_the_model(tmp_path: Path):
+    path = tmp_path / "x.profile.json"
+    save_profile(Profile(seconds_per_iteration={1: 19.1}, asynchronous=MODEL), path)
+    assert load_profile(path).asynchronous == MODEL
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"times": dict.fromkeys(TIMES, 0.0)}, "an update takes no time; raise one of them"),
+        ({"times": {**TIMES, "up_s": -1.0}}, "up_s"),
+        ({"servers": 0}, "servers: 0 must be at least 1"),
+        ({"servers": 3, "largest_shard": 0.2}, "raise it to at least 0.333333"),
+        ({"blend": 1.5}, "blend"),
+        ({"updates_per_iteration": 0}, "updates_per_iteration"),
+    ],
+)
+def test_wrong_words_get_one_line(wrong, message):
+    with pytest.raises(InputError, match=message) as error:
+        experiment(**wrong)
+    assert "\n" not in str(error.value)
