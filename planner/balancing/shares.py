@@ -44,8 +44,6 @@ def scale_shares(shares: Sequence[float], batch_size: int) -> tuple[int, ...]:
 
 def held(batch_size: int, limits: ShareLimits) -> ShareLimits:
     """Return limits whose caps hold the batch: the same ones, or those of as few passes as suffice."""
-    if max(limits.caps) <= batch_size <= sum(limits.caps):
-        return limits
     caps = [min(cap, batch_size) for cap in limits.caps]
     passes = max(1, -(-batch_size // max(1, sum(caps))))
     wide = limits.caps if passes == 1 else tuple(passes * cap for cap in limits.caps)
@@ -117,20 +115,17 @@ def _filled(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tupl
     workers = list(zip(lines, limits.caps, strict=True))
     low, high = _bounds(lines, batch_size, limits)
     shares = [_capacity(line, cap, low) for line, cap in workers]
-    done, most = sum(shares), sum(_capacity(line, cap, high) for line, cap in workers)
-    if done >= batch_size:
+    if sum(shares) >= batch_size:
         return scale_shares(shares, batch_size)
-    for turn in range(_BISECTIONS):
-        if batch_size - done <= len(lines) or high - low <= _EXACT * high:
+    for _ in range(_BISECTIONS):
+        if batch_size - sum(shares) <= len(lines) or high - low <= _EXACT * high:
             break
-        # Every other time where a line through both ends meets the batch: half as many turns as halving alone.
-        part = 0.5 if turn % 2 else (batch_size - done) / (most - done)
-        middle = low + part * (high - low)
+        middle = 0.5 * (low + high)
         found = [_capacity(line, cap, middle) for line, cap in workers]
         if sum(found) > batch_size:
-            high, most = middle, sum(found)
+            high = middle
         else:
-            low, shares, done = middle, found, sum(found)
+            low, shares = middle, found
     left = batch_size - sum(shares)
     if left > len(lines):  # where T is reached, a worker whose time does not depend on its share has room for many
         room = [_capacity(line, cap, high) - share for (line, cap), share in zip(workers, shares, strict=True)]

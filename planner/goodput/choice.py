@@ -100,14 +100,14 @@ def choose_many(
 
     Raises ValueError as `choose` does, if any allocation is too large.
     """
-    found = _considered(limits, tuple(np.asarray(gpus).tolist()), least_per_gpu)
+    found = considered(limits, tuple(np.asarray(gpus).tolist()), least_per_gpu)
     column = np.asarray(gpus)[:, None]
     phi = np.asarray(noise_scale)[..., None]
     return _best(parameters, phi, limits, np.asarray(instances)[:, None], column, found)
 
 
 @lru_cache(maxsize=KEPT)
-def _considered(limits: BatchLimits, gpus: tuple[int, ...], least_per_gpu: int) -> Candidates:
+def considered(limits: BatchLimits, gpus: tuple[int, ...], least_per_gpu: int) -> Candidates:
     """Return the batches of a choice, (allocations, batches): at every look of an agent they are the same."""
     _check(limits, max(gpus), least_per_gpu)
     column = np.asarray(gpus)[:, None]

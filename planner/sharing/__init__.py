@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from rubberband.errors import InputError
+from rubberband.planner.sharing.baselines import Optimus, Tiresias
 from rubberband.planner.sharing.calendar import Calendar, Slot, Span
 from rubberband.planner.sharing.demand import Allotment, Allotments, Capacity, Demand, Policy
+from rubberband.planner.sharing.fitness import fitness
+from rubberband.planner.sharing.greedy import gain, hell, knee
 from rubberband.planner.sharing.placement import place
-from rubberband.planner.sharing.simple import equal, fifo
+from rubberband.planner.sharing.simple import equal, fifo, srpt
 from rubberband.planner.sharing.table import Ints, Table
 
 __all__ = [
@@ -46,15 +51,31 @@ class Counting:
         return place(gpus, capacity, current, {demand.name: demand.min_gpus for demand in demands})
 
 
+def _counting(count: Callable[..., Ints], **fixed: Any) -> Callable[..., Policy]:
+    """Return the maker of a policy that counts; its options are those of `count`."""
+    return lambda **options: Counting(count=partial(count, **{**fixed, **options}))
+
+
 POLICIES: Mapping[str, Callable[..., Policy]] = {
-    "fifo": lambda: Counting(count=fifo),
-    "equal": lambda: Counting(count=equal),
+    "default": _counting(fitness, p=-0.5, shortest=0.25),
+    "fitness": _counting(fitness),
+    "hell": _counting(hell),
+    "knee": _counting(knee),
+    "gain": _counting(gain),
+    "equal": _counting(equal),
+    "fifo": _counting(fifo),
+    "srpt": _counting(srpt),
+    "tiresias": Tiresias,
+    "optimus": Optimus,
 }
-"""Name of a policy -> its maker."""
+"""Name of a policy -> its maker; the last three are baselines to compare with."""
 
 
-def make_policy(name: str) -> Policy:
-    """Return a policy by its name. Raises InputError if there is none of it."""
+def make_policy(name: str, **options: Any) -> Policy:
+    """Return a policy by its name, with its options: `fitness` has p, `knee` alpha, `hell` gamma.
+
+    `knee` and `hell` also take resizing="moldable". Raises InputError if no policy has the name.
+    """
     if name not in POLICIES:
         raise InputError(f"policy {name!r} does not exist; choose one of {', '.join(POLICIES)}")
-    return POLICIES[name]()
+    return POLICIES[name](**options)

@@ -1,4 +1,4 @@
-"""The calendar of promises: GPUs over time that nobody else may be promised."""
+"""The calendar of promises: GPUs over time that are promised to experiments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Part of a plan: so many GPUs for so long."""
+    """Part of a plan: a number of GPUs for some time."""
 
     gpus: int
     duration_s: float

@@ -1,4 +1,4 @@
-"""What a policy is asked and what it answers: demands, the pool's capacity, and allotments. Plain values."""
+"""Demands of experiments, the capacity of a pool, and allotments: the plain values of a policy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one experiment could do with GPUs, as of now.
+    """Use that one experiment has for GPUs, as of now.
 
     Raises ValueError for a value that no experiment can have.
     """

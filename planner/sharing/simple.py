@@ -1,8 +1,10 @@
-"""Policies that need no model of speed-up: order of arrival, and equal shares."""
+"""Policies that need no model of speed-up: order of arrival, equal shares, and the shortest first."""
 
 from __future__ import annotations
 
 import heapq
+
+import numpy as np
 
 from rubberband.planner.sharing.table import Ints, Table
 
@@ -33,4 +35,16 @@ def equal(table: Table) -> Ints:
         gpus[row] += step
         free -= step
         heapq.heappush(queue, (gpus[row] / table.demands[row].weight, turn, row))
+    return gpus
+
+
+def srpt(table: Table) -> Ints:
+    """SRPT: all GPUs that help to the demand with the least work left, then to the next (Lin et al., §V-B)."""
+    gpus = table.floor.copy()
+    free = table.gpus - int(gpus.sum())
+    for row in np.argsort(table.single_s(), kind="stable").tolist():
+        wanted = min(int(table.most[row]), int(gpus[row]) + free)
+        if wanted > gpus[row] and wanted >= table.demands[row].min_gpus:
+            free -= wanted - int(gpus[row])
+            gpus[row] = wanted
     return gpus

@@ -12,6 +12,9 @@ from rubberband.planner.sharing.demand import Allotments, Capacity, Demand
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+_NEVER_S = 1e18
+"""Work of a demand that cannot run on this pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,7 @@ class Table:
     current: Ints
     """(J,) GPUs held now."""
     now_s: float
+    gpus_per_instance: int
 
     @classmethod
     def of(cls, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float) -> Table:
@@ -55,6 +59,7 @@ class Table:
             most=np.maximum(most, floor),
             current=np.asarray(held, dtype=np.int64),
             now_s=now_s,
+            gpus_per_instance=capacity.gpus_per_instance,
         )
 
     def values(self, field: str) -> Floats:
@@ -68,4 +73,33 @@ class Table:
     def single_s(self) -> Floats:
         """(J,) S(1): seconds with 1 GPU; where fewer than w GPUs are of no use, w S(w) in its place."""
         least = np.argmax(np.isfinite(self.seconds), axis=1)
-        return np.asarray(np.maximum(least, 1) * self.seconds[np.arange(len(least)), least])
+        work_s = np.maximum(least, 1) * self.seconds[np.arange(len(least)), least]
+        return np.asarray(np.minimum(work_s, _NEVER_S))
+
+    def speedups(self) -> Floats:
+        """(J, G + 1) SPEEDUP (Pollux, eq. 15): how much faster each is than with its fair share of the GPUs, by weight.
+
+        0 without GPUs. A demand that cannot run on its fair share is compared with the fewest GPUs that it can.
+        """
+        weights = self.values("weight")
+        shares = np.ceil(self.gpus * weights / weights.sum()).astype(np.int64)
+        fair_s = np.empty(len(self.demands))
+        for row, (demand, share) in enumerate(zip(self.demands, shares.tolist(), strict=True)):
+            share = min(max(share, demand.min_gpus), len(demand.seconds_left))
+            fair_s[row] = min(demand.seconds_left[demand.min_gpus - 1 : share], default=np.inf)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = np.where(np.isfinite(self.seconds), fair_s[:, None] / self.seconds, 0.0)
+        return np.where(np.isfinite(found), found, 1.0)
+
+    def allowed(self, values: Floats) -> Floats:
+        """(J, G + 1) `values`, -inf below what is promised, beyond what is of use, and for parts of instances.
+
+        A gang that spans instances takes them whole: then gangs seldom find their GPUs scattered, or must move.
+        """
+        sizes = np.arange(self.gpus + 1)
+        inside = (sizes >= self.floor[:, None]) & (sizes <= self.most[:, None])
+        useless = (sizes > self.floor[:, None]) & ~np.isfinite(self.seconds)
+        least = np.maximum(self.floor, np.argmax(np.isfinite(self.seconds), axis=1))[:, None]
+        slices = (sizes < self.gpus_per_instance) & (sizes & (sizes - 1) == 0)
+        whole = slices | (sizes % self.gpus_per_instance == 0) | (sizes == least)
+        return np.where(inside & ~useless & whole, values, -np.inf)

@@ -39,8 +39,7 @@ def pools(draw: st.DrawFn) -> tuple[list[Demand], Capacity]:
     return demands, capacity
 
 
-@pytest.mark.parametrize("name", POLICIES)
-@given(pool=pools())
+@given(name=st.sampled_from(sorted(POLICIES)), pool=pools())
 def test_a_policy_keeps_the_capacity_and_every_promise(name: str, pool: tuple[list[Demand], Capacity]) -> None:
     demands, capacity = pool
     policy = make_policy(name)
@@ -53,7 +52,8 @@ def test_a_policy_keeps_the_capacity_and_every_promise(name: str, pool: tuple[li
             where = found.get(demand.name, {})
             assert all(0 <= number < capacity.instances and gpus > 0 for number, gpus in where.items())
             assert sum(where.values()) == 0 or sum(where.values()) >= min(demand.min_gpus, capacity.gpus)
-            if capacity.gpus_per_instance == 1:  # else a gang may shrink to the room of one instance
+            # A gang may shrink to the room of one instance; the baselines know no promises.
+            if capacity.gpus_per_instance == 1 and name not in ("tiresias", "optimus"):
                 assert sum(where.values()) >= demand.promised_gpus
         assert policy.allot(demands, capacity, current, 0.0) == found, "equal arguments, equal allotments"
 
@@ -93,7 +93,7 @@ def test_equal_follows_weights_and_fifo_the_order() -> None:
 
 
 def test_an_unknown_policy_is_one_line() -> None:
-    with pytest.raises(InputError, match="policy 'best' does not exist; choose one of fifo, equal"):
+    with pytest.raises(InputError, match="policy 'best' does not exist; choose one of default, fitness, hell"):
         make_policy("best")
 
 

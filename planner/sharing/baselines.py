@@ -1,0 +1,88 @@
+"""Schedulers from the literature to compare with: Tiresias and Optimus, as Pollux's authors set them up (§5.1).
+
+Both know no promises. They put the GPUs of a gang on the instances with the most free GPUs first, and let gangs share
+instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rubberband.planner.sharing.demand import Allotments, Capacity, Demand
+
+QUEUE_GPU_S = 16 * 3600.0
+"""GPU seconds after which Tiresias moves a job to its second queue (tuned for Pollux's workload)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiresias:
+    """Two-queue least attained service for rigid jobs (Gu et al., NSDI '19), without promotion.
+
+    Jobs of the second queue wait for those of the first; within a queue they run in order of arrival. Each takes its
+    `min_gpus` or nothing.
+    """
+
+    threshold_gpu_s: float = QUEUE_GPU_S
+
+    def allot(
+        self, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float
+    ) -> dict[str, dict[int, int]]:
+        """Return the GPUs of the jobs that run."""
+        free = capacity.gpus
+        running: dict[str, int] = {}
+        for demand in sorted(demands, key=lambda each: each.attained_gpu_s >= self.threshold_gpu_s):
+            if demand.min_gpus <= free:
+                running[demand.name] = demand.min_gpus
+                free -= demand.min_gpus
+        return _spread(running, capacity, current)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimus:
+    """Marginal gains in seconds left (Peng et al., EuroSys '18); given true times it is Pollux's Optimus+Oracle.
+
+    Every job gets its least GPUs, in order; then each GPU goes where it saves the most seconds, until none is saved.
+    """
+
+    def allot(
+        self, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float
+    ) -> dict[str, dict[int, int]]:
+        """Return the GPUs of every job."""
+        by_name = {demand.name: demand for demand in demands}
+        gpus: dict[str, int] = {}
+        for demand in demands:
+            if demand.min_gpus <= capacity.gpus - sum(gpus.values()):
+                gpus[demand.name] = demand.min_gpus
+        saved = {name: _saved_s(by_name[name], count) for name, count in gpus.items()}
+        for _ in range(capacity.gpus - sum(gpus.values())):
+            name = max(saved, key=lambda name: saved[name], default=None)
+            if name is None or saved[name] <= 0.0:
+                break
+            gpus[name] += 1
+            saved[name] = _saved_s(by_name[name], gpus[name])
+        return _spread(dict(sorted(gpus.items(), key=lambda item: item[1])), capacity, current)
+
+
+def _saved_s(demand: Demand, gpus: int) -> float:
+    """Return the seconds that one more GPU saves; 0 beyond the most."""
+    return demand.seconds_left[gpus - 1] - demand.seconds_left[gpus] if gpus < demand.most_gpus else 0.0
+
+
+def _spread(gpus: Mapping[str, int], capacity: Capacity, current: Allotments) -> dict[str, dict[int, int]]:
+    """Place the gangs in order; one that keeps its number of GPUs stays."""
+    free = [capacity.gpus_per_instance] * capacity.instances
+    found = {name: dict(current[name]) for name, count in gpus.items() if sum(current.get(name, {}).values()) == count}
+    for where in found.values():
+        for number, count in where.items():
+            free[number] -= count
+    for name, count in gpus.items():
+        if name in found:
+            continue
+        found[name] = {}
+        while count:
+            number = free.index(max(free))
+            found[name][number] = min(count, free[number])
+            count -= found[name][number]
+            free[number] -= found[name][number]
+    return found

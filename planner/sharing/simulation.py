@@ -1,0 +1,214 @@
+"""A workload on a pool under one policy, on a virtual clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from rubberband.planner.sharing.demand import Allotments, Capacity, Demand, Policy
+
+INTERVAL_S = 60.0
+"""Seconds between two decisions (Pollux §5.1)."""
+
+
+class SimulatedJob(Protocol):
+    """Job of a workload; changes as it trains."""
+
+    name: str
+    submitted_at: float
+    done_at: float | None
+    moves: int
+    attained_gpu_s: float
+
+    @property
+    def kind(self) -> str:
+        """Name of the model that it trains."""
+
+    def demand(self, now_s: float, gpus: int) -> Demand:
+        """Return its demand on a pool of `gpus` GPUs."""
+
+    def resize(self, placement: tuple[int, ...]) -> None:
+        """Give it other GPUs, as counts of instance after instance; none at all stops it."""
+
+    def advance(self, seconds: float, now_s: float) -> None:
+        """Train for `seconds`, from `now_s` on."""
+
+    def ends_in_s(self) -> float:
+        """Return the seconds until its end if nothing changes; inf if it is not known or has no GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """Result of one job."""
+
+    name: str
+    kind: str
+    submitted_at: float
+    started_at: float | None
+    done_at: float | None
+    moves: int
+    gpu_s: float
+
+    @property
+    def jct_s(self) -> float:
+        """Job completion time; inf if it did not end."""
+        return math.inf if self.done_at is None else self.done_at - self.submitted_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Result of a workload under one policy."""
+
+    jobs: Sequence[JobOutcome]
+    capacity: Capacity
+    ended_at: float
+    allotted: Sequence[tuple[float, dict[str, int]]]
+    """Instants at which the allotments changed, and the GPUs of every job from then on."""
+    cpu_s: float
+    """CPU seconds of the whole simulation."""
+    policy_cpu_s: float
+    """CPU seconds of the policy."""
+
+    @property
+    def jcts_s(self) -> list[float]:
+        """Job completion times of those that ended."""
+        return [job.jct_s for job in self.jobs if job.done_at is not None]
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first submission to the last end."""
+        return self.ended_at - min((job.submitted_at for job in self.jobs), default=0.0)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the pool's GPU seconds that were allotted, over the makespan."""
+        whole = self.capacity.gpus * self.makespan_s
+        return sum(job.gpu_s for job in self.jobs) / whole if whole else 0.0
+
+    def summary(self, usd_per_hour: float = 0.0) -> dict[str, float | None]:
+        """Return the figures of the workload; `usd_per_hour` is the price of the whole pool."""
+        jcts_s = self.jcts_s
+        mean, median, p99 = (None, None, None)
+        if jcts_s:
+            mean, median, p99 = float(np.mean(jcts_s)), float(np.median(jcts_s)), float(np.percentile(jcts_s, 99))
+        return {
+            "mean_jct_s": mean,
+            "median_jct_s": median,
+            "p99_jct_s": p99,
+            "makespan_s": self.makespan_s,
+            "utilisation": self.utilisation,
+            "moves_per_job": float(np.mean([job.moves for job in self.jobs])) if self.jobs else 0.0,
+            "cost_usd": usd_per_hour * self.makespan_s / 3600.0,
+            "unfinished": len(self.jobs) - len(jcts_s),
+            "cpu_s": self.cpu_s,
+        }
+
+
+def simulate(
+    jobs: Sequence[SimulatedJob],
+    capacity: Capacity,
+    policy: Policy,
+    *,
+    interval_s: float | None = INTERVAL_S,
+    most_s: float = math.inf,
+) -> Outcome:
+    """Run the jobs, which change, to their ends, or for `most_s` seconds.
+
+    The policy decides at every multiple of `interval_s`; with None, at every arrival and end.
+    """
+    run = _Run(jobs=sorted(jobs, key=lambda job: job.submitted_at), capacity=capacity, policy=policy)
+    began_s = time.process_time()
+    while run.waiting or run.active:
+        if not run.active:
+            run.now_s = max(run.now_s, _tick(run.waiting[0].submitted_at, interval_s))
+        run.admit()
+        run.decide()
+        step_s = min(run.next_event_s() if interval_s is None else interval_s, most_s - run.now_s)
+        if not step_s < math.inf or step_s <= 0.0:  # nobody runs and nobody comes, or the time is over
+            break
+        run.advance(step_s)
+    return run.outcome(time.process_time() - began_s)
+
+
+def _tick(at: float, interval_s: float | None) -> float:
+    return at if interval_s is None else math.ceil(at / interval_s) * interval_s
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """State of a simulation."""
+
+    jobs: Sequence[SimulatedJob]
+    capacity: Capacity
+    policy: Policy
+    now_s: float = 0.0
+    waiting: list[SimulatedJob] = field(default_factory=list)
+    active: dict[str, SimulatedJob] = field(default_factory=dict)
+    allotments: Allotments = field(default_factory=dict)
+    allotted: list[tuple[float, dict[str, int]]] = field(default_factory=list)
+    started_at: dict[str, float] = field(default_factory=dict)
+    policy_cpu_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.waiting = list(self.jobs)
+
+    def admit(self) -> None:
+        while self.waiting and self.waiting[0].submitted_at <= self.now_s:
+            job = self.waiting.pop(0)
+            self.active[job.name] = job
+
+    def decide(self) -> None:
+        demands = [job.demand(self.now_s, self.capacity.gpus) for job in self.active.values()]
+        current = {name: where for name, where in self.allotments.items() if name in self.active}
+        began_s = time.process_time()
+        found = self.policy.allot(demands, self.capacity, current, self.now_s)
+        self.policy_cpu_s += time.process_time() - began_s
+        for name, job in self.active.items():
+            where = found.get(name, {})
+            if where != current.get(name, {}):
+                job.resize(tuple(where[number] for number in sorted(where)))
+                if where:
+                    self.started_at.setdefault(name, self.now_s)
+        self.allotments = found
+        counts = {name: sum(where.values()) for name, where in found.items()}
+        if not self.allotted or self.allotted[-1][1] != counts:
+            self.allotted.append((self.now_s, counts))
+
+    def next_event_s(self) -> float:
+        """Return the seconds to the next arrival or end."""
+        ends_s = min((job.ends_in_s() for job in self.active.values()), default=math.inf)
+        return min(ends_s, self.waiting[0].submitted_at - self.now_s if self.waiting else math.inf)
+
+    def advance(self, seconds: float) -> None:
+        for job in self.active.values():
+            job.advance(seconds, self.now_s)
+        self.now_s += seconds
+        self.active = {name: job for name, job in self.active.items() if job.done_at is None}
+
+    def outcome(self, cpu_s: float) -> Outcome:
+        jobs = [
+            JobOutcome(
+                name=job.name,
+                kind=job.kind,
+                submitted_at=job.submitted_at,
+                started_at=self.started_at.get(job.name),
+                done_at=job.done_at,
+                moves=max(0, job.moves),
+                gpu_s=job.attained_gpu_s,
+            )
+            for job in self.jobs
+        ]
+        ends = [job.done_at for job in self.jobs if job.done_at is not None]
+        return Outcome(
+            jobs=jobs,
+            capacity=self.capacity,
+            ended_at=self.now_s if len(ends) < len(jobs) else max(ends, default=self.now_s),
+            allotted=self.allotted,
+            cpu_s=cpu_s,
+            policy_cpu_s=self.policy_cpu_s,
+        )

@@ -1,0 +1,310 @@
+"""Jobs that replay measurements: steps timed on placements, and noise and progress of every epoch (Pollux §5.3).
+
+An `Application` is what was measured about one model; a `TracedJob` is one training of it. The job sees of the
+application only what it has run: it fits the time of a step to those (§4.1), and knows the noise of the present epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from rubberband.planner.goodput.choice import Candidates, considered
+from rubberband.planner.goodput.fit import fit
+from rubberband.planner.goodput.model import efficiency, gain, step_s
+from rubberband.planner.sharing.demand import Demand
+from rubberband.planner.sharing.table import Floats, Ints
+from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
+
+RESIZE_S = 30.0
+"""Seconds without training after each change of a job's GPUs (§5.3, simulator fidelity)."""
+
+Elasticity = Literal["adaptive", "fixed_batch", "rigid"]
+"""Parts of a job that a policy may change: GPUs and batch, GPUs only, or nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epochs:
+    """A training with one total batch; arrays with one row per epoch."""
+
+    progress: Floats
+    """Steps, each weighted by its gain, at the end of the epoch."""
+    iteration: Floats
+    """Steps at the end of the epoch."""
+    grad_sqr: Floats
+    """|g|^2 during the epoch."""
+    grad_var: Floats
+    """Variance of a gradient of the smallest batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Application:
+    """Measurements of one model on instances of one type."""
+
+    name: str
+    max_epochs: int
+    """Epochs until a job is done."""
+    epochs: Mapping[int, Epochs]
+    """Total batch M -> its training, smallest M first."""
+    placements: Mapping[tuple[int, ...], Floats]
+    """GPUs per instance, as the smallest of its rotations -> (n, 3) rows of m, seconds of a step, those of its
+    synchronisation; m increasing."""
+    steps: Floats
+    """(n, 5) Rows of instances, GPUs, m, seconds of a step, those of its synchronisation: means over placements."""
+    min_per_gpu: int
+    max_per_gpu: int
+    gpus_per_instance: int
+    _seen: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def limits(self) -> BatchLimits:
+        """The batches: M0 is the smallest that was trained with, and the largest no more than the largest."""
+        return BatchLimits(initial=min(self.epochs), max=max(self.epochs), max_per_gpu=self.max_per_gpu)
+
+    @property
+    def most_gpus(self) -> int:
+        """GPUs on which the largest batch leaves each the fewest samples measured."""
+        return self.limits.max // self.min_per_gpu
+
+    @cached_property
+    def work(self) -> Floats:
+        """(max_epochs + 1,) Progress at the end of 0, 1, … epochs: the least of all trainings."""
+        least = np.min([run.progress[: self.max_epochs] for run in self.epochs.values()], axis=0)
+        return np.append(0.0, least)
+
+    def step_s(self, placement: Sequence[int], per_gpu: int) -> tuple[float, float]:
+        """Return the seconds of a step of one pass, and those of its synchronisation. Linear between measured ones."""
+        gpus = tuple(placement)
+        key = min(gpus[turn:] + gpus[:turn] for turn in range(len(gpus))), per_gpu
+        if key not in self._seen:
+            rows = self.placements.get(key[0])
+            if rows is not None:
+                found = tuple(float(np.interp(per_gpu, rows[:, 0], rows[:, column])) for column in (1, 2))
+            else:
+                found = tuple(self._between(len(gpus), sum(gpus), per_gpu))
+            self._seen[key] = (found[0], found[1])
+        return self._seen[key]
+
+    def _between(self, instances: int, gpus: int, per_gpu: int) -> list[float]:
+        found = self._interpolation(float(instances), float(gpus), float(per_gpu))
+        if not np.isfinite(found).all():  # outside of what was measured: the nearest
+            far = np.abs(np.log(self.steps[:, :3] / np.asarray([instances, gpus, per_gpu]))).sum(axis=1)
+            found = self.steps[int(np.argmin(far)), 3:]
+        return [float(value) for value in np.ravel(found)]
+
+    @cached_property
+    def _interpolation(self) -> Callable[[float, float, float], Floats]:
+        from scipy.interpolate import LinearNDInterpolator  # slow to import, and only simulations need it
+
+        found: Callable[[float, float, float], Floats] = LinearNDInterpolator(self.steps[:, :3], self.steps[:, 3:])
+        return found
+
+    def statistics(self, batch_size: int, epoch: int) -> tuple[float, float]:
+        """Return |g|^2 and the variance during an epoch, linear between two measured batches."""
+        return self._between_batches("grad_sqr", batch_size, epoch), self._between_batches(
+            "grad_var", batch_size, epoch
+        )
+
+    def steps_left(self, batch_size: int, epoch: int) -> float:
+        """Return the steps after this epoch until the end, with this batch; at least 1."""
+        last = self._between_batches("iteration", batch_size, self.max_epochs - 1)
+        return max(1.0, last - self._between_batches("iteration", batch_size, epoch))
+
+    def _between_batches(self, what: str, batch_size: int, epoch: int) -> float:
+        sizes = list(self.epochs)
+        values = [float(getattr(run, what)[epoch]) for run in self.epochs.values()]
+        return float(np.interp(batch_size, sizes, values))
+
+    def passes(self, batch_size: int, gpus: int) -> tuple[int, int]:
+        """Return m and s of a total batch: as few passes as fit into memory.
+
+        A single GPU takes at least two for more than M0: one pass has no other to compare its gradient with.
+        """
+        least = 2 if gpus == 1 and batch_size > self.limits.initial else 1
+        num = max(least, math.ceil(batch_size / gpus / self.max_per_gpu - 1e-8))
+        per_gpu = math.ceil(batch_size / gpus / num - 1e-8)
+        return min(per_gpu, self.limits.max // (gpus * num)), num - 1
+
+    @cached_property
+    def choices(self) -> Candidates:
+        """Batches to choose among for 1, 2, … GPUs: (most_gpus, batches)."""
+        return considered(self.limits, tuple(range(1, self.most_gpus + 1)), self.min_per_gpu)
+
+    def goodputs(self, parameters: Throughput, noise_scale: float, instances: Ints, gpus: Ints) -> tuple[Floats, Ints]:
+        """(n,) Highest goodput on each number of GPUs, in useful samples per second, and which choice has it."""
+        of = gpus - 1
+        found = self.choices
+        seconds = step_s(parameters, instances[:, None], gpus[:, None], found.per_gpu[of], found.accumulation[of])
+        worth = efficiency(noise_scale, self.limits.initial, found.batch_size[of])
+        rates = np.where(found.feasible[of], found.batch_size[of] * worth / seconds, -np.inf)
+        return np.max(rates, axis=1), np.argmax(rates, axis=1)
+
+
+@dataclass(slots=True, kw_only=True)
+class TracedJob:
+    """One training of an application."""
+
+    name: str
+    submitted_at: float
+    application: Application
+    elasticity: Elasticity
+    target_gpus: int
+    """GPUs of a rigid job."""
+    target_batch: int | None
+    """M of a job that does not adapt its batch; None where it adapts it."""
+    most_gpus: int | None = None
+    """A limit beside that of the batch."""
+    weight: float = 1.0
+    done_at: float | None = None
+    placement: tuple[int, ...] = ()
+    moves: int = -1
+    """Changes of its GPUs after the start; -1 before it."""
+    attained_gpu_s: float = 0.0
+    epoch: int = 0
+    progress: float = 0.0
+    _resizing_s: float = 0.0
+    _per_gpu: int = 0
+    _accumulation: int = 0
+    _measured: dict[tuple[int, int, int], tuple[float, float]] = field(default_factory=dict)
+    _fitted: Throughput | None = None
+    _noise_scale: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """Its application."""
+        return self.application.name
+
+    def resize(self, placement: tuple[int, ...]) -> None:
+        """Give it other GPUs, as counts of instance after instance; none at all stops it."""
+        self.placement = placement
+        if placement:
+            self._resizing_s = RESIZE_S
+            self.moves += 1
+            self._choose_batch()
+
+    def advance(self, seconds: float, now_s: float) -> None:
+        """Train for `seconds`, from `now_s` on."""
+        if not self.placement or self.done_at is not None:
+            return
+        waited_s = min(self._resizing_s, seconds)
+        self._resizing_s -= waited_s
+        gpus = sum(self.placement)
+        left_s = seconds - waited_s
+        while left_s > 0.0 and self.done_at is None:
+            rate = self._rate()
+            needed_s = (self.application.work[self.epoch + 1] - self.progress) / rate
+            if needed_s > left_s:
+                self.progress += rate * left_s
+                left_s = 0.0
+            else:
+                left_s -= needed_s
+                self.epoch += 1
+                self.progress = float(self.application.work[self.epoch])
+                if self.epoch >= self.application.max_epochs:
+                    self.done_at = now_s + seconds - left_s
+                    self.attained_gpu_s += (seconds - left_s) * gpus
+                    return
+            self._choose_batch()
+        self.attained_gpu_s += seconds * gpus
+
+    def _rate(self) -> float:
+        """Return the progress per second, and keep what it shows of the application."""
+        app, gpus = self.application, sum(self.placement)
+        first_s, sync_s = app.step_s(self.placement, self._per_gpu)
+        batch_size = gpus * self._per_gpu * (self._accumulation + 1)
+        sqr, var = app.statistics(batch_size, self.epoch)
+        self._noise_scale = app.limits.initial * var / sqr if sqr > 0.0 else math.inf
+        key = len(self.placement), gpus, self._per_gpu
+        if key not in self._measured:
+            self._measured[key] = (first_s, first_s - sync_s)
+            self._fitted = None
+        step_s = first_s + self._accumulation * (first_s - sync_s)
+        return float(gain(self._noise_scale, app.limits.initial, batch_size)) / step_s
+
+    def _choose_batch(self) -> None:
+        gpus, app = sum(self.placement), self.application
+        if self.target_batch is not None:
+            self._per_gpu, self._accumulation = app.passes(self.target_batch, gpus)
+        elif not self._measured:
+            first = max(app.limits.initial, app.min_per_gpu * gpus)
+            self._per_gpu, self._accumulation = app.passes(first, gpus)
+        else:
+            where = np.asarray([len(self.placement)]), np.asarray([gpus])
+            _, at = app.goodputs(self._model(), self._noise_scale, *where)
+            self._per_gpu = int(app.choices.per_gpu[gpus - 1, at[0]])
+            self._accumulation = int(app.choices.accumulation[gpus - 1, at[0]])
+
+    def _model(self) -> Throughput:
+        """Return the fit of what was measured. Unmeasured, synchronising across instances costs as much as within."""
+        if self._fitted is None:
+            points = []
+            for (instances, gpus, per_gpu), (step_s, pass_s) in self._measured.items():
+                points.append(_point(instances, gpus, per_gpu, step_s))
+                points.append(_point(1, 1, per_gpu, pass_s))
+            found = fit(points)
+            if all(instances == 1 for instances, _, _ in self._measured):
+                found = replace(found, alpha_node_s=1.1 * found.alpha_local_s, beta_node_s=1.1 * found.beta_local_s)
+            self._fitted = found
+        return self._fitted
+
+    def ends_in_s(self) -> float:
+        """Return inf: its end is not known before."""
+        return math.inf
+
+    def demand(self, now_s: float, gpus: int) -> Demand:
+        """Return its demand on a pool of `gpus` GPUs."""
+        most = min(gpus, self.application.most_gpus)
+        if self.elasticity == "rigid":
+            left, least, limit = [math.inf] * (self.target_gpus - 1) + [1.0], self.target_gpus, self.target_gpus
+        elif self.elasticity == "fixed_batch":
+            assert self.target_batch is not None
+            limit = max(1, min(gpus, self.most_gpus or gpus, self.target_batch // self.application.min_per_gpu))
+            left, least = self._oracle(limit), 1
+        else:
+            left, least = self._believed(most), 1
+            limit = min(most, self.most_gpus or most, max(1, 2 * max((key[1] for key in self._measured), default=0)))
+        return Demand(
+            name=self.name,
+            arrived_at=self.submitted_at,
+            seconds_left=left,
+            delta_s=RESIZE_S,
+            moves=max(0, self.moves),
+            weight=self.weight,
+            min_gpus=least,
+            max_gpus=limit,
+            attained_gpu_s=self.attained_gpu_s,
+            progress=self.progress / float(self.application.work[-1]),
+        )
+
+    def _believed(self, most: int) -> list[float]:
+        """Return the seconds left by the fit. Before the first measurement it takes itself for short and scalable."""
+        gpus = np.arange(1, most + 1)
+        if not self._measured:
+            return [1.0 / count for count in range(1, most + 1)]
+        app = self.application
+        instances = -(-gpus // app.gpus_per_instance)
+        rates, _ = app.goodputs(self._model(), self._noise_scale, instances, gpus)
+        left = float(app.work[-1]) - self.progress
+        return [float(each) for each in left * app.limits.initial / rates]
+
+    def _oracle(self, most: int) -> list[float]:
+        """Return the seconds left with the fixed batch by the true times of its steps."""
+        assert self.target_batch is not None
+        app, found = self.application, []
+        steps = app.steps_left(self.target_batch, min(self.epoch, app.max_epochs - 1))
+        for gpus in range(1, most + 1):
+            whole, rest = divmod(gpus, app.gpus_per_instance)
+            placement = (app.gpus_per_instance,) * whole + ((rest,) if rest else ())
+            per_gpu, accumulation = app.passes(self.target_batch, gpus)
+            first_s, sync_s = app.step_s(placement, per_gpu)
+            found.append(steps * (first_s + accumulation * (first_s - sync_s)))
+        return found
+
+
+def _point(instances: int, gpus: int, per_gpu: int, step_s: float) -> BatchPoint:
+    return BatchPoint(instances=instances, gpus=gpus, per_gpu=per_gpu, accumulation=0, step_s=step_s)

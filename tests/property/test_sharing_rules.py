@@ -1,0 +1,128 @@
+"""The rules of the sharing policies: the exact division, KNEE, HELL and fitness, and simulations under them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.planner.sharing import Capacity, Demand, make_policy
+from rubberband.planner.sharing.curves import CurveJob
+from rubberband.planner.sharing.division import divide
+from rubberband.planner.sharing.simulation import simulate
+
+some_value = st.floats(-10.0, 10.0) | st.just(-math.inf)
+
+
+@given(rows=st.lists(st.lists(some_value, min_size=6, max_size=6), min_size=1, max_size=4))
+def test_a_division_is_as_good_as_the_best_of_all(rows: list[list[float]]) -> None:
+    values = np.asarray([[0.0, *row[1:]] for row in rows])
+    found = divide(values, 5)
+    assert found.sum() <= 5
+    best = max(
+        sum(values[row, count] for row, count in enumerate(counts))
+        for counts in itertools.product(range(6), repeat=len(rows))
+        if sum(counts) <= 5
+    )
+    assert sum(values[row, count] for row, count in enumerate(found)) == pytest.approx(best, abs=1e-9)
+
+
+def demand(name: str, seconds: list[float], **more: float) -> Demand:
+    return Demand(name=name, arrived_at=0.0, seconds_left=seconds, **more)  # type: ignore[arg-type]
+
+
+def gpus(policy: str, demands: list[Demand], instances: int, **options: object) -> dict[str, int]:
+    capacity = Capacity(instances=instances, gpus_per_instance=1)
+    found = make_policy(policy, **options).allot(demands, capacity, {}, 10.0)
+    return {name: sum(where.values()) for name, where in found.items()}
+
+
+SATURATING = [100.0, 50.0, 40.0, 39.0, 38.9, 38.8]
+
+
+def test_knee_stops_where_a_gpu_adds_less_than_alpha() -> None:
+    other = demand("other", [1000.0] * 6)
+    assert gpus("knee", [demand("a", SATURATING), other], 4, alpha=0.1) == {"a": 3, "other": 1}
+    assert gpus("knee", [demand("a", SATURATING), other], 5, alpha=0.02) == {"a": 4, "other": 1}
+
+
+def test_hell_weighs_time_by_efficiency_and_fills_up() -> None:
+    # w S(w)^2 / S(1) is 100, 50, 48, 60.8, ...: 3 GPUs, and the rest by filling (eq. 5)
+    assert gpus("hell", [demand("a", SATURATING), demand("b", [90.0] * 6)], 4) == {"a": 3, "b": 1}
+    assert gpus("hell", [demand("a", SATURATING)], 6) == {"a": 6}
+
+
+def test_gamma_serves_what_has_just_begun_first() -> None:
+    new = demand("new", [60.0], progress=0.0)
+    near_its_end = demand("old", [50.0], progress=0.6)
+    assert gpus("hell", [new, near_its_end], 1) == {"old": 1}
+    assert gpus("hell", [new, near_its_end], 1, gamma=1.0) == {"new": 1}
+
+
+def test_a_moldable_demand_keeps_its_gpus_or_waits() -> None:
+    begun = demand("a", SATURATING, started_gpus=2)
+    assert gpus("hell", [begun], 6, resizing="moldable") == {"a": 2}
+    assert gpus("hell", [begun], 1, resizing="moldable") == {}
+
+
+def test_fitness_serves_all_alike_and_default_the_short_ones_first() -> None:
+    linear = [1.0 / count for count in range(1, 9)]
+    long_one = demand("long", [1000.0 * each for each in linear])
+    short = demand("short", [10.0 * each for each in linear])
+    assert gpus("fitness", [long_one, short], 8) == {"long": 4, "short": 4}
+    shares = gpus("default", [long_one, short], 8)
+    assert shares["short"] > shares["long"] > 0
+
+
+def test_a_demand_that_would_move_in_vain_keeps_its_gpus() -> None:
+    capacity = Capacity(instances=4, gpus_per_instance=1)
+    seconds = [100.0, 51.0, 35.0, 27.0]
+    moved_often = [
+        Demand(name=name, arrived_at=0.0, seconds_left=seconds, delta_s=30.0, moves=moves, attained_gpu_s=1.0)
+        for name, moves in (("a", 3), ("b", 3))
+    ]
+    current = {"a": {0: 1}, "b": {1: 1, 2: 1}}
+    found = make_policy("fitness").allot(moved_often, capacity, current, 100.0)
+    assert found == current
+
+
+def jobs() -> list[CurveJob]:
+    return [
+        CurveJob(
+            name=f"j{number}",
+            submitted_at=40.0 * number,
+            kind="curve",
+            seconds=[(300.0 + 50.0 * number) / count**0.8 for count in range(1, 9)],
+            resize_s=5.0,
+        )
+        for number in range(6)
+    ]
+
+
+@pytest.mark.parametrize("policy", ["default", "equal", "hell", "fifo"])
+@pytest.mark.parametrize("interval_s", [None, 30.0])
+def test_a_simulation_ends_every_job_and_counts_every_gpu_second(policy: str, interval_s: float | None) -> None:
+    outcome = simulate(jobs(), Capacity(instances=2, gpus_per_instance=4), make_policy(policy), interval_s=interval_s)
+    again = simulate(jobs(), Capacity(instances=2, gpus_per_instance=4), make_policy(policy), interval_s=interval_s)
+    assert outcome.jobs == again.jobs
+    for job in outcome.jobs:
+        assert job.started_at is not None
+        assert job.submitted_at <= job.started_at < job.submitted_at + job.jct_s
+    ends = [*(at for at, _ in outcome.allotted[1:]), outcome.ended_at]
+    held_gpu_s = sum(
+        sum(counts.values()) * (end_at - at) for (at, counts), end_at in zip(outcome.allotted, ends, strict=True)
+    )
+    assert sum(job.gpu_s for job in outcome.jobs) <= held_gpu_s + 1e-6
+    assert 0.0 < outcome.utilisation <= 1.0
+    assert outcome.summary()["unfinished"] == 0
+
+
+def test_a_job_that_never_fits_is_counted_as_unfinished() -> None:
+    too_large = CurveJob(name="large", submitted_at=0.0, kind="curve", seconds=[math.inf] * 3 + [10.0], min_gpus=4)
+    outcome = simulate([too_large], Capacity(instances=1, gpus_per_instance=2), make_policy("default"), interval_s=None)
+    assert outcome.summary()["unfinished"] == 1
+    assert outcome.summary()["mean_jct_s"] is None
