@@ -12,6 +12,8 @@ an approximation, the Linearizer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from scipy.special import gammaln
 
@@ -20,8 +22,11 @@ from rubberband.planner.queueing.homogeneous import Floats
 _PROPORTIONAL = 1e-12
 _ROUNDS = 3
 """Estimates of what a missing worker changes; more gain nothing."""
-_MOST_STEPS = 2000
-_SETTLED = 1e-12
+_MOST_STEPS = 500
+_SETTLED = 1e-10
+_REMEMBERED = 3
+"""Steps that accelerate the next one: as many as there are stations."""
+_RIDGE, _TINY = 1e-10, 1e-300
 
 
 def mixed(delays_s: Floats, stations_s: Floats) -> Floats:
@@ -91,13 +96,32 @@ def linearizer(delays_s: Floats, stations_s: Floats) -> Floats:
 
 
 def _settled(delays_s: Floats, stations_s: Floats, queues: Floats, changes: Floats, present: Floats) -> Floats:
-    """Queues (…, worker, station) at the fixed point of Little's law; those of workers that are not `present` are 0."""
+    """Queues (…, worker, station) at the fixed point of Little's law; those of workers that are not `present` are 0.
+
+    Workers only meet in the total queue of a station. So the steps are accelerated (Anderson) by the latest few totals.
+    """
+    found, excess = list[Floats](), list[Floats]()
     for _ in range(_MOST_STEPS):
-        before, waits_s = queues, _waits_s(stations_s, queues, changes)
-        queues = np.asarray(waits_s / (delays_s[:, None] + waits_s.sum(axis=-1, keepdims=True)) * present)
-        if np.abs(queues - before).max() <= _SETTLED:
+        waits_s = _waits_s(stations_s, queues, changes)
+        found.append(np.asarray(waits_s / (delays_s[:, None] + waits_s.sum(axis=-1, keepdims=True)) * present))
+        if np.abs(found[-1] - queues).max() <= _SETTLED:
             break
-    return queues
+        excess.append((found[-1] - queues).sum(axis=-2))
+        del found[: -_REMEMBERED - 1], excess[: -_REMEMBERED - 1]
+        queues = np.maximum(_accelerated(found, excess), 0.0)
+    return found[-1]
+
+
+def _accelerated(found: Sequence[Floats], excess: Sequence[Floats]) -> Floats:
+    """The mixture of the steps `found` (…, worker, station) whose `excess` (…, station) would be smallest."""
+    if len(found) == 1:
+        return found[0]
+    slopes = np.stack([excess[-1] - earlier for earlier in excess[:-1]], axis=-1)
+    squares = slopes.swapaxes(-1, -2) @ slopes
+    ridge = _RIDGE * squares.trace(axis1=-2, axis2=-1)[..., None, None] + _TINY
+    shares = np.linalg.solve(squares + ridge * np.eye(len(found) - 1), slopes.swapaxes(-1, -2) @ excess[-1][..., None])
+    moves = np.stack([found[-1] - earlier for earlier in found[:-1]], axis=-1)
+    return np.asarray(found[-1] - (moves @ shares[..., None, :, :])[..., 0])
 
 
 def _waits_s(stations_s: Floats, queues: Floats, changes: Floats) -> Floats:
