@@ -18,6 +18,7 @@ from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds,
 from rubberband.executor.core.rules import promoted
 from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
+from rubberband.planner.queueing.planning import recalibrated, updates_per_s
 from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Speeds
@@ -242,9 +243,10 @@ class _Speed:
 def measured(job: Job, state: State, lane: Lane | None = None) -> MeasuredTerms:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
-    Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where trials
-    adapt their batch, a factor is what their noise scale does not explain, and the rest is expected at the noise scale
-    of the trials that go on: those of `lane`, or of the first one. The trials of all lanes show the speed.
+    Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where workers
+    train asynchronously, gangs of two or more calibrate the model of the others. Where trials adapt their batch, a
+    factor is what their noise scale does not explain, and the rest is expected at the noise scale of the trials that go
+    on: those of `lane`, or of the first one. The trials of all lanes show the speed.
     """
     lane = state.lanes[0] if lane is None else lane
     expected, noise_scale = Expected(job.profile, job.offer.gpus), present_noise_scale(job, state, lane)
@@ -253,9 +255,9 @@ def measured(job: Job, state: State, lane: Lane | None = None) -> MeasuredTerms:
     seen = starts(job, state)
     repeated = unsaved_iterations(state)
     basis = expected.profile(noise_scale)
+    calibrated = _calibrated(basis, speeds)
     profile = replace(
-        basis,
-        seconds_per_iteration=_table(basis, speeds, overall),
+        calibrated or replace(basis, seconds_per_iteration=_table(basis, speeds, overall)),
         trial_startup_s=seen.warm_s,
         trial_cv=own.trial_cv,
         iteration_cv=own.iteration_cv,
@@ -263,7 +265,8 @@ def measured(job: Job, state: State, lane: Lane | None = None) -> MeasuredTerms:
     )
     going_on = _going_on(job, lane, own)
     startup = _delay("a trial starts in", job.profile.trial_startup_s, seen.warm_s)
-    findings = [noise_finding(job.profile, noise_scale), _pace(overall), _survivors(own, going_on), startup]
+    pace = _pace(overall) if calibrated is None else _throughput(basis, calibrated, max(speeds))
+    findings = [noise_finding(job.profile, noise_scale), pace, _survivors(own, going_on), startup]
     offer, changes = _delays(job.offer, state, seen.cold_surplus_s)
     if repeated:
         # A function trains on one GPU. The next stage is meant; each one after it is planned again in its turn.
@@ -288,6 +291,21 @@ def _table(profile: Profile, speeds: Mapping[int, _Speed], overall: float) -> di
     own = {gpus: speed.factor * profile.iteration_s(gpus) for gpus, speed in speeds.items()}
     changed = overall != 1.0 or any(speed.factor != 1.0 for speed in speeds.values())
     return dict(sorted((seconds | own).items())) if changed else dict(profile.seconds_per_iteration)
+
+
+def _calibrated(profile: Profile, speeds: Mapping[int, _Speed]) -> Profile | None:
+    """The profile, its model of asynchronous workers calibrated by gangs of two or more; None where none differs."""
+    off = any(gpus > 1 and speed.factor != 1.0 for gpus, speed in speeds.items())
+    if profile.asynchronous is None or not off:
+        return None
+    return recalibrated(profile, {gpus: speed.factor * profile.iteration_s(gpus) for gpus, speed in speeds.items()})
+
+
+def _throughput(before: Profile, after: Profile, workers: int) -> str:
+    """How fast asynchronous workers are, in words."""
+    assert after.asynchronous is not None, "only a model is calibrated"
+    expected, found = (updates_per_s(profile, workers) for profile in (before, after))
+    return f"{workers} workers make {found:.3g} updates/s instead of {expected:.3g}"
 
 
 def _speeds(job: Job, state: State, expected: Expected) -> tuple[dict[int, _Speed], OwnSpeeds]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rubberband.planner.balancing.predictors import Floats, Memoryless, Predictor
+from rubberband.planner.balancing.predictors import Floats, Memoryless, Predictor, Rescalable
 
 RATE = 0.05
 """Weight of the last step in the mean times that are compared."""
@@ -19,7 +19,7 @@ RATE = 0.05
 class Gated:
     """A predictor, or the last speeds (memoryless) where these have been better."""
 
-    def __init__(self, predictor: Predictor, num_workers: int) -> None:
+    def __init__(self, predictor: Rescalable, num_workers: int) -> None:
         self._predictor = predictor
         self._memoryless = Memoryless(num_workers)
         self._times = [0.0, 0.0]
@@ -51,6 +51,11 @@ class Gated:
 
     def forecast(self) -> Floats:
         return self._used.forecast()
+
+    def rescale(self, factors: Floats) -> None:
+        """Go on as if all past speeds had been `factors` as large."""
+        self._predictor.rescale(factors)
+        self._memoryless.rescale(factors)
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, in plain values."""

@@ -17,7 +17,7 @@ from rubberband.planner.balancing.balancer import Look, ShareLimits
 from rubberband.planner.balancing.line_balancer import LineBalancer
 from rubberband.planner.balancing.narx import Narx
 from rubberband.planner.balancing.shares import held, keeps, proportional_shares
-from rubberband.planner.balancing.speed_balancer import SpeedBalancer
+from rubberband.planner.balancing.speed_balancer import ForecastBalancer
 
 STEP, WINDOW = 5, 5
 """Delta and D of the fast-approach phase."""
@@ -104,7 +104,7 @@ class PaperGpuBalancer(LineBalancer):
             self._algorithm.restore(state["algorithm"])
 
 
-class PaperCpuBalancer(SpeedBalancer):
+class PaperCpuBalancer(ForecastBalancer):
     """Algorithm 1 with NARX, at every look, held to the limits."""
 
     def __init__(self, num_workers: int) -> None:

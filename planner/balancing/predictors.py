@@ -39,6 +39,13 @@ class Predictor(Protocol):
         """Go on where `state` was taken, of as many workers."""
 
 
+class Rescalable(Predictor, Protocol):
+    """A predictor that can change the units of speeds."""
+
+    def rescale(self, factors: Floats) -> None:
+        """Go on as if all past speeds had been `factors` as large."""
+
+
 class Remembering:
     """Arrays that `state` and `restore` carry; a base of predictors."""
 
@@ -88,6 +95,9 @@ class Memoryless(Remembering):
 
     def forecast(self) -> Floats:
         return known(self.last)
+
+    def rescale(self, factors: Floats) -> None:
+        self.last = self.last * factors
 
 
 class Ema(Remembering):
@@ -183,10 +193,9 @@ class NormalisedEma(Remembering):
     slow = 0.02
     """Rate of the means that the regression is relative to."""
     forgetting = 0.9995
-    prior = np.array([1.0, 0.0])
-    """p and q before anything is known: a speed is proportional to the CPUs, and memory does not matter."""
     doubt = 0.5
-    """Standard deviation of that prior."""
+    """Standard deviation of the prior of p and q: a speed is proportional to the CPUs, and memory does not matter."""
+    most = 2.0
 
     def __init__(self, num_workers: int) -> None:
         super().__init__(num_workers)
@@ -209,16 +218,19 @@ class NormalisedEma(Remembering):
     def noise_share(self) -> float:
         return averaged(self.alpha, self.looks)
 
-    def exponents(self) -> Floats:
-        """Return p and q of f, at least 0."""
+    def exponents(self) -> tuple[float, float]:
+        """Return p and q of f, from 0 to `most`."""
         trust = self.variance / self.doubt**2
-        matrix = self.moments[:, :2] + trust * np.eye(2)
-        (a, b), (c, d) = matrix.tolist()
-        right = self.moments[:, 2] + trust * self.prior
-        first, second = right.tolist()
-        divisor = a * d - b * c
-        found = np.array([(first * d - second * b) / divisor, (second * a - first * c) / divisor])
-        return np.asarray(np.clip(found, 0.0, 2.0))
+        (cc, cm, cv), (_, mm, mv) = self.moments.tolist()
+        cc, mm, cv = cc + trust, mm + trust, cv + trust  # the prior: p = 1, q = 0
+        divisor = cc * mm - cm * cm
+        found = (cv * mm - mv * cm) / divisor, (mv * cc - cv * cm) / divisor
+        return min(max(found[0], 0.0), self.most), min(max(found[1], 0.0), self.most)
+
+    def log_f(self) -> Floats:
+        """(n,) log f(c, m) of the steps to come."""
+        p, q = self.exponents()
+        return p * self.resources[:, 0] + q * self.resources[:, 1]
 
     def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
         self.looks += 1
@@ -245,7 +257,7 @@ class NormalisedEma(Remembering):
         self.moments = self.forgetting * self.moments + inputs.T @ np.column_stack([inputs, from_mean[:, 0]])
 
     def _follow(self, seen: npt.NDArray[np.bool_], log_speeds: Floats) -> None:
-        levels = log_speeds - self.resources @ self.exponents()
+        levels = log_speeds - self.log_f()
         fresh = seen & np.isnan(self.level)
         self.level = np.where(fresh, levels, self.level)
         off = np.where(seen, levels - self.level, 0.0)
@@ -257,13 +269,21 @@ class NormalisedEma(Remembering):
         self.recent = np.where(seen, np.where(same, self.recent + levels, begun), self.recent)
         shifted = np.abs(self.off) >= self.shift_looks
         clipped = np.clip(off, -limit, limit)
-        for square in np.square(clipped[seen & ~fresh & ~shifted]).tolist():
-            self.variance += max(0.01, 0.5 / (self.looks * self.num_workers)) * (1.2 * square - self.variance)
-        self.variance = max(self.variance, 1e-6)
+        counted = seen & ~fresh & ~shifted
+        if self.looks > 1 and counted.any():
+            square = 1.2 * float(np.square(clipped[counted]).mean())  # 1.2: for what the clip takes off
+            self.variance += max(0.05, 0.5 / self.looks) * (square - self.variance)
+            self.variance = max(self.variance, 1e-6)
         rate = max(self.alpha, 1.0 / self.looks)
         followed = self.level + rate * np.where(seen, clipped, 0.0)
         self.level = np.where(shifted, self.recent / np.maximum(np.abs(self.off), 1.0), followed)
         self.off = np.where(shifted, 0.0, self.off)
 
     def forecast(self) -> Floats:
-        return known(np.exp(self.level + self.resources @ self.exponents()))
+        return known(np.exp(self.level + self.log_f()))
+
+    def rescale(self, factors: Floats) -> None:
+        logs = np.log(factors)
+        self.level = self.level + logs
+        self.recent = self.recent + np.abs(self.off) * logs
+        self.means[:, 0] += logs

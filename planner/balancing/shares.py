@@ -44,6 +44,8 @@ def scale_shares(shares: Sequence[float], batch_size: int) -> tuple[int, ...]:
 
 def held(batch_size: int, limits: ShareLimits) -> ShareLimits:
     """Return limits whose caps hold the batch: the same ones, or those of as few passes as suffice."""
+    if max(limits.caps) <= batch_size <= sum(limits.caps):
+        return limits
     caps = [min(cap, batch_size) for cap in limits.caps]
     passes = max(1, -(-batch_size // max(1, sum(caps))))
     wide = limits.caps if passes == 1 else tuple(passes * cap for cap in limits.caps)
@@ -115,17 +117,20 @@ def _filled(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tupl
     workers = list(zip(lines, limits.caps, strict=True))
     low, high = _bounds(lines, batch_size, limits)
     shares = [_capacity(line, cap, low) for line, cap in workers]
-    if sum(shares) >= batch_size:
+    done, most = sum(shares), sum(_capacity(line, cap, high) for line, cap in workers)
+    if done >= batch_size:
         return scale_shares(shares, batch_size)
-    for _ in range(_BISECTIONS):
-        if batch_size - sum(shares) <= len(lines) or high - low <= _EXACT * high:
+    for turn in range(_BISECTIONS):
+        if batch_size - done <= len(lines) or high - low <= _EXACT * high:
             break
-        middle = 0.5 * (low + high)
+        # Every other time where a line through both ends meets the batch: half as many turns as halving alone.
+        part = 0.5 if turn % 2 else (batch_size - done) / (most - done)
+        middle = low + part * (high - low)
         found = [_capacity(line, cap, middle) for line, cap in workers]
         if sum(found) > batch_size:
-            high = middle
+            high, most = middle, sum(found)
         else:
-            low, shares = middle, found
+            low, shares, done = middle, found, sum(found)
     left = batch_size - sum(shares)
     if left > len(lines):  # where T is reached, a worker whose time does not depend on its share has room for many
         room = [_capacity(line, cap, high) - share for (line, cap), share in zip(workers, shares, strict=True)]

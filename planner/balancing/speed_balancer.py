@@ -1,4 +1,4 @@
-"""The default balancer of CPUs: shares in proportion to forecast speeds (LB-BSP §3.2, Algorithm 1)."""
+"""Balancers of CPU workers: shares by forecast speeds (LB-BSP §3.2, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ from typing import Any
 import numpy as np
 
 from rubberband.planner.balancing.balancer import Line, Look, ShareLimits
+from rubberband.planner.balancing.fixed_part import FixedPart
 from rubberband.planner.balancing.gate import Gated
 from rubberband.planner.balancing.measured import MeasuredBalancer
 from rubberband.planner.balancing.predictors import Floats, NormalisedEma, Predictor
-from rubberband.planner.balancing.shares import proportional_shares
+from rubberband.planner.balancing.shares import min_max_shares, proportional_shares
 
 FIRST_NOISE = 0.05
 """Assumed relative noise of a speed, until it is measured."""
 NOISE_RATE = 0.02
+FIRST_LOOKS = 4
+"""Looks that the assumption is worth."""
 FAR = 4.0
 """Deviations of the noise beyond which an error is a spike or a shift, and does not inform the noise."""
 
 
-class SpeedBalancer(MeasuredBalancer):
-    """Finds shares from forecast speeds."""
+class ForecastBalancer(MeasuredBalancer):
+    """Algorithm 1 with any predictor, with a threshold for changes."""
 
-    def __init__(self, num_workers: int, predictor: Predictor | None = None) -> None:
-        """Use a predictor, as it is; by default the normalised moving average, while it is better than memoryless."""
+    def __init__(self, num_workers: int, predictor: Predictor) -> None:
         super().__init__(num_workers)
-        self._predictor = predictor or Gated(NormalisedEma(num_workers), num_workers)
+        self._predictor = predictor
         self._speeds: Floats | None = None
         """The forecast for the steps to come."""
-        self._variance = FIRST_NOISE**2
+        self._fixed_samples = 0.0
+        """x0: the part of a step that is the same for every share, as samples."""
+        self._variance, self._looks = FIRST_NOISE**2, 0
 
     def lines(self) -> tuple[Line, ...]:
-        """Return t = x / v by the forecast speeds; empty before the first look."""
+        """Return t = (x0 + x) / v by the forecast speeds; empty before the first look."""
         if self._speeds is None:
             return ()
-        return tuple(Line(0.0, 1.0 / speed) for speed in self._speeds.tolist())
+        return tuple(Line(self._fixed_samples / speed, 1.0 / speed) for speed in self._speeds.tolist())
 
     def _learn(self, look: Look) -> None:
-        speeds = speeds_of(look)
+        speeds = speeds_of(look, self._fixed_samples)
         if self._speeds is not None:
             self._learn_noise(np.log(speeds / self._speeds))
         ones = np.ones(self.num_workers)
@@ -53,9 +57,13 @@ class SpeedBalancer(MeasuredBalancer):
         squares = np.square(errors[~np.isnan(errors)]) / (1.0 + self._predictor.noise_share**2)
         squares = np.minimum(squares, FAR**2 * self._variance)
         if len(squares):
-            self._variance += NOISE_RATE * (float(squares.mean()) - self._variance)
+            self._looks += 1
+            rate = max(NOISE_RATE, 1.0 / (FIRST_LOOKS + self._looks))
+            self._variance += rate * (float(squares.mean()) - self._variance)
 
     def _proposal(self, lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
+        if self._fixed_samples > 0.0:
+            return min_max_shares(lines, batch_size, limits)
         return proportional_shares([1.0 / line.per_sample_s for line in lines], batch_size, limits)
 
     def _error(self) -> float:
@@ -63,12 +71,13 @@ class SpeedBalancer(MeasuredBalancer):
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, in plain values."""
-        speeds = None if self._speeds is None else self._speeds.tolist()
         return {
             **super().state(),
             "predictor": self._predictor.state(),
-            "speeds": speeds,
+            "speeds": None if self._speeds is None else self._speeds.tolist(),
+            "fixed_samples": self._fixed_samples,
             "variance": self._variance,
+            "looks": self._looks,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -77,11 +86,45 @@ class SpeedBalancer(MeasuredBalancer):
         if state.get("num_workers") == self.num_workers:
             self._predictor.restore(state["predictor"])
             self._speeds = None if state["speeds"] is None else np.asarray(state["speeds"], dtype=np.float64)
-            self._variance = state["variance"]
+            self._fixed_samples = state["fixed_samples"]
+            self._variance, self._looks = state["variance"], state["looks"]
 
 
-def speeds_of(look: Look) -> Floats:
-    """Return v_i = x_i / t_i, samples/s of each worker; nan where it had no samples or no time."""
+class SpeedBalancer(ForecastBalancer):
+    """The default: the normalised moving average while it is better than memoryless, and x0 as it is found."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._normalised = NormalisedEma(num_workers)
+        self._gated = Gated(self._normalised, num_workers)
+        super().__init__(num_workers, self._gated)
+        self._fixed = FixedPart()
+
+    def _learn(self, look: Look) -> None:
+        """Restate what is known of speeds where another x0 is found, and take in the look."""
+        shares = np.asarray(look.shares, dtype=np.float64)
+        self._fixed.observe(shares, shares / speeds_of(look), self._normalised.log_f())
+        found = self._fixed.samples
+        if found != self._fixed_samples and self._speeds is not None:
+            usual = np.where(shares > 0.0, shares, shares.mean())
+            factors = (found + usual) / (self._fixed_samples + usual)
+            self._gated.rescale(factors)
+            self._speeds = self._speeds * factors
+        self._fixed_samples = found
+        super()._learn(look)
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, in plain values."""
+        return {**super().state(), "fixed": self._fixed.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken; one of another number of workers is ignored."""
+        super().restore(state)
+        if state.get("num_workers") == self.num_workers:
+            self._fixed.restore(state["fixed"])
+
+
+def speeds_of(look: Look, fixed_samples: float = 0.0) -> Floats:
+    """Return v_i = (x0 + x_i) / t_i, samples/s of each worker; nan where it had no samples or no time."""
     shares, times_s = np.asarray(look.shares, dtype=np.float64), np.asarray(look.compute_s, dtype=np.float64)
     seen = (shares > 0.0) & np.isfinite(times_s) & (times_s > 0.0)
-    return np.where(seen, shares / np.where(seen, times_s, 1.0), np.nan)
+    return np.where(seen, (shares + fixed_samples) / np.where(seen, times_s, 1.0), np.nan)

@@ -108,6 +108,23 @@ def scaled(profile: Profile, gang_sizes: Sequence[int]) -> Profile:
     return replace(profile, seconds_per_iteration=table, asynchronous=model)
 
 
+def recalibrated(profile: Profile, seen_s: Mapping[int, float]) -> Profile:
+    """Return a profile made by `scaled` after gangs of these sizes took these seconds per iteration.
+
+    The time of a worker alone stays where none was seen.
+    """
+    table = profile.seconds_per_iteration
+    alone = {1: table[1]} if 1 in table else {}
+    return scaled(replace(profile, seconds_per_iteration={**alone, **seen_s}), sorted({*table, *seen_s}))
+
+
+def updates_per_s(profile: Profile, workers: int) -> float:
+    """Return the throughput of a gang by its time of an iteration. The profile must have a model."""
+    assert profile.asynchronous is not None, "only asynchronous training has updates"
+    model = profile.asynchronous
+    return model.updates_per_iteration / (profile.iteration_s(workers) - model.overhead_s)
+
+
 def _throughputs(model: AsyncProfile, measured_s: Mapping[int, float]) -> dict[int, float]:
     """Workers -> updates per second by measured times of iterations, beside a single worker's at its modelled speed."""
     updates_s = {g: time_s - model.overhead_s for g, time_s in measured_s.items() if time_s > model.overhead_s}

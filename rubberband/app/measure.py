@@ -25,11 +25,13 @@ from rubberband.executor.profiling_points import Component, InstanceStarts, Meas
 from rubberband.executor.session import Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planner.goodput.planning import scaled_size
+from rubberband.planner.queueing.planning import curve, knee
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
 from rubberband.spec.samplers import trial_seed
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import PlanningConstraints, Stage, total_iterations
 from rubberband.values.profile import Profile
@@ -63,6 +65,19 @@ def _trials_line(noise: MeasuredNoise) -> str:
         return f"{assumed}: 1 trial was measured; measure more with --trials N"
     few = "; measure more with --trials N" if noise.num_trials < ENOUGH_TRIALS else ""
     return f"trials differ in speed by {_spread(noise.trial, f', {noise.num_trials} trials')}{mean}{few}"
+
+
+def async_lines(model: AsyncProfile | None) -> list[str]:
+    """Return lines on the times of an update, and on how far its workers scale; none for synchronous training."""
+    if model is None:
+        return []
+    times, bend = model.times, knee(model)
+    found = curve(model, bend)
+    return [
+        f"an update of one worker: {_brief(times.compute_s)} to compute, {_brief(times.up_s)} up, "
+        f"{_brief(times.server_s)} at the server, {_brief(times.down_s)} down",
+        f"the knee is at {bend} worker{'s' * (bend > 1)}: {found.low[-1]:.3g} to {found.high[-1]:.3g} updates/s there",
+    ]
 
 
 def start_lines(profile: Profile, starts: InstanceStarts, noise: MeasuredNoise) -> list[str]:
@@ -142,7 +157,15 @@ class MeasuredProfile(ProfilingResult):
         points = [point_line(point) for point in self.points]
         noise = noise_lines(self.noise)
         starts = start_lines(self.profile, self.starts, self.noise)
-        return [*points, *self._goodput_lines(), *noise, *starts, cost, *self.remark_lines()]
+        return [
+            *points,
+            *self._goodput_lines(),
+            *async_lines(self.profile.asynchronous),
+            *noise,
+            *starts,
+            cost,
+            *self.remark_lines(),
+        ]
 
     def _goodput_lines(self) -> list[str]:
         model = self.profile.goodput

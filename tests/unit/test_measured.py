@@ -16,8 +16,10 @@ from rubberband.executor.core.rules import promoted
 from rubberband.executor.core.state import Allocation, Job, StageRecord, State, TrialReport
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.goodput import planning
+from rubberband.planner.queueing.planning import scaled
 from rubberband.planner.search import plan
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
+from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
@@ -274,6 +276,51 @@ def test_a_run_is_planned_again_with_the_noise_scale_it_has_come_to(phi: float, 
     assert dict(decision.profile.seconds_per_iteration) == pytest.approx(
         {gpus: pace * time_s for gpus, time_s in at(phi, profile).items()}, rel=0.02
     )
+    assert controller.state.now - controller.state.started_at == pytest.approx(decision.jct_s, rel=0.02)
+
+
+WORKERS = AsyncProfile(
+    times=AsyncTimes(compute_s=0.029, up_s=0.072, server_s=0.018, down_s=0.072),
+    updates_per_iteration=50,
+    overhead_s=0.5,
+)
+
+
+def asynchronous(blend: float | None) -> Profile:
+    """A profile whose workers wait for each other less, the larger the blend."""
+    model = dataclasses.replace(WORKERS, blend=blend)
+    return scaled(dataclasses.replace(PROFILE, seconds_per_iteration={1: 10.05}, asynchronous=model), [1, 2, 4])
+
+
+@pytest.mark.parametrize("blend", [0.0, 0.3, 1.0])
+def test_the_first_gang_of_two_workers_calibrates_the_others(blend: float) -> None:
+    truth, planned = asynchronous(blend), asynchronous(None)
+    found = measured(*seen({2: [[truth.iteration_s(2)] * 3] * 2}, profile=planned))
+    assert dict(found.profile.seconds_per_iteration) == pytest.approx(dict(truth.seconds_per_iteration), rel=0.01)
+    assert "2 workers make" in found.findings
+
+
+def test_workers_that_are_all_slower_wait_as_before() -> None:
+    planned = asynchronous(0.3)
+    slower = {gpus: [[1.5 * planned.iteration_s(gpus)] * 3] * 2 for gpus in (1, 2)}
+    found = measured(*seen(slower, profile=planned)).profile
+    assert found.iteration_s(4) == pytest.approx(1.5 * planned.iteration_s(4), rel=0.02)
+
+
+def test_workers_as_fast_as_planned_change_nothing() -> None:
+    job, state = seen({2: [[asynchronous(None).iteration_s(2)] * 3] * 2}, profile=asynchronous(None))
+    assert measured(job, state).profile is job.profile
+
+
+def test_a_run_is_planned_again_with_the_workers_it_has_seen() -> None:
+    stages = (Stage(trials=8, iterations=4), Stage(trials=2, iterations=12))
+    limits = PlanningConstraints(deadline_s=3600.0, min_gpus_per_trial=2, max_gpus_per_trial=4)
+    job = planned_job(stages, asynchronous(None), limits)
+    backend = VirtualBackend(job.name, OFFER, asynchronous(0.05), metric=job.metric)
+    controller, _, finish = run_virtual(job, backend=backend)
+    assert finish.outcome == "done"
+    decision = controller.state.decisions[0]
+    assert "updates/s instead of" in decision.reason
     assert controller.state.now - controller.state.started_at == pytest.approx(decision.jct_s, rel=0.02)
 
 

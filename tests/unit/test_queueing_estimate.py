@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rubberband.app.cases import async_notes, cases
+from rubberband.app.measure import async_lines
 from rubberband.app.terms import EstimateAnswer, Terms, answer
 from rubberband.errors import InputError
 from rubberband.planner.queueing.planning import knee, seconds_per_iteration
@@ -81,6 +82,12 @@ def test_an_estimate_has_the_cost_of_the_low_end_until_a_gang_is_measured():
 
 def test_synchronous_trials_get_no_note():
     assert async_notes(None, {4}) == []
+
+
+def test_a_measurement_is_reported_with_its_knee():
+    first, second = async_lines(MODEL)
+    assert first == "an update of one worker: 29 ms to compute, 72 ms up, 18 ms at the server, 72 ms down"
+    assert second == "the knee is at 4 workers: 10.6 to 13.9 updates/s there"
 
 
 def test_a_profile_file_keeps_the_model(tmp_path: Path):
