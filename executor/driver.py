@@ -27,8 +27,8 @@ from rubberband.executor.core.events import (
     Tick,
     TrialsDrawn,
 )
-from rubberband.executor.core.extending import decide
 from rubberband.executor.core.fleet import GONE
+from rubberband.executor.core.replanning import decide
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.core.widening import widen
 from rubberband.executor.journal.inbox import Desk, Requests

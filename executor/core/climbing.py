@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from rubberband.executor.core import instances, rules
 from rubberband.executor.core.events import Command
-from rubberband.executor.core.state import Job, Lane, Promotion, State, TrialStatus
+from rubberband.executor.core.history import Promotion
+from rubberband.executor.core.state import Job, Lane, State, TrialStatus
 from rubberband.planner.model import least_instances
 
 

@@ -38,12 +38,11 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.core.fleet import InstanceStatus
+from rubberband.executor.core.history import Granted, Pause
 from rubberband.executor.core.instances import INSTANCE_EVENTS, sort_out
 from rubberband.executor.core.state import (
-    Granted,
     Job,
     Lane,
-    Pause,
     Phase,
     StageRecord,
     State,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned, SearchWidened
 from rubberband.executor.core.fleet import Fleet, Held, InstanceRecord
+from rubberband.executor.core.history import Granted, Pause, Promotion, Setback
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
@@ -299,46 +300,6 @@ class Phase(StrEnum):
 Course = Literal["new", "running", "ending", "finished"]
 """Course of the whole experiment; while it runs, each lane has its own phase."""
 _PHASES: Mapping[Course, Phase] = {"new": Phase.NEW, "ending": Phase.ENDING, "finished": Phase.FINISHED}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setback:
-    """A trial went back, since its checkpoint was lost."""
-
-    at: float
-    trial: int
-    from_iterations: int
-    to_iterations: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promotion:
-    """A trial goes on to a rung, where trials climb rungs (asha)."""
-
-    at: float
-    trial: int
-    rung: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """The driver stood still, paused or with its machine asleep."""
-
-    at: float
-    """Its end."""
-    paused_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
-    """More time or money than an experiment had, from `at` on; None is no limit."""
-
-    at: float
-    deadline_before_s: float | None
-    deadline_s: float | None
-    max_cost_before_usd: float | None
-    max_cost_usd: float | None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import Literal
 from rubberband.executor.core import rules
 from rubberband.executor.core.events import Command, DiscardCheckpoint, FailureKind, Gang, StartTrial, StopTrial
 from rubberband.executor.core.events import TrialReported as Reported
-from rubberband.executor.core.state import Allocation, Job, Lane, Setback, State, TrialReport, TrialState, TrialStatus
+from rubberband.executor.core.history import Setback
+from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus
 
 FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
 """Failures that another try would only repeat."""

@@ -13,7 +13,7 @@ from rubberband.errors import RubberbandError
 from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.events import SearchWidened
-from rubberband.executor.core.extending import ADDED_MARGIN, Remainder, after_sync, limits
+from rubberband.executor.core.replanning import ADDED_MARGIN, Remainder, after_sync, limits
 from rubberband.executor.core.state import Job, Phase, State
 from rubberband.planner.problem import Problem
 from rubberband.planner.reserve import Reserve

@@ -9,7 +9,7 @@ from typing import Any
 
 from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.core.events import Gang
-from rubberband.executor.core.state import Granted, Pause, Setback
+from rubberband.executor.core.history import Granted, Pause, Setback
 from rubberband.executor.result import ExtensionResult, PauseResult, Result, SetbackResult, TrialResult, WideningResult
 from rubberband.units import format_duration
 from rubberband.values.balance import BalanceUse

@@ -180,7 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lanes-share-one-quota",
         harm="a replanned lane takes the instances that another lane is planned to have",
-        file="executor/core/extending.py",
+        file="executor/core/replanning.py",
         old="return lane.max_instances + max(0, spare) // len(active)",
         new="return job.offer.max_instances",
         tests=("tests/property/test_brackets.py", "tests/property/test_chaos.py"),
@@ -337,7 +337,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-forgets-what-was-spent",
         harm="at every SYNC the whole budget is taken to be there again",
-        file="executor/core/extending.py",
+        file="executor/core/replanning.py",
         old="spent_usd=standing.spent_usd,\n        current",
         new="spent_usd=0.0,\n        current",
         tests=("tests/unit/test_controller_replan.py",),
@@ -345,7 +345,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-forgets-the-time",
         harm="at every SYNC the whole deadline is taken to be there again",
-        file="executor/core/extending.py",
+        file="executor/core/replanning.py",
         old="spent_s=standing.spent_s,\n        spent_usd",
         new="spent_s=0.0,\n        spent_usd",
         tests=("tests/unit/test_controller_replan.py",),
@@ -353,7 +353,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="replan-buys-what-is-held",
         harm="a plan pays again for instances that are there",
-        file="executor/core/extending.py",
+        file="executor/core/replanning.py",
         old="running = [record for record in state.held(lane).live if record.running_at is not None]\n    planned =",
         new="running = [record for record in state.held(lane).live if record.running_at is None]\n    planned =",
         tests=("tests/unit/test_controller_replan.py",),
@@ -397,7 +397,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="survivors-as-fast-as-the-average",
         harm="the rest is planned for the average trial, though slower ones survived",
-        file="executor/core/extending.py",
+        file="executor/core/replanning.py",
         old="speeds=speeds if are_all else None,",
         new="speeds=None,",
         tests=("tests/unit/test_measured.py",),

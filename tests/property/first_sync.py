@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.extending import held, limits, remaining
+from rubberband.executor.core.replanning import held, limits, remaining
 from rubberband.executor.core.state import Phase
 from rubberband.planner.model import predict
 from rubberband.planner.search import plan

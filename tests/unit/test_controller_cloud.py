@@ -25,9 +25,9 @@ from rubberband.executor.core.events import (
     StartTrial,
     Tick,
 )
-from rubberband.executor.core.extending import held
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.measured import measured
+from rubberband.executor.core.replanning import held
 from rubberband.executor.journal.journal import decode_event, decode_job
 from rubberband.executor.result import Result, summarise
 from rubberband.values.plan import Plan

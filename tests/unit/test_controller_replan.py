@@ -19,10 +19,10 @@ from rubberband.executor.core.events import (
     Tick,
     TrialStarted,
 )
-from rubberband.executor.core.extending import decide, held
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.own_speeds import OwnSpeed
+from rubberband.executor.core.replanning import decide, held
 from rubberband.executor.core.state import Job, Phase
 from rubberband.planner.model import predict
 from rubberband.values.plan import Plan, StagePlan

@@ -9,8 +9,8 @@ import pytest
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, InstanceRefused
-from rubberband.executor.core.extending import held
 from rubberband.executor.core.invariants import validate
+from rubberband.executor.core.replanning import held
 from rubberband.executor.core.state import Job, Phase
 from rubberband.executor.result import summarise
 from rubberband.executor.virtual.fleet import Faults

@@ -1,0 +1,264 @@
+"""Plan the rest of an experiment after a SYNC, or within a stage once it may hold more or fewer instances. Pure.
+
+Each lane is planned by itself, with the instances that other lanes leave it, and the money that they are not expected
+to need. The state is turned into what the planner knows of a job, and the planner's answer into an event.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rubberband.errors import RubberbandError
+from rubberband.executor.core import rules
+from rubberband.executor.core.budget import bill_usd, held_s
+from rubberband.executor.core.events import RestPlanned
+from rubberband.executor.core.forecast import forecast, later_stages, stage_left
+from rubberband.executor.core.measured import MeasuredTerms, measured
+from rubberband.executor.core.state import Job, Lane, Phase, State, TrialStatus
+from rubberband.planner.replan import Replanned, replan
+from rubberband.planner.reserve import Reserve
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Prediction, Stage, StagePrediction
+
+ADDED_MARGIN = 0.05
+"""This part of the time that is left stays where a bracket was added: it must not make a run late whose instances start
+somewhat slower."""
+_MOST_TRIES = 4
+"""For a plan that leaves its reserve: another plan may have another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remainder:
+    """Start of the rest of a job, with what is held and spent by then."""
+
+    lane: Lane
+    done: int
+    """The first stage of the rest."""
+    stages: tuple[Stage, ...]
+    """The job's up to the lane's last, the later ones with no more trials than are left."""
+    held: Sequence[Cohort]
+    ready: int
+    """How many of what is held trials can start on."""
+    spent_s: float
+    """Since the start."""
+    spent_usd: float
+    """Expected cost of everything but the rest: other lanes, and the head node if lanes share it."""
+    others_end_s: float
+    """Expected end of the other lanes, from the start; 0: there are none."""
+    seen: MeasuredTerms
+    because: str
+    """Differences from the plan's assumptions, in words."""
+
+
+def decide(job: Job, state: State, now: float) -> RestPlanned:
+    """Plan the stages of a lane after the SYNC that has just been, as of `now`: of the first one that waits for that.
+
+    A run goes on with the plan that it has where the planner refuses.
+    """
+    lane = next(lane for lane in state.lanes if lane.phase is Phase.PLANNING)
+    standing = after_sync(job, state, lane, now)
+    try:
+        found = best_rest(job, state, standing)
+    except RubberbandError as error:
+        return _as_before(job, state, lane, now, f"the rest cannot be replanned: {error}")
+    return RestPlanned(
+        occurred_at=now,
+        stage=standing.done,
+        plan=Plan(stages=(*found.plan.stages, *state.plan.stages[lane.end_stage :])),
+        predicted=predicted_from(job, state, found.prediction, standing.spent_s),
+        profile=standing.seen.profile,
+        changed=found.changed,
+        reason=found.reason,
+        present_jct_s=max(standing.others_end_s, standing.spent_s + found.present.jct_s),
+        present_cost_usd=standing.spent_usd + found.present.cost_usd,
+        jct_s=max(standing.others_end_s, standing.spent_s + found.prediction.jct_s),
+        cost_usd=standing.spent_usd + found.prediction.cost_usd,
+        own=standing.seen.own,
+    )
+
+
+def after_sync(job: Job, state: State, lane: Lane, now: float) -> Remainder:
+    """The standing of a lane between two stages."""
+    seen = measured(job, state, lane)
+    elsewhere_usd, others_end_s = elsewhere(job, state, lane, now)
+    return Remainder(
+        lane=lane,
+        done=rules.next_stage(lane),
+        stages=remaining(job, state, lane),
+        held=held(state, lane, now),
+        ready=len(state.held(lane).ready),
+        spent_s=now - state.started_at,
+        spent_usd=bill_usd(job, state, now) + elsewhere_usd,
+        others_end_s=others_end_s,
+        seen=seen,
+        because=", ".join(finding for finding in (_losses(state, lane), seen.findings) if finding),
+    )
+
+
+def elsewhere(job: Job, state: State, lane: Lane, now: float) -> tuple[float, float]:
+    """Return the cost that other lanes and the shared head node still add to the bill, and the end of those lanes."""
+    if not share_a_head(job, state):
+        return 0.0, 0.0
+    usd, ends_s = 0.0, [0.0]
+    for other in state.active():
+        stage, later = stage_left(job, state, other, now), later_stages(state, other)
+        ends_s.append(now - state.started_at + stage.jct_s + later.jct_s)
+        if other is not lane:
+            usd += stage.cost_usd + later.cost_usd
+        else:
+            own_s = ends_s.pop()
+    left_s = max(own_s, *ends_s) - (now - state.started_at)
+    return usd + job.offer.head_cost_usd(left_s), max(ends_s)
+
+
+def share_a_head(job: Job, state: State) -> bool:
+    """Whether several lanes go on: each is planned without the head node. The last one is planned with it."""
+    return job.is_divided and len(state.active()) > 1
+
+
+def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
+    """The best plan of those that leave their reserve, if there is one. Raises RubberbandError if none can exist.
+
+    With a bracket that was added, a plan that leaves the margin comes first.
+    """
+    terms = limits(job)
+    if terms.deadline_s is not None and job.bracket_of(standing.lane.end_stage - 1).is_added:
+        left_s = max(0.0, terms.deadline_s - standing.spent_s)
+        found = _best_rest(replace(terms, deadline_s=terms.deadline_s - ADDED_MARGIN * left_s), job, state, standing)
+        if found.keeps:
+            return found
+    return _best_rest(terms, job, state, standing)
+
+
+def _best_rest(terms: PlanningConstraints, job: Job, state: State, standing: Remainder) -> Replanned:
+    found = _within(terms, job, state, standing)
+    reserve = Reserve(job.release_margin_s, job.dearest_usd_per_hour)
+    if job.max_cost_usd is None or not reserve.is_asked_for:
+        return found
+    others = [other for other in state.active() if other is not standing.lane]
+    beside_usd = sum(
+        reserve.of_plan(job.offer, state.plan.stages[other.stage.stage : other.end_stage]) for other in others
+    )
+    for _ in range(_MOST_TRIES):
+        rest = found.plan.stages[standing.done :]
+        reserve_usd = beside_usd + reserve.of_plan(standing.seen.offer, rest, held=standing.ready)
+        left_usd = max(0.0, job.max_cost_usd - reserve_usd)
+        if standing.spent_usd + surely_usd(found.prediction) <= left_usd:
+            break
+        other = _within(replace(terms, max_cost_usd=left_usd), job, state, standing)
+        if other.plan == found.plan:
+            break
+        found = other
+    return found
+
+
+def surely_usd(prediction: Prediction) -> float:
+    """Return the highest likely cost."""
+    return prediction.cost_usd if prediction.cost is None else prediction.cost.p95
+
+
+def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remainder) -> Replanned:
+    speeds, lane, offer, objective = standing.seen.speeds, standing.lane, standing.seen.offer, job.objective
+    are_all = speeds is not None and len(speeds.factors) == standing.stages[standing.done].trials
+    if job.is_divided:
+        are_all = are_all and job.bracket_of(standing.done).end_stage == lane.end_stage
+        offer = replace(offer, max_instances=_most_instances(job, state, lane))
+        if share_a_head(job, state):
+            offer = replace(offer, head_price_usd_per_hour=0.0)
+        terms = replace(terms, confidence=terms.confidence ** (1.0 / len(job.brackets)))
+        rest = state.predicted[standing.done : lane.end_stage]
+        own_end_s = standing.spent_s + sum(stage.provisioning_s + stage.duration_s for stage in rest)
+        if objective == "min_time" and own_end_s <= standing.others_end_s:
+            # It is not the lane that the whole waits for: it need not be faster, and may be cheaper.
+            late_s = standing.others_end_s
+            objective = "min_cost"
+            terms = replace(terms, deadline_s=late_s if terms.deadline_s is None else min(late_s, terms.deadline_s))
+    return replan(
+        standing.stages,
+        standing.seen.profile,
+        offer,
+        terms,
+        done=standing.done,
+        held=standing.held,
+        spent_s=standing.spent_s,
+        spent_usd=standing.spent_usd,
+        current=Plan(stages=state.plan.stages[: lane.end_stage]),
+        objective=objective,
+        because=standing.because,
+        speeds=speeds if are_all else None,
+        name_of=job.stage_name,
+    )
+
+
+def _most_instances(job: Job, state: State, lane: Lane) -> int:
+    """The instances that a lane may have: its own, and its share of what none of the lanes that go on has."""
+    active = state.active()
+    spare = job.offer.max_instances - sum(other.max_instances for other in active)
+    return lane.max_instances + max(0, spare) // len(active)
+
+
+def remaining(job: Job, state: State, lane: Lane) -> tuple[Stage, ...]:
+    """The job's stages up to the lane's last; those that its trials go on to have no more trials than are left."""
+    left = sum(state.trials[trial].status is not TrialStatus.FAILED for trial in lane.stage.trials)
+    done, end = rules.next_stage(lane), lane.bracket.end_stage
+    later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:end])
+    return (*job.stages[:done], *later, *job.stages[max(done, end) : lane.end_stage])
+
+
+def limits(job: Job) -> PlanningConstraints:
+    """Return the limits of the whole experiment."""
+    sizes = [choice.gpus_per_trial for choice in job.plan.stages]
+    least, most = job.min_gpus_per_trial, job.max_gpus_per_trial
+    return PlanningConstraints(
+        deadline_s=job.deadline_s,
+        max_cost_usd=job.max_cost_usd,
+        min_gpus_per_trial=min(job.profile.smallest_gpus, *sizes) if least is None else least,
+        max_gpus_per_trial=max(sizes) if most is None else most,
+        confidence=job.confidence,
+    )
+
+
+def held(state: State, lane: Lane, now: float) -> list[Cohort]:
+    """The instances of a lane that run, by how long they have been billed.
+
+    One that was asked for and does not run yet is not held: it costs and delays a plan just as a new one does, and
+    nothing if it is given up. Nor is one that is taken away soon. All are of one market, the stage's; what was bought
+    on demand instead of spot counts where it is all that there is.
+    """
+    running = [record for record in state.held(lane).live if record.running_at is not None]
+    planned = [record for record in running if record.market == state.chosen(lane).market]
+    running = planned or running
+    cohorts = Counter((held_s(record, now), record.market) for record in running)
+    return [Cohort(instances=count, held_s=age_s, market=market) for (age_s, market), count in sorted(cohorts.items())]
+
+
+def _losses(state: State, lane: Lane) -> str:
+    planned = state.chosen(lane).instances
+    running = sum(record.running_at is not None for record in state.held(lane).live)
+    return "" if running >= planned else f"{running} of {planned} instances are left"
+
+
+def predicted_from(job: Job, state: State, found: Prediction, elapsed_s: float) -> tuple[StagePrediction, ...]:
+    """The stages of a lane's rest from the job's start; without the head node if there are several brackets."""
+    stages: Sequence[StagePrediction] = found.stages
+    if job.is_divided and not share_a_head(job, state):
+        stages = rules.without_head(job.offer, stages)
+    return tuple(replace(stage, start_s=elapsed_s + stage.start_s) for stage in stages)
+
+
+def _as_before(job: Job, state: State, lane: Lane, now: float, reason: str) -> RestPlanned:
+    expected, done = forecast(job, state, now), rules.next_stage(lane)
+    return RestPlanned(
+        occurred_at=now,
+        stage=done,
+        plan=state.plan,
+        predicted=state.predicted[done : lane.end_stage],
+        profile=state.profile,
+        changed=False,
+        reason=reason,
+        present_jct_s=expected.jct_s,
+        present_cost_usd=expected.cost_usd,
+        jct_s=expected.jct_s,
+        cost_usd=expected.cost_usd,
+    )
