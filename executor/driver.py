@@ -1,8 +1,8 @@
 """The driver loop: events into the journal, then into the controller; its commands to the backend.
 
-The driver makes three kinds of events itself: after a SYNC it plans the rest again, where money is left over it may add
-a bracket, and before a bracket begins it may draw configurations. It journals them all: a replay needs neither planner
-nor sampler, and a resume by a newer version repeats the old decisions, not its own.
+The driver makes three kinds of events itself: after a SYNC, and where the allotment changed, it plans the rest again;
+where money is left over it may add a bracket; and before a bracket begins it may draw configurations. It journals them
+all: a replay needs neither planner nor sampler, and a resume by a newer version repeats the old decisions, not its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rubberband.executor.backend import Backend
 from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
+    AllotmentChanged,
     Command,
     DriverStopped,
     Event,
@@ -28,7 +29,7 @@ from rubberband.executor.core.events import (
     TrialsDrawn,
 )
 from rubberband.executor.core.fleet import GONE
-from rubberband.executor.core.replanning import decide
+from rubberband.executor.core.replanning import decide, decide_within
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.core.widening import widen
 from rubberband.executor.journal.inbox import Desk, Requests
@@ -92,7 +93,7 @@ def _drive(
     while True:
         commands, hold_until = _take_in(events, controller, journal, observers)
         desk.journalled()
-        while controller.state.to_draw() or controller.state.planning() is not None:
+        while _waits_for_decision(controller.state):
             decision = _decision(controller, backend, draw)
             more, hold_until = _take_in([decision], controller, journal, observers)
             commands += more
@@ -107,9 +108,13 @@ def _drive(
         is_due = wake_at is not None and backend.now() >= wake_at
         if asked := desk.asked(controller, backend.now(), at_once=is_due):
             events = [*events, *asked]
-            is_due = is_due or any(isinstance(event, LimitsChanged) for event in asked)
+            is_due = is_due or any(isinstance(event, (LimitsChanged, AllotmentChanged)) for event in asked)
         if is_due:
             events = [*events, Tick(occurred_at=backend.now())]
+
+
+def _waits_for_decision(state: State) -> bool:
+    return bool(state.to_draw()) or state.planning() is not None or state.resizing() is not None
 
 
 def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) -> list[Event]:
@@ -132,7 +137,8 @@ def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Ev
         assert draw is not None, "a job that draws comes with a sampler"
         return draw(job, state, state.drawn, waiting, backend.now)
     lane = state.planning()
-    assert lane is not None, "a lane waits for a decision"
+    if lane is None:
+        return decide_within(job, state, backend.now())
     following = rules.next_stage(lane)
     if trials := () if following == lane.end_stage else rules.to_draw(job, state, following):
         assert draw is not None, "a job that draws comes with a sampler"

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rubberband.executor.core import budget, climbing, instances, rules
+from rubberband.executor.core import allotting, budget, climbing, instances, rules
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
+    AllotmentChanged,
     CancelRequested,
     CheckpointLost,
     Command,
@@ -56,7 +57,7 @@ PAUSE_S = 30.0
 """A Tick that is later than this was delayed by more than a busy driver."""
 
 
-_ASKED = (LimitsChanged, CancelRequested)
+_ASKED = (LimitsChanged, AllotmentChanged, CancelRequested)
 _PROGRESS = (TrialStarted, TrialRepeated, TrialReported)
 
 
@@ -80,6 +81,8 @@ class Controller:
                 return []
             if isinstance(event, LimitsChanged):
                 return self._grant(event)
+            if isinstance(event, AllotmentChanged):
+                return self._allot(event)
         is_due = self._wake_at is not None and event.occurred_at >= self._wake_at
         self.state.now = max(self.state.now, event.occurred_at)
         if self.state.course == "finished" and (self.is_over or not isinstance(event, DriverResumed)):
@@ -144,6 +147,12 @@ class Controller:
             )
         )
         self.state.fleet.rent_changed()
+        self._look_ahead()
+        return []
+
+    def _allot(self, event: AllotmentChanged) -> list[Command]:
+        """Likewise: orders follow with the next event."""
+        allotting.note_allotment(self.job, self.state, event)
         self._look_ahead()
         return []
 
@@ -252,12 +261,18 @@ class Controller:
     def _note_planned(self, event: RestPlanned) -> None:
         state = self.state
         lane = next(lane for lane in state.lanes if event.stage < lane.end_stage)
+        if state.course == "running" and lane is state.resizing() and event.stage == lane.stage.stage:
+            allotting.note_resized(self.job, state, lane, event)
+            return
         if state.course != "running" or lane.phase is not Phase.PLANNING:
             return
         state.decisions.append(event)
         state.plan, state.profile, lane.own = event.plan, event.profile, event.own
+        lane.replans_at_once = False
         state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
         widest = max(choice.instances for choice in event.plan.stages[event.stage : lane.end_stage])
+        if state.allotment is not None:  # the fewest are planned with, also where there are fewer
+            widest = min(widest, lane.max_instances + rules.spare_instances(self.job, state))
         lane.max_instances = max(lane.max_instances, widest)
         self._begin_stage(lane, event.stage)
 
@@ -276,6 +291,7 @@ class Controller:
             last.max_instances = max(last.max_instances, lane.max_instances)
             instances.hand_over(state, lane, last)
             lane.phase, last.phase = Phase.FINISHED, Phase.PLANNING
+            allotting.share_out(self.job, state)
 
     def _note_drawn(self, event: TrialsDrawn) -> None:
         """Configurations of a bracket's trials are there; it begins now, unless its plan is made first."""
@@ -333,6 +349,7 @@ class Controller:
             phase = lane.phase
             self._commands += instances.release_left(job, state, lane)
             if phase in (Phase.SCALING, Phase.TRAINING):
+                self._commands += instances.fit_allotment(job, state, lane)
                 self._commands += instances.launch_missing(job, state, lane)
             if phase is Phase.SCALING and not rules.awaited(job, state, lane):
                 self._begin_training(lane)
@@ -439,6 +456,7 @@ class Controller:
         if not self.state.active():
             self._end("done", "")
         else:
+            allotting.share_out(self.job, self.state)
             self._commands += instances.release_all(self.job, self.state, lane)
 
     # Ends
@@ -468,6 +486,8 @@ class Controller:
         job, state = self.job, self.state
         if lane.runners or not lane.waiters or lane.phase is Phase.PLANNING:
             return True
+        if rules.waits_for_allotment(job, state, lane):
+            return False
         return rules.awaited(job, state, lane) or bool(rules.starts(job, state, lane))
 
     def _end_stranded(self, lane: Lane) -> None:

@@ -262,10 +262,10 @@ class DriverResumed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestPlanned(Event):
-    """After a SYNC the rest was planned again. A fact like any other: a resume adopts it and does not plan it anew."""
+    """After a SYNC, or within a stage, the rest was planned again. A resume adopts it and does not plan it anew."""
 
     stage: int
-    """The first stage that it is about."""
+    """The first stage that it is about: the next one, or the current one where the allotment changed within it."""
     plan: Plan
     """The whole plan; the stages before `stage` are as they were."""
     predicted: tuple[StagePrediction, ...]
@@ -336,6 +336,19 @@ class LimitsChanged(Event):
     deadline_s: float | None
     """From Started."""
     max_cost_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllotmentChanged(Event):
+    """From now on the experiment may hold at most `max_instances` instances, and is replanned at once.
+
+    Where it holds more, trials stop at their next checkpoint and instances are given back.
+    """
+
+    request: str
+    """Its id; what was asked twice by the same one was asked once."""
+    max_instances: int | None
+    """0: none, until another allotment. None: as many as the offer allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

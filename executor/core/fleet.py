@@ -23,7 +23,8 @@ class InstanceStatus(StrEnum):
     """Billed, its workers not yet warm."""
     READY = "ready"
     LEAVING = "leaving"
-    """Interrupted, and taken away soon: trials on it go on until their next report, and no other trial starts."""
+    """Interrupted, and taken away soon: trials on it go on until their next report, and no other trial starts. Or
+    recalled, since the allotment shrank: trials on it stop at their next checkpoint."""
     RELEASING = "releasing"
     ENDED = "ended"
     REFUSED = "refused"
@@ -60,6 +61,8 @@ class InstanceRecord:
     """End of its lease if it is being released, or was held by another driver: its lease is not shortened any more."""
     interrupted_at: float | None = None
     """Instant of the provider's notice that it takes the instance away."""
+    recalled_at: float | None = None
+    """Instant since which it is to be given back, as the allotment shrank; None: it is not."""
     preempted: bool = False
     """Whether it ended because the provider took it away."""
     instead_of_spot: bool = False

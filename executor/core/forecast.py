@@ -131,10 +131,13 @@ def _training_left_s(job: Job, state: State, lane: Lane, now: float, instances: 
     if job.ladder is not None:
         return _climb_left_s(job, state, lane, now, num_slots)
     late = _lateness(len(lane.runners) + len(lane.waiters), num_slots)
-    free_in = _running_left_s(job, state, lane, now, late)
+    free_in, waiting = _running_left_s(job, state, lane, now, late), [*lane.queued()]
+    if state.allotment is not None:  # trials beyond the slots stop at their next checkpoint, and wait
+        waiting += lane.running()[num_slots:]
+        del free_in[num_slots:]
     free_in += [0.0] * (num_slots - len(free_in))
     heapq.heapify(free_in)
-    for trial in lane.queued():
+    for trial in waiting:
         heapq.heappush(free_in, heapq.heappop(free_in) + _trial_left_s(job, state, lane, trial, late=late))
     return max(free_in)
 

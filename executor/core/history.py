@@ -43,3 +43,20 @@ class Granted:
     deadline_s: float | None
     max_cost_before_usd: float | None
     max_cost_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allotted:
+    """Another number of instances that an experiment may hold, from `at` on, and what that changes.
+
+    The times and costs are those of the plan in force, cut to the allotment; a replan follows and may be better.
+    """
+
+    at: float
+    max_instances_before: int
+    max_instances: int
+    jct_before_s: float
+    jct_s: float
+    """End of the run, from the start; where too few are allotted for any trial, as if the fewest were."""
+    cost_before_usd: float
+    cost_usd: float

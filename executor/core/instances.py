@@ -327,7 +327,10 @@ def release_left(job: Job, state: State, lane: Lane) -> list[Command]:
     leaving = state.held(lane).leaving
     if not leaving:
         return []
-    return release(job, state, [record for record in leaving if not lane.runners.uses(record.instance)])
+    unused = [record for record in leaving if not lane.runners.uses(record.instance)]
+    if any(record.recalled_at is not None for record in unused):
+        state.fleet.allotted += 1  # another lane may have waited for it
+    return release(job, state, unused)
 
 
 def release_surplus(job: Job, state: State, lane: Lane) -> list[Command]:
@@ -341,8 +344,52 @@ def release_surplus(job: Job, state: State, lane: Lane) -> list[Command]:
     ours = [r for r in live if r.market == chosen.market or (stays and r.instead_of_spot)]
     others = [record for record in live if record not in ours]
     unbilled_first = sorted(ours, key=lambda record: (record.running_at is not None, record.market == chosen.market))
-    surplus = max(0, len(ours) - chosen.instances)
+    surplus = max(0, len(ours) - state.most(lane))
     return give_up(job, state, lane, [*others, *unbilled_first[:surplus]])
+
+
+def fit_allotment(job: Job, state: State, lane: Lane) -> list[Command]:
+    """Recall what the lane's stage holds beyond its share of the allotment, or keep again what was recalled.
+
+    An idle instance is given back at once, and one with trials once these have stopped, at their next checkpoints. The
+    fewest trials are stopped; of instances that are alike, those billed longest go.
+    """
+    if not state.allotments:
+        return []
+    held = state.held(lane)
+    surplus = len(held.live) - state.most(lane)
+    if len(held.live) + len(held.leaving) > lane.max_instances:
+        for record in held.leaving:
+            record.recalled_at = state.now if record.recalled_at is None else record.recalled_at
+    for record in _recalled(held.leaving)[: max(0, -surplus)]:
+        record.status, record.recalled_at = InstanceStatus.READY, None
+        state.fleet.rent_changed()
+    if surplus <= 0:
+        return []
+    unbilled_first = sorted(held.live, key=lambda record: record.running_at is not None)
+    idle = [record for record in unbilled_first if not lane.runners.uses(record.instance)][:surplus]
+    busy = [record for record in held.live if lane.runners.uses(record.instance)]
+    for record in _least_used(lane, busy, surplus - len(idle)):
+        record.status, record.recalled_at = InstanceStatus.LEAVING, state.now
+    state.fleet.rent_changed()
+    return give_up(job, state, lane, idle)
+
+
+def _recalled(leaving: Sequence[InstanceRecord]) -> list[InstanceRecord]:
+    """Return the instances that are kept again if the allotment grows; not those that the provider takes away."""
+    return [record for record in leaving if record.recalled_at is not None and record.interrupted_at is None]
+
+
+def _least_used(lane: Lane, busy: Sequence[InstanceRecord], count: int) -> list[InstanceRecord]:
+    """Return `count` instances on which the fewest trials run, in all: a gang that spans several stops once."""
+    left, chosen, stopped = list(busy), list[InstanceRecord](), set[int]()
+    while left and len(chosen) < count:
+        runs = {record.instance: {trial.trial for trial in lane.runners.on(record.instance)} for record in left}
+        found = min(left, key=lambda record: len(runs[record.instance] - stopped))
+        left.remove(found)
+        chosen.append(found)
+        stopped |= runs[found.instance]
+    return chosen
 
 
 def release_all(job: Job, state: State, lane: Lane) -> list[Command]:
@@ -398,7 +445,7 @@ def _hand_on(job: Job, state: State, lane: Lane, records: Sequence[InstanceRecor
         return []
     for record in records:
         state.fleet.hand_on(record, lane.lane, state.now)
-    surplus = max(0, len(state.held(lane).live) - state.chosen(lane).instances)
+    surplus = max(0, len(state.held(lane).live) - state.most(lane))
     given_up = release(job, state, _not_running(job, state, lane)[:surplus])
     note_width(state, lane)
     return given_up

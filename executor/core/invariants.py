@@ -34,11 +34,13 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
         assert len(spread) == 1 or whole, f"trial {trial.trial} is spread over {spread} without owning them"
     held = len(state.fleet.live()) + len(state.fleet.leaving())
     assert held <= job.offer.max_instances, f"{held} instances are held"
-    most = sum(lane.max_instances for lane in state.active())
-    assert most <= job.offer.max_instances, f"lanes may have {most} instances"
+    is_taken_in = not state.allotments or state.allotments[-1].at < state.now
+    most, allotted = sum(lane.max_instances for lane in state.active()), rules.most_instances(job, state)
+    assert most <= allotted, f"lanes may have {most} instances of {allotted}"
     for lane in state.active() if state.stages else ():
         ours, market = state.held(lane), state.chosen(lane).market
-        assert len(ours.live) + len(ours.leaving) <= lane.max_instances, f"lane {lane.lane} holds {ours}"
+        kept = len(ours.live) + sum(record.recalled_at is None for record in ours.leaving)
+        assert kept <= lane.max_instances or not is_taken_in, f"lane {lane.lane} holds {ours}"
         others = [r for r in ours.live if r.market != market and not r.instead_of_spot]
         # Between two stages a lane may have been handed what another one held: its next stage has a plan for that.
         assert not others or lane.phase is Phase.PLANNING, f"{others} are held where {market} is planned"

@@ -190,6 +190,13 @@ class FreeSlots:
             return 0 if self.gpus < size else sum(len(free) // size for free in self._free.values())
         return sum(len(free) == self._width for free in self._free.values()) // (size // self._width)
 
+    def room_without(self, gang: Gang, size: int) -> int:
+        """Return how many gangs of `size` there would be room for without `gang`."""
+        self.give_back(gang)
+        room = self.room(size)
+        self.take(gang)
+        return room
+
     def place(self, size: int, before: Sequence[Gang]) -> list[Gang | None]:
         """Gangs of `size` for trials that wait, each of which had a gang before: it stays there where it can.
 

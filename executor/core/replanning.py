@@ -6,6 +6,8 @@ to need. The state is turned into what the planner knows of a job, and the plann
 
 from __future__ import annotations
 
+import copy
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +78,72 @@ def decide(job: Job, state: State, now: float) -> RestPlanned:
         cost_usd=standing.spent_usd + found.prediction.cost_usd,
         own=standing.seen.own,
     )
+
+
+def decide_within(job: Job, state: State, now: float) -> RestPlanned:
+    """Plan a lane's current stage again while it is under way, and the stages after it, as its allotment changed.
+
+    The trials that have not ended the stage count as ones that have the mean of what they lack still to do. Its market
+    stays: a change would replace every instance.
+    """
+    lane = state.resizing()
+    assert lane is not None, "a lane waits to be planned again"
+    standing, before = _within_stage(job, state, lane, now), forecast(job, state, now)
+    stage, market = standing.done, state.chosen(lane).market
+    plan, predicted, reason = state.plan, state.predicted[stage : lane.end_stage], ""
+    try:
+        found = best_rest(job, state, standing)
+    except RubberbandError as error:
+        reason = f"the rest cannot be replanned: {error}"
+    else:
+        reason = found.reason
+        if found.plan.stages[stage].market == market:
+            plan = Plan(stages=(*found.plan.stages, *state.plan.stages[lane.end_stage :]))
+            predicted = (state.predicted[stage], *predicted_from(job, state, found.prediction, standing.spent_s)[1:])
+    then = copy.copy(state)
+    then.plan, then.profile = plan, standing.seen.profile
+    then.predicted = (*state.predicted[:stage], *predicted, *state.predicted[lane.end_stage :])
+    after = forecast(job, then, now)
+    return RestPlanned(
+        occurred_at=now,
+        stage=stage,
+        plan=plan,
+        predicted=predicted,
+        profile=standing.seen.profile,
+        changed=plan != state.plan,
+        reason=reason,
+        present_jct_s=before.jct_s,
+        present_cost_usd=before.cost_usd,
+        jct_s=after.jct_s,
+        cost_usd=after.cost_usd,
+    )
+
+
+def _within_stage(job: Job, state: State, lane: Lane, now: float) -> Remainder:
+    """The standing of a lane within a stage, which is taken to begin now with what its trials lack."""
+    stage, seen = lane.stage.stage, measured(job, state, lane)
+    if state.chosen(lane).market == "on_demand":
+        seen = replace(seen, offer=replace(seen.offer, spot=None))
+    left = [rules.target_iterations(job, lane, t) - t.iterations for t in (*lane.running(), *lane.queued())]
+    present = replace(job.stages[stage], trials=len(left), iterations=max(1, math.ceil(sum(left) / len(left))))
+    elsewhere_usd, others_end_s = elsewhere(job, state, lane, now)
+    return Remainder(
+        lane=lane,
+        done=stage,
+        stages=(*job.stages[:stage], present, *job.stages[stage + 1 : lane.end_stage]),
+        held=held(state, lane, now),
+        ready=len(state.held(lane).ready),
+        spent_s=now - state.started_at,
+        spent_usd=bill_usd(job, state, now) + elsewhere_usd,
+        others_end_s=others_end_s,
+        seen=seen,
+        because=f"{_allotted(state)}, {seen.findings}".removesuffix(", "),
+    )
+
+
+def _allotted(state: State) -> str:
+    count = state.allotment
+    return f"at most {count} instance{'' if count == 1 else 's'} now"
 
 
 def after_sync(job: Job, state: State, lane: Lane, now: float) -> Remainder:
@@ -161,9 +229,10 @@ def surely_usd(prediction: Prediction) -> float:
 def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remainder) -> Replanned:
     speeds, lane, offer, objective = standing.seen.speeds, standing.lane, standing.seen.offer, job.objective
     are_all = speeds is not None and len(speeds.factors) == standing.stages[standing.done].trials
+    if job.is_divided or state.allotment is not None:
+        offer = replace(offer, max_instances=_most_instances(job, state, lane))
     if job.is_divided:
         are_all = are_all and job.bracket_of(standing.done).end_stage == lane.end_stage
-        offer = replace(offer, max_instances=_most_instances(job, state, lane))
         if share_a_head(job, state):
             offer = replace(offer, head_price_usd_per_hour=0.0)
         terms = replace(terms, confidence=terms.confidence ** (1.0 / len(job.brackets)))
@@ -193,9 +262,8 @@ def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remain
 
 def _most_instances(job: Job, state: State, lane: Lane) -> int:
     """The instances that a lane may have: its own, and its share of what none of the lanes that go on has."""
-    active = state.active()
-    spare = job.offer.max_instances - sum(other.max_instances for other in active)
-    return lane.max_instances + max(0, spare) // len(active)
+    share = lane.max_instances + rules.spare_instances(job, state) // len(state.active())
+    return share if state.allotment is None else max(share, rules.least_instances(job, state, lane))
 
 
 def remaining(job: Job, state: State, lane: Lane) -> tuple[Stage, ...]:

@@ -314,7 +314,10 @@ def missing(state: State, lane: Lane) -> int:
     lacking = state.wanted(lane) - len(held.live)
     if lacking <= 0:
         return 0
-    return max(0, min(lacking, lane.max_instances - len(held.live) - len(held.leaving)))
+    room = lane.max_instances - len(held.live) - len(held.leaving)
+    if state.allotment is not None:  # another lane may still hold what it gives back
+        room = min(room, state.allotment - len(state.fleet.live()) - len(state.fleet.leaving()))
+    return max(0, min(lacking, room))
 
 
 def buys_none(job: Job, state: State) -> bool:
@@ -338,6 +341,8 @@ def startable(job: Job, state: State, lane: Lane, wanted: int) -> int:
 
 def awaited(job: Job, state: State, lane: Lane) -> bool:
     """Whether an instance of the lane's stage may still come before its trials start."""
+    if waits_for_allotment(job, state, lane) or _waits_for_recalled(state, lane):
+        return True
     if buys_none(job, state) and lane.phase is Phase.SCALING and starts(job, state, lane):
         return False
     held = state.held(lane)
@@ -346,6 +351,61 @@ def awaited(job: Job, state: State, lane: Lane) -> bool:
     if lane.launches_left <= 0 or startable(job, state, lane, 1) == 0:
         return False
     return (lane.relaunch_at > state.now and missing(state, lane) > 0) or awaits_release(job, state, lane)
+
+
+def least_instances(job: Job, state: State, lane: Lane) -> int:
+    """The fewest instances that a gang of the lane's fits on."""
+    planned = (choice.gpus_per_trial for choice in state.plan.stages[first_left(lane) : lane.end_stage])
+    return -(-min(job.profile.smallest_gpus, *planned) // job.offer.gpus)
+
+
+def first_left(lane: Lane) -> int:
+    """The lane's current stage, or its first one if none has begun."""
+    return lane.stages[-1].stage if lane.stages else lane.brackets[0].first_stage
+
+
+def most_instances(job: Job, state: State) -> int:
+    """The most instances that the whole experiment may hold now."""
+    return job.offer.max_instances if state.allotment is None else state.allotment
+
+
+def spare_instances(job: Job, state: State) -> int:
+    """The instances that it may hold beside those that its lanes may."""
+    return max(0, most_instances(job, state) - sum(lane.max_instances for lane in state.active()))
+
+
+def waits_for_allotment(job: Job, state: State, lane: Lane) -> bool:
+    """Whether no gang fits on what the lane is allotted: it waits for more."""
+    return state.allotment is not None and lane.max_instances < least_instances(job, state, lane)
+
+
+def _waits_for_recalled(state: State, lane: Lane) -> bool:
+    """Whether a lane lacks an instance that it may have once another lane has given one back."""
+    if state.wanted(lane) <= len(state.held(lane).live):
+        return False
+    return any(record.recalled_at is not None for record in state.fleet.leaving())
+
+
+def stops_at_checkpoint(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
+    """Whether a running trial stops at a checkpoint: its instance is recalled, or it goes on with another gang."""
+    if not state.allotments:
+        return False
+    if any(state.instances[slot.instance].recalled_at is not None for slot in trial.gang):
+        return True
+    return lane.resized == lane.stage.stage and _changes_width(job, state, lane, trial)
+
+
+def _changes_width(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
+    """Whether a trial takes a narrower gang, so that another trial can start too, or a wider one that is faster."""
+    size, width = gang_size(job, state, lane), len(trial.gang)
+    if size in (0, width) or (size > width and lane.waiters) or (size < width and not lane.waiters):
+        return False
+    profile, left = state.profile, target_iterations(job, lane, trial) - trial.iterations
+    saved_s = left * (profile.iteration_s(width) - profile.iteration_s(size))
+    if size > width and saved_s <= profile.trial_startup_s:
+        return False
+    free = state.free_slots(lane, job.offer.gpus)
+    return free.room_without(trial.gang, size) >= (1 if size > width else 2)
 
 
 def room(job: Job, state: State, lane: Lane) -> int:

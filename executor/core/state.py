@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned, SearchWidened
 from rubberband.executor.core.fleet import Fleet, Held, InstanceRecord
-from rubberband.executor.core.history import Granted, Pause, Promotion, Setback
+from rubberband.executor.core.history import Allotted, Granted, Pause, Promotion, Setback
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
@@ -320,6 +320,11 @@ class Lane:
     """Launches before this instant belong to the attempt before."""
     relaunch_at: float = 0.0
     """Not before this instant is a refused launch, or one that came to nothing, tried again."""
+    replans_at_once: bool = False
+    """Whether its current stage is to be planned again within it, as its share of the allotment changed."""
+    resized: int | None = None
+    """The stage that was planned again within it: its trials take gangs of another width from checkpoint to
+    checkpoint."""
     needs: int | None = None
     """Most instances that the trials under way may use, if trials climb rungs. None: as many as are planned."""
     rungs: Rungs | None = field(default=None, init=False, repr=False, compare=False)
@@ -387,6 +392,10 @@ class State:
     failed: list[int] = field(default_factory=list)
     """The trial of each failed attempt, in order."""
     granted: list[Granted] = field(default_factory=list)
+    allotment: int | None = None
+    """The most instances that it may hold now; None: as many as the offer allows."""
+    allotments: list[Allotted] = field(default_factory=list)
+    """How that changed."""
     setbacks: list[Setback] = field(default_factory=list)
     promotions: list[Promotion] = field(default_factory=list)
     """Promotions in order, if trials climb rungs (asha)."""
@@ -469,6 +478,13 @@ class State:
             return None
         return next((lane for lane in self.lanes if lane.phase is Phase.PLANNING), None)
 
+    def resizing(self) -> Lane | None:
+        """The first lane whose current stage is to be planned again now, within it."""
+        if self.course != "running":
+            return None
+        flagged = [lane for lane in self.lanes if lane.replans_at_once and (lane.runners or lane.waiters)]
+        return next((lane for lane in flagged if lane.phase in (Phase.SCALING, Phase.TRAINING)), None)
+
     def record_of(self, stage: int) -> StageRecord | None:
         """Return the record of a stage of the job; None if it has not begun."""
         return next((record for record in self.stages if record.stage == stage), None)
@@ -506,10 +522,13 @@ class State:
         """Return the plan in force for the lane's current stage."""
         return self.plan.stages[lane.stages[-1].stage]
 
+    def most(self, lane: Lane) -> int:
+        """How many instances the lane's current stage may hold: as planned, as far as the lane is allotted them."""
+        return min(self.plan.stages[lane.stages[-1].stage].instances, lane.max_instances)
+
     def wanted(self, lane: Lane) -> int:
         """How many instances the lane's current stage is to have."""
-        planned = self.chosen(lane).instances
-        return planned if lane.needs is None else min(planned, lane.needs)
+        return self.most(lane) if lane.needs is None else min(self.most(lane), lane.needs)
 
     def held(self, lane: Lane) -> Held:
         """Return the instances that are allotted to a lane."""

@@ -82,6 +82,8 @@ def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Re
     if trial.iterations >= rules.target_iterations(job, lane, trial):
         free(job, state, trial)
         _pause(job, state, lane, trial)
+    elif event.checkpoint is not None and rules.stops_at_checkpoint(job, state, lane, trial):
+        orders.append(stop(job, state, trial, at=at))
     elif state.held(lane).leaving and rules.moves(job, state, lane, trial):
         orders.append(stop(job, state, trial, at=at, preempted=True))
     return orders

@@ -106,6 +106,7 @@ class _Choice:
     left_words: str
     """The time and money left, for the user."""
     spent_usd: float
+    most_instances: int
     is_unbound: bool = False
     _known: dict[int, Planned | None] = field(default_factory=dict)
 
@@ -131,6 +132,7 @@ class _Choice:
             left=left,
             left_words=_words(left_s, left_usd),
             spent_usd=spent_usd,
+            most_instances=max(rules.most_instances(job, state), rules.least_instances(job, state, standing.lane)),
         )
 
     def added(self, trials: int) -> tuple[Stage, ...]:
@@ -173,13 +175,13 @@ class _Choice:
         stages = (*self.rest, *self.added(trials))
         instances_s = least_s * sum(stage.trials * stage.iterations for stage in stages) / offer.gpus
         instances_s /= _ROOM if self._varies else 1.0 + 1e-9
-        late = self.left.deadline_s is not None and instances_s > self.left.deadline_s * offer.max_instances
+        late = self.left.deadline_s is not None and instances_s > self.left.deadline_s * self.most_instances
         usd = instances_s * offer.least_price_usd_per_s
         return not late and (self.left.max_cost_usd is None or usd <= self.left.max_cost_usd)
 
     @property
     def _offer(self) -> Offer:
-        return replace(self.standing.seen.offer, max_instances=self.job.offer.max_instances)
+        return replace(self.standing.seen.offer, max_instances=self.most_instances)
 
     @property
     def _varies(self) -> bool:

@@ -1,7 +1,7 @@
-"""Requests to a running driver: to cancel, or for other limits. They come by a signal, or as files in its folder.
+"""Requests to a running driver: to cancel, for other limits, or for another allotment.
 
-Each request is a file that appears whole. The driver journals it as an event with the request's id, so that it is not
-applied twice if it is found again after a crash.
+They come by a signal, or as files in its folder. Each request is a file that appears whole. The driver journals it as
+an event with the request's id, so that it is not applied twice if it is found again after a crash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import CancelRequested, Event, LimitsChanged
+from rubberband.executor.core.events import AllotmentChanged, CancelRequested, Event, LimitsChanged
 from rubberband.executor.core.state import Job
 
 _ID = re.compile(r"[A-Za-z0-9-]{1,80}")
@@ -36,13 +36,15 @@ class DriverRequest:
 
     id: str
     """Up to 80 letters, digits and -. Two requests of one id are one."""
-    kind: Literal["cancel", "extend"]
+    kind: Literal["cancel", "extend", "allot"]
     asked_at: float
     """Unix time."""
     deadline_s: float | None = None
     """For `extend`: the new deadline, from Started as in `Job.deadline_s`; None: unchanged."""
     max_cost_usd: float | None = None
     """For `extend`: the new cap, as in `Job.max_cost_usd`; None: unchanged."""
+    max_instances: int | None = None
+    """For `allot`: the most instances from then on; None: as many as the experiment's file allows."""
 
 
 class Requests:
@@ -117,6 +119,8 @@ _stored: TypeAdapter[DriverRequest] = TypeAdapter(DriverRequest)
 
 def _is_sound(request: DriverRequest) -> bool:
     limits = [limit for limit in (request.deadline_s, request.max_cost_usd) if limit is not None]
+    if request.max_instances is not None and request.max_instances < 0:
+        return False
     return math.isfinite(request.asked_at) and all(math.isfinite(limit) and limit > 0.0 for limit in limits)
 
 
@@ -146,10 +150,13 @@ POLL_S = 0.5
 """The longest time that a request waits in the inbox of a running driver."""
 
 
-def asked_limits(requests: Requests, controller: Controller, now: float) -> list[LimitsChanged]:
-    """Return the requested limits that are not applied yet."""
-    extends = (asked for asked in requests.pending(controller.state.requests) if asked.kind == "extend")
-    return [event for event in _as_events(extends, controller.job, now) if isinstance(event, LimitsChanged)]
+Asked = LimitsChanged | AllotmentChanged
+
+
+def asked_limits(requests: Requests, controller: Controller, now: float) -> list[Asked]:
+    """Return the requested limits and allotments that are not applied yet."""
+    limits = (asked for asked in requests.pending(controller.state.requests) if asked.kind != "cancel")
+    return [event for event in _as_events(limits, controller.job, now) if isinstance(event, Asked)]
 
 
 class Desk:
@@ -162,7 +169,7 @@ class Desk:
         self._look_at = -math.inf
         self._taken: list[str] = []
 
-    def open(self, controller: Controller, now: float) -> list[LimitsChanged]:
+    def open(self, controller: Controller, now: float) -> list[Asked]:
         """Return the requested limits, which apply before anything else; delete the requests that are journalled."""
         for id in controller.state.requests:
             self._requests.discard(id)
@@ -199,6 +206,9 @@ def _as_events(requests: Iterable[DriverRequest], job: Job, now: float) -> list[
     for asked in requests:
         if asked.kind == "cancel":
             events.append(CancelRequested(occurred_at=now, request=asked.id))
+            continue
+        if asked.kind == "allot":
+            events.append(AllotmentChanged(occurred_at=now, request=asked.id, max_instances=asked.max_instances))
             continue
         deadline_s = job.deadline_s if asked.deadline_s is None else asked.deadline_s
         max_cost_usd = job.max_cost_usd if asked.max_cost_usd is None else asked.max_cost_usd

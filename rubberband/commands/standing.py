@@ -106,7 +106,7 @@ class LocalExperiment:
         files = trial_files(self._folder.logs, trial)
         return page(files, failures, cursor=cursor, limit=PAGE_LINES, is_whole=is_whole)
 
-    def _ask(self, kind: Any, **limits: float | None) -> None:
+    def _ask(self, kind: Any, **limits: Any) -> None:
         request = DriverRequest(id=f"{kind}-{uuid.uuid4()}", kind=kind, asked_at=time.time(), **limits)
         Inbox(self._folder.inbox).put(request)
 

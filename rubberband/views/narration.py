@@ -9,6 +9,7 @@ from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     WITHOUT_CHECKPOINT,
+    AllotmentChanged,
     DriverResumed,
     DriverStopped,
     Event,
@@ -30,6 +31,7 @@ from rubberband.executor.core.trials import best_trial
 from rubberband.units import format_usd
 from rubberband.values.offer import slots
 from rubberband.views.words import (
+    allotted,
     change,
     counted,
     decided,
@@ -79,6 +81,7 @@ class Narrator:
         self._promotions = 0
         self._slow: dict[int, Slow | None] = {}
         """Trial -> what is known of its slow workers; None: its workers are equal."""
+        self._told_recalled: set[str] = set()
         self._ending = False
 
     def lines(self, event: Event, controller: Controller) -> list[str]:
@@ -86,6 +89,8 @@ class Narrator:
         self._job, state = controller.job, controller.state
         if isinstance(event, LimitsChanged):
             return _extended(event, state)
+        if isinstance(event, AllotmentChanged):
+            return _allotted(event, self._job, state)
         if isinstance(event, DriverStopped):
             return [f"stopped: {printable(event.reason)}"]
         if isinstance(event, TrialsDrawn):
@@ -113,6 +118,7 @@ class Narrator:
         said += self._synced(state)
         said += [f"no bracket is added: {printable(event.reason)}"] if isinstance(event, SearchWidened) else []
         said += self._decided(state)
+        said += self._recalled(state)
         about_instances = self._handed_on(state) + self._scaled(state) + self._training(state)
         said += about_instances if self._details else []
         said += self._ended(state)
@@ -231,6 +237,17 @@ class Narrator:
             f"{self._job.stage_name(state.lanes[lane].stage.stage)}: gets {listed(sorted(handed))}, warm, from another"
             for lane, handed in to.items()
         ]
+
+    def _recalled(self, state: State) -> list[str]:
+        """Instances are given back within a stage, as the allotment shrank."""
+        if not state.allotments:
+            return []
+        recalled = [record for record in state.fleet.leaving() if record.recalled_at == state.now]
+        fresh = [record.instance for record in recalled if record.instance not in self._told_recalled]
+        self._told_recalled = {record.instance for record in state.fleet.leaving() if record.recalled_at is not None}
+        on_them = [t.trial for t in state.running() if any(slot.instance in fresh for slot in t.gang)]
+        stop = f"{_trials(on_them)} {'stops' if len(on_them) == 1 else 'stop'} at the next checkpoint"
+        return [f"giving back {listed(fresh)}: {stop}"] if fresh and on_them else []
 
     def _scaled(self, state: State) -> list[str]:
         """Return the lines about a cluster that grows or shrinks: new stages, or replacements for lost instances."""
@@ -393,6 +410,12 @@ class Narrator:
 def _extended(event: LimitsChanged, state: State) -> list[str]:
     """Return the line about limits that the event has raised."""
     return [f"extended: {extended(granted)}" for granted in state.granted[-1:] if granted.at == event.occurred_at]
+
+
+def _allotted(event: AllotmentChanged, job: Job, state: State) -> list[str]:
+    """Return the line about an allotment, and what it costs in time, money and of the deadline."""
+    changes = [change for change in state.allotments[-1:] if change.at == event.occurred_at]
+    return [f"allotment: {allotted(change, job.deadline_s, is_begun=bool(state.stages))}" for change in changes]
 
 
 def _held(state: State) -> str:

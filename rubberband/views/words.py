@@ -9,7 +9,7 @@ from typing import Any
 
 from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.core.events import Gang
-from rubberband.executor.core.history import Granted, Pause, Setback
+from rubberband.executor.core.history import Allotted, Granted, Pause, Setback
 from rubberband.executor.result import ExtensionResult, PauseResult, Result, SetbackResult, TrialResult, WideningResult
 from rubberband.units import format_duration
 from rubberband.values.balance import BalanceUse
@@ -74,6 +74,19 @@ def extended(granted: Granted | ExtensionResult) -> str:
         max_cost = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"
         parts.append(f"{max_cost} instead of {usd(before_usd)} USD")
     return ", ".join(parts)
+
+
+def allotted(change: Allotted, deadline_s: float | None, *, is_begun: bool) -> str:
+    """Return another allotment and its effect, such as `at most 2 instances instead of 4: would end after 12m`."""
+    text = f"at most {counted(change.max_instances, 'instance')} instead of {change.max_instances_before}"
+    if change.max_instances == 0:
+        return f"{text}: trials stop at their next checkpoints, and wait for another allotment"
+    if not is_begun or (change.jct_s, change.cost_usd) == (change.jct_before_s, change.cost_before_usd):
+        return text
+    effect = f"as planned, it would end after {duration(change.jct_s)} instead of {duration(change.jct_before_s)}"
+    effect += f" and cost {usd(change.cost_usd)} USD instead of {usd(change.cost_before_usd)}"
+    late_s = 0.0 if deadline_s is None else change.jct_s - deadline_s
+    return f"{text}: {effect}" + (f", {duration(late_s)} after the deadline" if late_s > 0.0 else "")
 
 
 def difference(actual: float, planned: float) -> str:

@@ -44,6 +44,7 @@ FAMILIES: dict[Family, str] = {
     "brackets that widen": "2 to 4 brackets, and others where money is left",
     "brackets that learn": "2 to 4 brackets, whose configurations tpe draws",
     "asha that learns": "trials that climb rungs, and whose configurations tpe draws",
+    "allotments": "any of them without a sampler, while it is allotted fewer and more instances at random",
 }
 Timed = tuple[int, Outcome, float]
 

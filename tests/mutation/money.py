@@ -181,8 +181,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lanes-share-one-quota",
         harm="a replanned lane takes the instances that another lane is planned to have",
         file="executor/core/replanning.py",
-        old="return lane.max_instances + max(0, spare) // len(active)",
-        new="return job.offer.max_instances",
+        old="share = lane.max_instances + rules.spare_instances(job, state) // len(state.active())",
+        new="share = job.offer.max_instances",
         tests=("tests/property/test_brackets.py", "tests/property/test_chaos.py"),
     ),
     Mutant(

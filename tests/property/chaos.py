@@ -34,7 +34,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.driver import drive, replay
-from rubberband.executor.journal.inbox import DriverRequest
+from rubberband.executor.journal.inbox import POLL_S, DriverRequest
 from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.property.chaos_cases import (
@@ -51,7 +51,7 @@ from tests.property.chaos_cases import (
     Weather,
     random_case,
 )
-from tests.property.chaos_plans import PlanWatch
+from tests.property.chaos_plans import AllotmentWatch, PlanWatch
 
 MOST_EVENTS = 20_000
 """A run with more does not end."""
@@ -74,6 +74,8 @@ class ChaoticBackend(VirtualBackend):
         self.calls_left = calls_left
         self._seen = seen
         self.story: list[str] | None = None
+        self.inbox: ChaoticInbox | None = None
+        """Requests to wake up for; None: they are seen when something else happens."""
         self.discarded: set[str] = set()
 
     def execute(self, command: Command) -> None:
@@ -99,6 +101,8 @@ class ChaoticBackend(VirtualBackend):
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Sleep, or wake up for nothing, if chance will have it."""
         self.count()
+        if self.inbox is not None and (asked_at := self.inbox.next_at()) < math.inf:
+            wake_at = asked_at if wake_at is None else min(wake_at, asked_at)
         if self._disk.random() < self._weather.store_away:
             self._seen["checkpoint store away"] += 1
             raise StoreAwayError("the checkpoint store is away")
@@ -147,6 +151,11 @@ class ChaoticInbox(MemoryInbox):
     def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
         """Those that were asked by now."""
         return [request for request in super().pending(done) if request.asked_at <= self._backend.now()]
+
+    def next_at(self) -> float:
+        """Return when a driver that polls sees the next request; infinite without any."""
+        seen_at = self._backend.now() + POLL_S
+        return min((max(seen_at, asked.asked_at) for asked in super().pending()), default=math.inf)
 
     def discard(self, id: str) -> None:
         """Die before it, if it is time."""
@@ -203,8 +212,10 @@ class Run:
         self.journal = MemoryJournal()
         self.controller = Controller(job)
         self._check_every = check_every
-        self.watch = PlanWatch(self.controller) if job.replan else None
+        is_allotted = self.case.family == "allotments"
+        self.watch = PlanWatch(self.controller) if job.replan and not is_allotted else None
         """Only of what is planned again: where plans are fixed, speed is measured."""
+        self.allotments = AllotmentWatch(self.controller) if is_allotted else None
         self.num_events = 0
         self._cancel_at = source.randrange(200) if source.random() < weather.cancels else -1
         self._rounds = itertools.count()
@@ -212,6 +223,19 @@ class Run:
         self.inbox = ChaoticInbox(self.backend)
         if self._user.random() < weather.extends:
             self._extend(self.clock.now() + self._user.uniform(0.0, 1.5) * job.prediction.jct_s)
+        if is_allotted:
+            self.backend.inbox = self.inbox
+            self._allot()
+
+    def _allot(self) -> None:
+        """The pool allots it fewer and more instances, and in the end at least one."""
+        job, pool = self.case.job, self._user
+        instants = sorted(pool.uniform(0.0, 2.0) * job.prediction.jct_s for _ in range(pool.randint(1, 6)))
+        for index, after_s in enumerate(instants):
+            most: int | None = pool.randint(1 if after_s == instants[-1] else 0, job.offer.max_instances)
+            most = None if pool.random() < 0.1 else most
+            asked_at = self.clock.now() + after_s
+            self.inbox.put(DriverRequest(id=f"a-{index}", kind="allot", asked_at=asked_at, max_instances=most))
 
     def _extend(self, at: float) -> None:
         """The user asks for more, so that it is known at `at`."""
@@ -313,6 +337,8 @@ class Run:
             self.backend.discarded.discard(event.checkpoint.url)
         if self.watch is not None:
             self.watch.saw(event, controller)
+        if self.allotments is not None:
+            self.allotments.saw(event, controller)
         if self.num_events % self._check_every == 0:
             validate(controller, is_told=self.weather is CALM)
         assert self.num_events < MOST_EVENTS, "it does not end"
@@ -356,6 +382,9 @@ def run_seed(
     if run.watch is not None:
         run.seen["planned again"] += run.watch.decisions
         wrong += run.watch.wrong
+    if run.allotments is not None:
+        run.seen.update(run.allotments.seen)
+        wrong += run.allotments.wrong
     if not wrong:
         wrong += _after_the_end(run, finish)
     if finish is not None:

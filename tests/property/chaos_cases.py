@@ -32,11 +32,19 @@ TWENTY_SEVEN = (
 """SHA(27, 1, 27, 3)."""
 
 Family = Literal[
-    "27 trials", "random", "brackets", "asha", "brackets that learn", "asha that learns", "brackets that widen"
+    "27 trials",
+    "random",
+    "brackets",
+    "asha",
+    "brackets that learn",
+    "asha that learns",
+    "brackets that widen",
+    "allotments",
 ]
 """All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
-climb rungs, both with configurations that a sampler draws from results, and brackets to which others are added where
-money is left."""
+climb rungs, both with configurations that a sampler draws from results, brackets to which others are added where money
+is left, and any of those without a sampler while it is allotted fewer and more instances at random."""
+_ALLOTTED: tuple[Family, ...] = ("27 trials", "random", "brackets", "asha", "brackets that widen")
 FAMILIES: tuple[Family, ...] = get_args(Family)
 _DIVIDED: tuple[Family, ...] = ("brackets", "brackets that learn", "brackets that widen")
 LEARNING: tuple[Family, ...] = ("brackets that learn", "asha that learns")
@@ -182,6 +190,8 @@ class Case:
 
 def random_case(source: Random, family: Family | None = None, *, replan: bool | None = None) -> Case:
     """Draw one; `family` and `replan` of your choice, or drawn too: every fifth is random, one in fifty replans."""
+    if family == "allotments":
+        return replace(random_case(source, source.choice(_ALLOTTED), replan=replan), family=family)
     family = family or ("27 trials" if source.random() < 0.8 else "random")
     stages = TWENTY_SEVEN if family == "27 trials" else _stages(source)
     offer, profile = _offer(source, family), _profile(source)

@@ -1,12 +1,22 @@
-"""What a run that is planned again at every SYNC must keep, beside what holds for every run."""
+"""What a run must keep that is planned again at every SYNC, or whose allotment changes, beside what every run must."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 
+from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import CheckpointLost, Event, RestPlanned, SearchWidened
+from rubberband.executor.core.events import (
+    AllotmentChanged,
+    CheckpointLost,
+    Event,
+    LimitsChanged,
+    RestPlanned,
+    SearchWidened,
+    TrialReported,
+)
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.core.state import Lane, Phase
@@ -16,6 +26,81 @@ ROUNDING_S = 1e-6
 SHARE = 1e-6
 
 
+class Trained:
+    """The iterations that are acknowledged; only a checkpoint that cannot be read takes one back."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._iterations = [0] * len(controller.state.trials)
+
+    def lost(self, event: Event, controller: Controller) -> list[str]:
+        """Return what must not have been, after one more event."""
+        trials, wrong = controller.state.trials, list[str]()
+        self._iterations += [0] * (len(trials) - len(self._iterations))
+        for trial in trials:
+            had, has = self._iterations[trial.trial], trial.iterations
+            if has < had and not (isinstance(event, CheckpointLost) and event.trial == trial.trial):
+                wrong.append(f"trial {trial.trial} had done {had} iterations and has {has}")
+            if has > had + 1:
+                wrong.append(f"trial {trial.trial} went from {had} to {has} iterations at once")
+            self._iterations[trial.trial] = has
+        return wrong[:10]
+
+
+class AllotmentWatch:
+    """Looks at every event of a run whose allotment changes; `wrong` is what must not have been."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.wrong: list[str] = []
+        self.seen: Counter[str] = Counter()
+        self._trained = Trained(controller)
+        self._instances = 0
+        self._decisions = 0
+
+    def saw(self, event: Event, controller: Controller) -> None:
+        """One more event."""
+        state = controller.state
+        self.wrong += self._trained.lost(event, controller)
+        self.seen["allotment changed"] += isinstance(event, AllotmentChanged) and self._changed(event, controller)
+        if isinstance(event, (AllotmentChanged, LimitsChanged)) or state.course != "running":
+            return  # orders follow with the next event
+        allotted = rules.most_instances(controller.job, state)
+        held, leaving = len(state.fleet.live()), state.fleet.leaving()
+        kept = held + sum(record.recalled_at is None for record in leaving)
+        self._require(kept <= allotted, f"{kept} instances are kept of {allotted} allotted")
+        if len(state.instances) > self._instances:
+            self._instances = len(state.instances)
+            self._require(held + len(leaving) <= allotted, f"more is asked for than {allotted} allotted")
+        for record in leaving:
+            lane = state.lanes[record.lane]
+            idle = record.recalled_at is not None and not lane.runners.uses(record.instance)
+            self._require(not idle, f"{record.instance} is recalled, and no trial runs on it")
+            self.seen["recalled"] += record.recalled_at == state.now
+        if isinstance(event, TrialReported) and event.checkpoint is not None:
+            trial = state.trials[event.trial]
+            on = [state.instances[slot.instance] for slot in trial.gang] if trial in state.running() else []
+            stays = trial.attempt == event.attempt and any(record.recalled_at is not None for record in on)
+            self._require(not stays, f"trial {event.trial} goes on past its checkpoint where it is recalled")
+        self._decided(controller)
+
+    def _changed(self, event: AllotmentChanged, controller: Controller) -> bool:
+        changes = controller.state.allotments
+        return bool(changes) and changes[-1].at == event.occurred_at
+
+    def _decided(self, controller: Controller) -> None:
+        job, state = controller.job, controller.state
+        for event in state.decisions[self._decisions :]:
+            within = any(stage.stage == event.stage and stage.started_at < state.now for stage in state.stages)
+            self.seen["planned again within a stage"] += within
+            spent_s, spent_usd = event.occurred_at - state.started_at, bill_usd(job, state, event.occurred_at)
+            self._require(event.jct_s > spent_s - ROUNDING_S, f"it is to end {event.jct_s} s after its start")
+            self._require(event.cost_usd > spent_usd - MONEY_SLACK_USD, f"{event.cost_usd} USD of {spent_usd} spent")
+        self._decisions = len(state.decisions)
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds and len(self.wrong) < 10:
+            self.wrong.append(otherwise)
+
+
 class PlanWatch:
     """Looks at every event after the controller has taken it in; `wrong` is what must not have been."""
 
@@ -23,7 +108,7 @@ class PlanWatch:
         self.wrong: list[str] = []
         self.decisions = 0
         self._plan, self._profile = controller.state.plan, controller.state.profile
-        self._iterations = [0] * len(controller.state.trials)
+        self._trained = Trained(controller)
 
     def saw(self, event: Event, controller: Controller) -> None:
         """One more event."""
@@ -32,7 +117,7 @@ class PlanWatch:
         if isinstance(event, SearchWidened) and controller.state.widened[-1:] == [event] and event.stages:
             self._widened(event, controller)
         self._obeyed(controller)
-        self._kept_what_was_trained(event, controller)
+        self.wrong += self._trained.lost(event, controller)
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if not holds and len(self.wrong) < 10:
@@ -83,7 +168,6 @@ class PlanWatch:
         first = len(event.plan.stages) - len(event.predicted)
         self._require(event.plan.stages[:first] == self._plan.stages[:first], "a bracket changes the past")
         self._plan = event.plan
-        self._iterations += [0] * event.stages[0].trials
         spent_usd = bill_usd(job, state, event.occurred_at)
         self._require(event.cost_usd >= spent_usd - MONEY_SLACK_USD, "a bracket is added, and costs nothing")
         self._require(event.cost_usd <= (job.max_cost_usd or math.inf), f"a bracket for {event.cost_usd} USD is added")
@@ -108,12 +192,3 @@ class PlanWatch:
             width = len(trial.gang)
             fits = width == chosen.gpus_per_trial or least <= width < chosen.gpus_per_trial
             self._require(fits, f"trial {trial.trial} trains on {width} GPUs of {chosen.gpus_per_trial} planned")
-
-    def _kept_what_was_trained(self, event: Event, controller: Controller) -> None:
-        """What is acknowledged stays so; only a checkpoint that cannot be read takes it back."""
-        for trial in controller.state.trials:
-            had, has = self._iterations[trial.trial], trial.iterations
-            excused = isinstance(event, CheckpointLost) and event.trial == trial.trial
-            self._require(has >= had or excused, f"trial {trial.trial} had done {had} iterations and has {has}")
-            self._require(has <= had + 1, f"trial {trial.trial} went from {had} to {has} iterations at once")
-            self._iterations[trial.trial] = has

@@ -1,0 +1,104 @@
+"""The allotment: how many instances an experiment may hold, as its user or its pool says. Writes the state. Pure.
+
+It is shared out among the lanes that go on, by the instances that each was planned to have. The plan in force is cut to
+what a lane may hold, so that everything that follows the plan keeps the allotment; the driver replans at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rubberband.executor.core import rules
+from rubberband.executor.core.events import AllotmentChanged, RestPlanned
+from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.history import Allotted
+from rubberband.executor.core.state import Job, Lane, Phase, State
+from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.plan import Plan, StagePlan
+
+
+def note_allotment(job: Job, state: State, event: AllotmentChanged) -> None:
+    """Take in another allotment: shares and plan follow it now, and instances with the next event."""
+    most, before = job.offer.max_instances, rules.most_instances(job, state)
+    allotted = most if event.max_instances is None else max(0, min(most, event.max_instances))
+    if allotted == before:
+        return
+    at = max(state.now, event.occurred_at)
+    expected = forecast(job, state, at)
+    state.allotment = allotted
+    share_out(job, state)
+    then = forecast(job, state, at)
+    state.allotments.append(
+        Allotted(
+            at=event.occurred_at,
+            max_instances_before=before,
+            max_instances=allotted,
+            jct_before_s=expected.jct_s,
+            jct_s=then.jct_s,
+            cost_before_usd=expected.cost_usd,
+            cost_usd=then.cost_usd,
+        )
+    )
+
+
+def share_out(job: Job, state: State) -> None:
+    """Divide the allotment among the lanes that go on, and cut their plans to it. Without an allotment, do nothing."""
+    active = state.active()
+    if state.allotment is None or not active:
+        return
+    quotas = job.lane_instances or (job.offer.max_instances,)
+    shares = apportioned(state.allotment, [quotas[lane.lane] for lane in active])
+    for lane, share in zip(active, shares, strict=True):
+        if share == lane.max_instances:
+            continue
+        lane.max_instances = share
+        _cut_plan(job, state, lane)
+        state.fleet.allotted += 1
+        lane.replans_at_once = job.replan and not rules.waits_for_allotment(job, state, lane)
+        lane.resized = lane.stage.stage if lane.stages else None
+        if not rules.buys_none(job, state):
+            lane.relaunch_at = 0.0
+        lane.launches_left = job.launch_attempts
+
+
+def apportioned(total: int, quotas: Sequence[int]) -> list[int]:
+    """Divide `total` in proportion to `quotas`, by largest remainders (Hamilton); one for each first, if that goes."""
+    first = [1 if total >= len(quotas) else 0] * len(quotas)
+    rest = total - sum(first)
+    exact = [rest * quota / sum(quotas) for quota in quotas]
+    shares = [one + int(share) for one, share in zip(first, exact, strict=True)]
+    by_remainder = sorted(range(len(quotas)), key=lambda index: (int(exact[index]) - exact[index], index))
+    for index in by_remainder[: total - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def _cut_plan(job: Job, state: State, lane: Lane) -> None:
+    """Cut what is left of the lane's plan to its share; a plan that is held fixed is the job's again as it grows."""
+    first, end = rules.first_left(lane), lane.end_stage
+    basis = state.plan if job.replan else job.plan
+    most = max(lane.max_instances, rules.least_instances(job, state, lane))
+    left = tuple(cut(job, choice, most) for choice in basis.stages[first:end])
+    state.plan = Plan(stages=(*state.plan.stages[:first], *left, *state.plan.stages[end:]))
+
+
+def cut(job: Job, choice: StagePlan, most: int) -> StagePlan:
+    """The plan of a stage with at most `most` instances; a gang that does not fit on them is as wide as one can be."""
+    instances, gpus, planned = min(choice.instances, most), job.offer.gpus, choice.gpus_per_trial
+    if slots(instances, gpus, planned) > 0:
+        return replace(choice, instances=instances)
+    sizes = gang_sizes(gpus, min(job.profile.smallest_gpus, planned), planned)
+    size = max((size for size in sizes if slots(instances, gpus, size) > 0), default=planned)
+    return replace(choice, instances=instances, gpus_per_trial=size)
+
+
+def note_resized(job: Job, state: State, lane: Lane, event: RestPlanned) -> None:
+    """The rest is planned again from the current stage on, while that is under way."""
+    state.decisions.append(event)
+    state.plan, state.profile = event.plan, event.profile
+    state.predicted = (*state.predicted[: event.stage], *event.predicted, *state.predicted[lane.end_stage :])
+    lane.replans_at_once, lane.resized = False, event.stage
+    lane.launches_left = job.launch_attempts
+    if lane.phase is Phase.TRAINING and not rules.buys_none(job, state):
+        lane.relaunch_at = 0.0

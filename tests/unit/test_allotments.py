@@ -1,0 +1,244 @@
+"""Allotments that change while an experiment runs: it gives back at checkpoints, and grows within a stage."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.executor.core.allotting import apportioned, cut
+from rubberband.executor.core.events import (
+    AllotmentChanged,
+    DriverResumed,
+    Event,
+    InstanceInterrupted,
+    InstanceReleased,
+    LaunchInstance,
+    LiveInstance,
+    ReleaseInstance,
+    RestPlanned,
+    Started,
+    StartTrial,
+    StopTrial,
+    Tick,
+    TrialReported,
+)
+from rubberband.executor.core.fleet import InstanceStatus
+from rubberband.executor.core.replanning import decide_within
+from rubberband.executor.core.state import Job, Phase
+from rubberband.executor.journal.journal import decode_event, encode_event
+from rubberband.planner.model import predict
+from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
+from rubberband.views.narration import Narrator
+from tests.builders.jobs import JOB, OFFER
+from tests.builders.stories import Story, begun, kinds
+
+STAGES = (Stage(trials=4, iterations=3), Stage(trials=2, iterations=2))
+PLAN = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instances=1, gpus_per_trial=1)))
+
+
+def job(plan: Plan = PLAN, **changes: object) -> Job:
+    prediction = predict(STAGES, plan, JOB.profile, OFFER)
+    return dataclasses.replace(JOB, stages=STAGES, plan=plan, prediction=prediction, **changes)
+
+
+def allot(story: Story, most: int | None, request: str = "") -> list[object]:
+    """Say how many instances it may hold; the driver's Tick follows, and what it decides."""
+    assert story.tell(AllotmentChanged, request=request or f"r-{story.at}", max_instances=most) == []
+    commands: list[object] = [*story.tell(Tick)]
+    while story.state.resizing() is not None:
+        event = decide_within(story.controller.job, story.state, story.at)
+        commands += story.tell(RestPlanned, **{f.name: getattr(event, f.name) for f in dataclasses.fields(event)[1:]})
+    return commands
+
+
+def test_where_it_shrinks_trials_stop_at_their_next_checkpoint_and_the_instance_goes() -> None:
+    story = begun(job())
+    assert allot(story, 1) == []
+    leaving = [record.instance for record in story.state.fleet.leaving()]
+    assert len(leaving) == 1
+    struck = [t.trial for t in story.state.running() if t.gang[0].instance in leaving]
+    stays = next(t.trial for t in story.state.running() if t.gang[0].instance not in leaving)
+    assert story.report(stays, 0.5) == []
+    first, last = struck
+    assert story.report(first, 0.1) == [StopTrial(trial=first, attempt=1)]
+    assert story.report(last, 0.2) == [StopTrial(trial=last, attempt=1), ReleaseInstance(instance=leaving[0])]
+    assert [story.state.trials[trial].iterations for trial in struck] == [1, 1]
+    story.tell(InstanceReleased, instance=leaving[0], ended_at=story.at)
+    story.report(stays, 0.5)
+    started = story.report(stays, 0.5)
+    assert [(c.trial, c.from_iterations) for c in started if isinstance(c, StartTrial)] == [(first, 1)]
+
+
+def test_a_trial_between_two_checkpoints_goes_on_to_the_next() -> None:
+    story = begun(job())
+    allot(story, 1)
+    instance = story.state.fleet.leaving()[0].instance
+    trial = next(t.trial for t in story.state.running() if t.gang[0].instance == instance)
+    told = {"trial": trial, "attempt": 1, "metrics": {"score": 0.1}}
+    assert story.tell(TrialReported, iterations=1, checkpoint=None, saved_iterations=0, **told) == []
+    assert "StopTrial" in kinds(story.report(trial, 0.1))
+
+
+def test_where_it_grows_trials_that_wait_start_within_the_stage() -> None:
+    story = Story(job())
+    story.tell(AllotmentChanged, request="r", max_instances=1)
+    assert kinds(story.tell(Started)) == ["LaunchInstance"]
+    assert kinds(story.ready("i-001")) == ["StartTrial"] * 2
+    assert allot(story, 4) == [LaunchInstance(instance="i-002")]
+    assert kinds(story.ready("i-002")) == ["StartTrial"] * 2
+
+
+def test_grown_again_before_it_gave_back_it_keeps_what_it_has() -> None:
+    story = begun(job())
+    allot(story, 1)
+    assert allot(story, None) == []
+    assert [record.status for record in story.state.fleet.live()] == [InstanceStatus.READY] * 2
+    assert story.report(0, 0.5) == []
+    assert story.state.allotment == OFFER.max_instances
+
+
+def test_an_instance_that_is_not_ready_is_given_back_at_once() -> None:
+    story = Story(job())
+    story.tell(Started)
+    story.ready("i-001")
+    assert ReleaseInstance(instance="i-002") in allot(story, 1)
+    assert len(story.state.running()) == 2
+
+
+def test_with_none_it_pauses_and_goes_on_with_the_next_allotment() -> None:
+    story = begun(job(deadline_s=500.0))
+    allot(story, 0)
+    for trial in range(4):
+        story.report(trial, 0.1 * trial)
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    assert story.state.outcome is None
+    assert story.state.phase in (Phase.SCALING, Phase.TRAINING)
+    assert story.controller.wake_at() is None
+    assert kinds(allot(story, 2)) == ["LaunchInstance"] * 2
+    assert [c.from_iterations for c in story.ready("i-003", "i-004") if isinstance(c, StartTrial)] == [1] * 4
+
+
+def test_the_rest_is_planned_at_once_with_wider_gangs_from_checkpoint_to_checkpoint() -> None:
+    profile = Profile(seconds_per_iteration={1: 100.0, 2: 51.0})
+    plan = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instances=1, gpus_per_trial=2)))
+    fast = job(plan, profile=profile, replan=True, objective="min_time", max_gpus_per_trial=2)
+    story = Story(fast)
+    story.tell(AllotmentChanged, request="r", max_instances=2)
+    story.tell(Started)
+    story.ready("i-001", "i-002")
+    assert [len(t.gang) for t in story.state.running()] == [1] * 4
+    assert kinds(allot(story, 4)) == ["LaunchInstance"] * 2
+    assert story.state.plan.stages[0] == StagePlan(instances=4, gpus_per_trial=2)
+    assert story.state.decisions[-1].reason.startswith("at most 4 instances now")
+    story.ready("i-003", "i-004")
+    for trial in range(4):
+        stopped, started = story.report(trial, 0.1)
+        assert isinstance(stopped, StopTrial)
+        assert isinstance(started, StartTrial)
+        assert len(started.gang) == 2
+    assert story.report(0, 0.1) == []
+
+
+def test_a_narrower_allotment_makes_gangs_narrower_so_that_all_train() -> None:
+    profile = Profile(seconds_per_iteration={1: 52.0, 2: 51.0})
+    plan = Plan(stages=(StagePlan(instances=4, gpus_per_trial=2), StagePlan(instances=1, gpus_per_trial=2)))
+    story = Story(job(plan, profile=profile, replan=True, objective="min_time"))
+    story.tell(Started)
+    story.ready("i-001", "i-002", "i-003", "i-004")
+    allot(story, 2)
+    assert story.state.plan.stages[0] == StagePlan(instances=2, gpus_per_trial=1)
+    for trial in range(4):
+        story.report(trial, 0.1)
+    assert sorted(len(t.gang) for t in story.state.running()) == [1] * 4
+
+
+def test_the_next_stage_keeps_the_allotment_too() -> None:
+    story = begun(job())
+    allot(story, 0)
+    for trial in range(4):
+        story.report(trial, 0.1 * trial)
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    allot(story, 1)
+    assert [choice.instances for choice in story.state.plan.stages] == [1, 1]
+
+
+def test_a_plan_that_is_held_fixed_is_the_users_again_without_the_allotment() -> None:
+    story = begun(job())
+    allot(story, 1)
+    assert story.state.plan.stages[0].instances == 1
+    allot(story, None)
+    assert story.state.plan == PLAN
+
+
+def test_what_is_asked_twice_or_changes_nothing_is_no_news() -> None:
+    story = begun(job())
+    allot(story, 3, "a")
+    story.tell(AllotmentChanged, request="a", max_instances=1)
+    story.tell(AllotmentChanged, request="b", max_instances=3)
+    story.tell(AllotmentChanged, request="c", max_instances=None)
+    story.tell(AllotmentChanged, request="d", max_instances=99)
+    assert [one.max_instances for one in story.state.allotments] == [3, 4]
+
+
+def test_an_instance_that_is_taken_away_counts_until_it_is_gone() -> None:
+    story = begun(job())
+    story.tell(InstanceInterrupted, instance="i-001")
+    assert len(story.state.fleet.current()) == 3
+    allot(story, 2)
+    struck = [t.trial for t in story.state.running() if t.gang[0].instance == "i-001"]
+    assert "StopTrial" in kinds(story.report(struck[0], 0.5))
+
+
+def test_a_resume_gives_back_what_was_recalled() -> None:
+    story = begun(job())
+    allot(story, 1)
+    left = story.state.fleet.leaving()[0].instance
+    live = tuple(LiveInstance(instance=f"i-00{n}", running_at=100.0) for n in (1, 2))
+    assert ReleaseInstance(instance=left) in story.tell(DriverResumed, live=live, ended=())
+    assert [record.instance for record in story.state.fleet.live()] != [left]
+
+
+def test_it_says_what_an_allotment_costs() -> None:
+    story, said = begun(job(deadline_s=60.0)), list[str]()
+    narrator = Narrator(story.controller.job)
+    narrator.lines(Tick(occurred_at=story.at), story.controller)
+    handle = story.controller.handle
+
+    def heard(event: Event) -> list[object]:
+        commands = handle(event)
+        said.extend(narrator.lines(event, story.controller))
+        return [*commands]
+
+    story.controller.handle = heard  # type: ignore[method-assign,assignment]
+    allot(story, 1)
+    assert said[0].startswith("allotment: at most 1 instance instead of 4: as planned, it would end after 1m2")
+    assert said[0].endswith("after the deadline")
+    assert said[1].endswith("stop at the next checkpoint")
+    allot(story, 0)
+    assert "wait for another allotment" in said[2]
+
+
+def test_it_is_journalled() -> None:
+    event = AllotmentChanged(occurred_at=4.0, request="r-1", max_instances=None)
+    assert decode_event(*encode_event(event)) == event
+
+
+@given(st.integers(0, 50), st.lists(st.integers(1, 20), min_size=1, max_size=6))
+def test_lanes_share_an_allotment_by_their_quotas(total: int, quotas: list[int]) -> None:
+    shares = apportioned(total, quotas)
+    assert sum(shares) == total
+    assert min(shares) >= (1 if total >= len(quotas) else 0)
+    if total == sum(quotas):
+        assert shares == quotas or max(abs(a - b) for a, b in zip(shares, quotas, strict=True)) <= len(quotas)
+
+
+@pytest.mark.parametrize(("most", "instances", "gpus"), [(4, 4, 4), (3, 3, 4), (2, 2, 4), (1, 1, 2)])
+def test_a_gang_that_does_not_fit_any_more_is_as_wide_as_one_can_be(most: int, instances: int, gpus: int) -> None:
+    found = cut(JOB, StagePlan(instances=4, gpus_per_trial=4), most)
+    assert (found.instances, found.gpus_per_trial) == (instances, gpus)
