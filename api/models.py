@@ -44,6 +44,7 @@ class SummaryView(Answer):
     iterations: int
     target_iterations: int
     instances: int
+    max_instances: int | None = Field(description="The most that it may hold, if it was limited while it ran.")
     started_at: float | None
     ended_at: float | None
     jct_s: float
@@ -320,6 +321,16 @@ class ExtendBody(BaseModel):
     dry_run: bool = Field(default=True, description="Only show what would change; false changes it.")
 
 
+class LimitBody(BaseModel):
+    """How many instances a running experiment may hold from now on."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_instances: Annotated[int, Field(ge=0, le=100_000)] | None = Field(
+        description="0 pauses it; null lifts the limit: as many as its file allows."
+    )
+
+
 # Examples for the OpenAPI document. They hold no null, which FastAPI would leave out.
 
 
@@ -336,6 +347,7 @@ SUMMARY: dict[str, Any] = {
     "iterations": 26,
     "target_iterations": 26,
     "instances": 0,
+    "max_instances": 4,
     "started_at": 1795291210.0,
     "ended_at": 1795291340.0,
     "jct_s": 124.0,

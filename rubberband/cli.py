@@ -39,6 +39,7 @@ _COMMANDS = {
     "logs": ("report", "Print the trials' output, and why some failed."),
     "cancel": ("status", "Cancel a running experiment."),
     "extend": ("status", "Give an experiment a later deadline or a larger budget."),
+    "limit": ("status", "Limit the instances of a running experiment."),
     "sweep": ("cloud", "Terminate instances left by crashed runs, here and on EC2."),
     "up": ("cloud", "Start the head on EC2, or find it."),
     "down": ("cloud", "Terminate everything on EC2: workers, head, and their resources."),

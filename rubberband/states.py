@@ -65,7 +65,7 @@ EXPLAINED = frozenset(
 )
 """States whose reason says more than the state."""
 
-Action = Literal["cancel", "resume", "extend"]
+Action = Literal["cancel", "resume", "extend", "limit"]
 Fact = Literal["here", "measured", "begun", "limited", "open"]
 """Facts that a state does not have.
 
@@ -95,6 +95,8 @@ _HERE = Condition("here", "it was started in another home; resume it there")
 _MEASURED = Condition("measured", "it ended while its profile was measured; submit it again")
 _BEGUN = Condition("begun", "it has not started, so its rest cannot be planned; try again once it runs")
 _LIMITED = Condition("limited", "it has neither a deadline nor a max_cost; there is nothing to extend")
+_STILL = _never("it is not running; resume it first")
+_SOON = _never("it has not started; try again once it runs")
 _RAISED = Condition("open", "raise max_cost first (extend), then resume it")
 _BLAMELESS = Condition("open", "its trials failed in their own code; fix it, and submit it under another name")
 
@@ -103,21 +105,38 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "cancel": (),
         "resume": _never("it starts automatically as soon as a slot is free"),
         "extend": (_BEGUN, _LIMITED),
+        "limit": _SOON,
     },
-    ExperimentState.STARTING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED)},
-    ExperimentState.RUNNING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED)},
+    ExperimentState.STARTING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED), "limit": _SOON},
+    ExperimentState.RUNNING: {"cancel": (), "resume": _UNDER_WAY, "extend": (_BEGUN, _LIMITED), "limit": ()},
     ExperimentState.INTERRUPTED: {
         "cancel": _never("it is not running; to end what is left at once, resume it and then cancel it"),
         "resume": (_HERE, _MEASURED),
         "extend": (_BEGUN, _LIMITED),
+        "limit": _STILL,
     },
-    ExperimentState.DONE: {"cancel": _OVER, "resume": _OVER, "extend": _OVER},
+    ExperimentState.DONE: {"cancel": _OVER, "resume": _OVER, "extend": _OVER, "limit": _OVER},
     # To cancel it again is answered as before (the same request may arrive twice), and is not offered.
-    ExperimentState.CANCELLED: {"cancel": _OVER, "resume": (_HERE, _MEASURED), "extend": (_BEGUN, _LIMITED)},
-    ExperimentState.BUDGET: {"cancel": _OVER, "resume": (_HERE, _RAISED), "extend": (_LIMITED,)},
-    ExperimentState.FAILED: {"cancel": _OVER, "resume": (_HERE, _BLAMELESS), "extend": (_BLAMELESS, _LIMITED)},
-    ExperimentState.REFUSED: {"cancel": _REFUSED, "resume": _REFUSED, "extend": _REFUSED},
-    ExperimentState.UNREADABLE: {"cancel": _UNREADABLE, "resume": _UNREADABLE, "extend": _UNREADABLE},
+    ExperimentState.CANCELLED: {
+        "cancel": _OVER,
+        "resume": (_HERE, _MEASURED),
+        "extend": (_BEGUN, _LIMITED),
+        "limit": _STILL,
+    },
+    ExperimentState.BUDGET: {"cancel": _OVER, "resume": (_HERE, _RAISED), "extend": (_LIMITED,), "limit": _STILL},
+    ExperimentState.FAILED: {
+        "cancel": _OVER,
+        "resume": (_HERE, _BLAMELESS),
+        "extend": (_BLAMELESS, _LIMITED),
+        "limit": _STILL,
+    },
+    ExperimentState.REFUSED: {"cancel": _REFUSED, "resume": _REFUSED, "extend": _REFUSED, "limit": _REFUSED},
+    ExperimentState.UNREADABLE: {
+        "cancel": _UNREADABLE,
+        "resume": _UNREADABLE,
+        "extend": _UNREADABLE,
+        "limit": _UNREADABLE,
+    },
 }
 
 

@@ -347,6 +347,22 @@ class Runs:
                 inbox.put(DriverRequest(id=id, kind="cancel", asked_at=time.time()))
         self._watcher.kick(name)
 
+    def limit(self, name: str, *, max_instances: int | None, request: str = "") -> Submission:
+        """Ask a running experiment to hold at most `max_instances` from now on; None lifts the limit. Raises Problem.
+
+        A repeated `request` has no second effect.
+        """
+        row = self._row(name)
+        id = f"limit-{request or secrets.token_hex(8)}"
+        if self._has_acted(request) or (request and self._has_taken(name, id)):
+            return row
+        self._journals.require(row, "limit")
+        asked = DriverRequest(id=id, kind="limit", asked_at=time.time(), max_instances=max_instances)
+        with told_as_problems():
+            Inbox(self._watcher.folder(name).inbox).put(asked)
+        self._watcher.kick(name)
+        return row
+
     def _has_acted(self, request: str) -> bool:
         """Whether the request took effect before; its answer was lost."""
         return bool(request) and self._store.has_acted(request, since=time.time() - KEY_GOOD_S)

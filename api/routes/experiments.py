@@ -9,11 +9,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.answers import invalid, json_answer
@@ -28,6 +28,7 @@ from rubberband.api.models import (
     ExperimentView,
     ExtendBody,
     ExtensionView,
+    LimitBody,
     example,
 )
 from rubberband.api.openapi import EXPERIMENT_BODY, only_documented, refusals
@@ -169,16 +170,29 @@ async def granted(service: Service, name: str, limits: ExtendBody, caller: str, 
 
 def read_limits(body: bytes, media_type: str) -> ExtendBody:
     """Parse the limits in a request's body. Raises Problem: MEDIA, MALFORMED, or INVALID."""
-    if media_type.partition(";")[0].strip().lower() != JSON_TYPE:
-        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE}")
-    words = json_object(body, "what extends an experiment; send an object: deadline, max_cost or both, and dry_run")
-    try:
-        limits = ExtendBody.model_validate(words)
-    except ValidationError as error:
-        raise invalid(error.errors(), "body") from None
+    _require_json(media_type)
+    limits = _read(
+        ExtendBody, body, "what extends an experiment; send an object: deadline, max_cost or both, and dry_run"
+    )
     if limits.deadline is None and limits.max_cost is None:
         raise Problem(INVALID, "neither deadline nor max_cost is given; give one or both")
     return limits
+
+
+def _require_json(media_type: str) -> None:
+    if media_type.partition(";")[0].strip().lower() != JSON_TYPE:
+        raise Problem(MEDIA, f"Content-Type {shown(media_type)} is not supported; send {JSON_TYPE}")
+
+
+_Asked = TypeVar("_Asked", bound=BaseModel)
+
+
+def _read(kind: type[_Asked], body: bytes, what: str) -> _Asked:
+    words = json_object(body, what)
+    try:
+        return kind.model_validate(words)
+    except ValidationError as error:
+        raise invalid(error.errors(), "body") from None
 
 
 router = APIRouter(tags=["experiments"], prefix="/v1/experiments", dependencies=[Depends(only_documented)])
@@ -399,3 +413,40 @@ async def extend(
         return json_answer(views_json.extension_view(await granted(service, name, limits, caller, request=id)))
 
     return await once(service.store, given, act)
+
+
+@router.post(
+    "/{name}/limit",
+    status_code=202,
+    summary="Limit a running experiment's instances",
+    operation_id="limitExperiment",
+    response_model=ExperimentView,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": LimitBody.model_json_schema(),
+                    "examples": {
+                        "two": {"summary": "At most two instances from now on", "value": {"max_instances": 2}}
+                    },
+                }
+            },
+        }
+    },
+    responses={
+        202: example("Asked of its driver; `summary.max_instances` shows it in force.", VIEW) | {"headers": _REPLAYED},
+        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, *_KEYED),
+    },
+)
+async def limit(
+    request: Request, service: Serving, principal: Submitter, experiment: Known, body: Body, key: IdempotencyKey = None
+) -> Response:
+    """Fewer: trials stop at their next checkpoints and instances are given back. More: it grows within the stage.
+
+    The rest is planned again at once, where plans are not held fixed. The resources of its file stay the upper limit.
+    """
+    _require_json(request.headers.get("content-type", ""))
+    asked_for = _read(LimitBody, body, "a limit; send an object with max_instances")
+    effect = partial(service.runs.limit, max_instances=asked_for.max_instances)
+    return await _acted(request, service, principal, key, effect, experiment.name)

@@ -36,7 +36,7 @@ class DriverRequest:
 
     id: str
     """Up to 80 letters, digits and -. Two requests of one id are one."""
-    kind: Literal["cancel", "extend", "allot"]
+    kind: Literal["cancel", "extend", "limit"]
     asked_at: float
     """Unix time."""
     deadline_s: float | None = None
@@ -44,7 +44,7 @@ class DriverRequest:
     max_cost_usd: float | None = None
     """For `extend`: the new cap, as in `Job.max_cost_usd`; None: unchanged."""
     max_instances: int | None = None
-    """For `allot`: the most instances from then on; None: as many as the experiment's file allows."""
+    """For `limit`: the most instances from then on; None: as many as the experiment's file allows."""
 
 
 class Requests:
@@ -207,7 +207,7 @@ def _as_events(requests: Iterable[DriverRequest], job: Job, now: float) -> list[
         if asked.kind == "cancel":
             events.append(CancelRequested(occurred_at=now, request=asked.id))
             continue
-        if asked.kind == "allot":
+        if asked.kind == "limit":
             events.append(AllotmentChanged(occurred_at=now, request=asked.id, max_instances=asked.max_instances))
             continue
         deadline_s = job.deadline_s if asked.deadline_s is None else asked.deadline_s

@@ -36,6 +36,7 @@ class SummaryView(TypedDict):
     iterations: int
     target_iterations: int
     instances: int
+    max_instances: int | None
     started_at: float | None
     ended_at: float | None
     jct_s: float
@@ -430,6 +431,13 @@ class Calls:
         limits = {"deadline": deadline, "max_cost": max_cost, "dry_run": dry_run}
         body = {word: value for word, value in limits.items() if value is not None}
         return _post(_path(name, "/extend"), body, key=None if dry_run else _key(idempotency_key))
+
+    @_method
+    def limit(
+        self, name: str, max_instances: int | None, *, idempotency_key: str | None = None
+    ) -> Call[ExperimentView]:
+        """Limit the instances of a running experiment from now on: 0 pauses it, None lifts the limit."""
+        return _post(_path(name, "/limit"), {"max_instances": max_instances}, key=_key(idempotency_key))
 
     @_method
     def prices(self, *types: str, region: str = "us-east-1") -> Call[dict[str, Any]]:

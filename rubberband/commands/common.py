@@ -184,6 +184,10 @@ class RemoteExperiment:
         """Return the effect of other limits, and set them if `granted`."""
         return dict(self._client.extend(self._name, deadline=deadline, max_cost=max_cost_usd, dry_run=not granted))
 
+    def limit(self, max_instances: int | None) -> None:
+        """Limit its instances from now on."""
+        self._client.limit(self._name, max_instances)
+
     def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
         """Iterate over the output as (trial, text); with `follow`, wait for more until it has ended."""
         source = "process" if process else "trials"

@@ -65,6 +65,13 @@ class LocalExperiment:
         self._ask("cancel")
         return f"{view['name']}: cancellation requested"
 
+    def limit(self, max_instances: int | None) -> None:
+        """Ask its driver to hold at most `max_instances` from now on; None lifts the limit. Raises InputError."""
+        view = self.look()
+        if why := self._obstacle(view, "limit"):
+            raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
+        self._ask("limit", max_instances=max_instances)
+
     def _obstacle(self, view: dict[str, Any], action: Action) -> str:
         """Return the reason why the action is not possible; empty if it is."""
 

@@ -1,4 +1,4 @@
-"""`rubberband status`, `cancel` and `extend`: an experiment on this machine or at a service."""
+"""`rubberband status`, `cancel`, `extend` and `limit`: an experiment on this machine or at a service."""
 
 from __future__ import annotations
 
@@ -162,3 +162,33 @@ def extend(
             print("granted", file=sys.stderr)
     if output is TextFormat.json:
         print_json({"schema": "rubberband.extension/1", **found})
+
+
+def limit(
+    name: Name,
+    max_instances: Annotated[
+        str, option("--max-instances", "N", "The most instances from now on; 0 pauses it, `none` lifts the limit.")
+    ],
+    server: ServerOption = None,
+) -> None:
+    """Limit the instances of a running experiment.
+
+    With fewer, trials stop at their next checkpoints, and instances are given back; with more it grows within the
+    stage. It is planned again at once, within the resources of its file. `rubberband status` shows the limit.
+    """
+    most = _instances(max_instances)
+    with open_experiment(name, server) as experiment:
+        experiment.limit(most)
+    told = "limit lifted" if most is None else f"at most {most} instance{'' if most == 1 else 's'} from now on"
+    print(f"{name}: {told}", file=sys.stderr)
+
+
+def _instances(text: str) -> int | None:
+    """Return a number of instances; None for `none`. Raises InputError."""
+    from rubberband.errors import InputError
+
+    if text == "none":
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
+        raise InputError(f"--max-instances: {text!r} is not a number of instances; give 0 or more, or none")
+    return int(text)

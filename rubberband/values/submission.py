@@ -24,6 +24,8 @@ class Summary:
     """Planned by the scheduler, over all stages."""
     instances: int = 0
     """Held now."""
+    max_instances: int | None = None
+    """The most that it may hold since it was limited while it ran; None: it was not."""
     started_at: float | None = None
     ended_at: float | None = None
     jct_s: float = 0.0

@@ -99,6 +99,8 @@ def _charged(view: Mapping[str, Any]) -> str:
 
 def _progress(summary: Mapping[str, Any]) -> str:
     held = f"; {counted(summary['instances'], 'instance')} held" if summary["ended_at"] is None else ""
+    if held and summary.get("max_instances") is not None:
+        held += f", limited to {summary['max_instances']}"
     return (
         f"progress  {summary['iterations']} of {summary['target_iterations']} iterations, "
         f"{counted(summary['trials'], 'trial')}{held}"

@@ -44,6 +44,8 @@ class FakeRuns:
     printed: list[PrintedLine] = field(default_factory=list)
     extended: list[str] = field(default_factory=list)
     """The ids of requests that changed limits."""
+    limited: list[int | None] = field(default_factory=list)
+    """The instances that experiments were limited to."""
     alive: bool = True
     failure: Exception | None = None
     """Raised by whatever is asked next."""
@@ -79,6 +81,11 @@ class FakeRuns:
         if self._known(name).state in ACTIVE:
             raise Problem(CONFLICT, f"experiment {name!r} is at work; there is nothing to resume")
         self.store.change(name, at=time.time(), state=ExperimentState.QUEUED)
+        return self._known(name)
+
+    def limit(self, name: str, *, max_instances: int | None, request: str = "") -> Submission:
+        self._fail()
+        self.limited.append(max_instances)
         return self._known(name)
 
     def possible(self, row: Submission) -> frozenset[Action]:

@@ -56,8 +56,8 @@ CASES = [
     Case(state=ExperimentState.QUEUED, journal="half", may="cancel extend"),
     Case(state=ExperimentState.STARTING, words=WORDS, may="cancel"),
     Case(state=ExperimentState.STARTING, journal="half", words=WORDS, may="cancel extend"),
-    Case(state=ExperimentState.RUNNING, journal="half", words=WORDS, may="cancel extend"),
-    Case(state=ExperimentState.RUNNING, journal="unlimited", words=UNLIMITED, may="cancel"),
+    Case(state=ExperimentState.RUNNING, journal="half", words=WORDS, may="cancel extend limit"),
+    Case(state=ExperimentState.RUNNING, journal="unlimited", words=UNLIMITED, may="cancel limit"),
     Case(state=ExperimentState.INTERRUPTED, words=WORDS, may="resume"),
     Case(state=ExperimentState.INTERRUPTED, words=RENTS, may=""),
     Case(state=ExperimentState.INTERRUPTED, journal="half", words=WORDS, may="resume extend"),
@@ -148,6 +148,8 @@ def granted(house: House, name: str, action: Action) -> str:
                     client.resume(name)
                 case "extend":
                     client.extend(name, deadline="10h", max_cost=50.0)
+                case "limit":
+                    client.limit(name, 1)
         except InputError as refused:
             return str(refused)
     return ""

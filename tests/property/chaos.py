@@ -235,7 +235,7 @@ class Run:
             most: int | None = pool.randint(1 if after_s == instants[-1] else 0, job.offer.max_instances)
             most = None if pool.random() < 0.1 else most
             asked_at = self.clock.now() + after_s
-            self.inbox.put(DriverRequest(id=f"a-{index}", kind="allot", asked_at=asked_at, max_instances=most))
+            self.inbox.put(DriverRequest(id=f"a-{index}", kind="limit", asked_at=asked_at, max_instances=most))
 
     def _extend(self, at: float) -> None:
         """The user asks for more, so that it is known at `at`."""

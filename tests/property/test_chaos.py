@@ -77,6 +77,20 @@ def test_trials_that_climb_rungs_keep_all_that_stages_do() -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize(("seeds", "replan"), [(60, False), (6, True)])
+def test_an_allotment_is_kept_from_checkpoint_to_checkpoint_and_nothing_is_lost(seeds: int, replan: bool) -> None:
+    found = failures(range(seeds), check_every=5, replan=replan, family="allotments")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("first", "replan"), [(0, False), (1, False), (2, False), (3, False), (0, True)])
+def test_four_thousand_with_allotments_that_change(first: int, replan: bool) -> None:
+    count = MANY // 4 if replan else MANY
+    found = failures(range(first * MANY, first * MANY + count), check_every=5, replan=replan, family="allotments")
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.parametrize("family", LEARNING)
 def test_configurations_that_follow_from_results_are_drawn_once_each(family: Family) -> None:
     found = failures(range(20), check_every=5, family=family)

@@ -241,6 +241,16 @@ def test_extend_only_looks_unless_asked_to_do_it(service: FakeService) -> None:
     assert len(service.runs.extended) == 1
 
 
+def test_a_limit_is_a_number_of_instances_or_none(service: FakeService) -> None:
+    service.add("test")
+    for most in (2, 0, None):
+        assert service.client.post("/v1/experiments/test/limit", json={"max_instances": most}).status_code == 202
+    for wrong in ({"max_instances": -1}, {"max_instances": "2"}, {"max_instances": 1.5}, {}, {"instances": 2}):
+        assert service.client.post("/v1/experiments/test/limit", json=wrong).status_code == 422
+    assert service.client.post("/v1/experiments/test/limit", content=b"2").status_code == 415
+    assert service.runs.limited == [2, 0, None]
+
+
 def test_acting_on_what_is_not_there_is_not_found(service: FakeService) -> None:
-    for action in ("cancel", "resume", "extend"):
-        assert service.client.post(f"/v1/experiments/none/{action}", json={"max_cost": 1}).status_code == 404
+    for action, body in (("cancel", None), ("resume", None), ("extend", {"max_cost": 1}), ("limit", {"max_instances": 1})):
+        assert service.client.post(f"/v1/experiments/none/{action}", json=body).status_code == 404

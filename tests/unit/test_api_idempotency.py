@@ -47,6 +47,7 @@ ACTIONS: list[tuple[str, Any]] = [
     ("", words()),
     ("/there/cancel", None),
     ("/there/extend", {"max_cost": 5, "dry_run": False}),
+    ("/there/limit", {"max_instances": 2}),
 ]
 
 

@@ -149,7 +149,7 @@ def test_requests_that_spend_money_take_a_key(document: dict[str, Any]) -> None:
         for _, _, operation in operations(document)
         if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", []))
     }
-    assert keyed == {"submitExperiment", "cancelExperiment", "resumeExperiment", "extendExperiment"}
+    assert keyed == {"submitExperiment", "cancelExperiment", "resumeExperiment", "extendExperiment", "limitExperiment"}
 
 
 MADE_UP = {"/v1/plans/{id}", "/v1/tokens/{id}"}

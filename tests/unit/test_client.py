@@ -97,6 +97,20 @@ def test_a_preview_of_an_extension_is_not_repeated_blindly_and_a_grant_has_a_key
     assert "Idempotency-Key" in seen[1].headers
 
 
+def test_a_limit_has_a_key_and_none_lifts_it() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(202, json={})
+
+    with answering(handler) as client:
+        client.limit("digits", 2)
+        client.limit("digits", None)
+    assert [json.loads(request.content) for request in seen] == [{"max_instances": 2}, {"max_instances": None}]
+    assert all("Idempotency-Key" in request.headers for request in seen)
+
+
 def test_values_that_json_lacks_are_found_before_sending() -> None:
     with answering(lambda request: httpx.Response(500)) as client, pytest.raises(InputError, match="NaN and infinity"):
         client.extend("digits", max_cost=float("inf"))

@@ -115,6 +115,7 @@ COMMANDS = {
         "--yes",
         "-y",
     },
+    "limit": {"name", "--max-instances", "--server"},
     "serve": {
         "--allow",
         "--auth",

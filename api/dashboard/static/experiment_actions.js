@@ -1,4 +1,4 @@
-// Cancel, resume and extend: each in a dialog, and what an extension changes is shown before it is asked for.
+// Cancel, resume, extend and limit: each in a dialog, and what an extension changes is shown before it is asked for.
 import { make, show, show_wrong } from "./dom.js";
 import { say } from "./live.js";
 import { duration, usd } from "./plan_words.js";
@@ -16,6 +16,7 @@ export function offerActions(name, changed) {
     button.addEventListener("click", () => act(button, `${address}/${button.dataset.do}`, changed));
   }
   offerExtension(address, changed);
+  offerLimit(address, changed);
 }
 
 function open(element) {
@@ -67,6 +68,29 @@ function offerExtension(address, changed) {
     if (!answer.ok) return complain(element, answer.body);
     element.close();
     say("The limits were changed.");
+    changed();
+  });
+}
+
+function offerLimit(address, changed) {
+  const element = dialog("limit");
+  const form = document.getElementById("limit-form");
+  let key = ""; // one for each change, so that a request that is sent again counts once
+  element.addEventListener("opened", () => {
+    form.reset();
+    key = crypto.randomUUID();
+  });
+  form.addEventListener("input", () => {
+    key = crypto.randomUUID();
+  });
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const text = form.elements.max_instances.value.trim();
+    const body = { max_instances: text ? Number(text) : null };
+    const answer = await busy(document.getElementById("limit-apply"), () => post(`${address}/limit`, body, key));
+    if (!answer.ok) return complain(element, answer.body);
+    element.close();
+    say(text ? `At most ${text} instances from now on.` : "The limit was lifted.");
     changed();
   });
 }
