@@ -176,7 +176,7 @@ def test_a_plan_that_is_held_fixed_is_the_users_again_without_the_allotment() ->
     assert story.state.plan == PLAN
 
 
-def test_what_is_asked_twice_or_changes_nothing_is_no_news() -> None:
+def test_a_request_that_is_repeated_or_changes_nothing_is_no_news() -> None:
     story = begun(job())
     allot(story, 3, "a")
     story.tell(AllotmentChanged, request="a", max_instances=1)

@@ -136,7 +136,7 @@ def test_a_look_needs_no_key(service: FakeService) -> None:
 def test_the_key_of_one_token_is_nothing_to_another(strict: FakeService, is_lost: bool) -> None:
     """Though it has the same name; what it asks is done, or refused for what it asks."""
     (_, first_token), (_, second_token) = _two(Tokens(strict.store))
-    refusals = ["/problems/name-taken", None, None, "/problems/conflict"]
+    refusals = ["/problems/name-taken", None, None, None, "/problems/conflict"]
     for (path, document), refused in zip([*ACTIONS, ("/there/resume", None)], refusals, strict=True):
         key = f"key-of{path}"
         begun = ask(strict, path, document, key, first_token)
