@@ -252,10 +252,6 @@ def test_a_limit_is_a_number_of_instances_or_none(service: FakeService) -> None:
 
 
 def test_acting_on_what_is_not_there_is_not_found(service: FakeService) -> None:
-    for action, body in (
-        ("cancel", None),
-        ("resume", None),
-        ("extend", {"max_cost": 1}),
-        ("limit", {"max_instances": 1}),
-    ):
+    bodies = {"cancel": None, "resume": None, "extend": {"max_cost": 1}, "limit": {"max_instances": 1}}
+    for action, body in bodies.items():
         assert service.client.post(f"/v1/experiments/none/{action}", json=body).status_code == 404
