@@ -9,7 +9,17 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "paper"
-NAMES = ("figure_09", "figure_10", "figure_11", "figure_12", "table_2", "table_3")
+NAMES = (
+    "figure_09",
+    "figure_10",
+    "figure_11",
+    "figure_12",
+    "table_2",
+    "table_3",
+    "async_sgd_07",
+    "async_sgd_10",
+    "async_sgd_15",
+)
 TINY = 1e-9
 
 
@@ -34,6 +44,8 @@ def reduced(load: dict[str, ModuleType], name: str) -> object:
         "figure_10": {"prices_usd_per_gb": (0.0, 0.16)},
         "figure_11": {"trials": (16, 64)},
         "figure_12": {"deadlines_min": (90, 160)},
+        "async_sgd_07": {"workers": 3},
+        "async_sgd_10": {"cpu_workers": 2, "gpu_workers": 2},
     }
     return load[name].compute(**arguments.get(name, {}))
 
@@ -124,6 +136,20 @@ def test_the_plan_has_the_papers_gangs_and_the_papers_own_cannot_cost_what_it_sa
     assert [choice.instances for choice in found.ours.plan.stages] == [8, 5, 3, 2]
     assert found.paper.jct_s == pytest.approx(table.PAPER_JCT_S)
     assert found.ours.prediction.cost_usd <= found.trimmed.cost_usd + TINY < found.paper.cost_usd < table.PAPER_USD
+
+
+def test_two_workers_on_links_used_in_turn_do_not_wait_and_a_sixth_one_does(load: dict[str, ModuleType]) -> None:
+    figure = load["async_sgd_07"]
+
+    assert abs(figure.waiting(2, "in turn")) < 0.01 < 0.15 < figure.waiting(2, "shared")
+    assert figure.speedups(6)[4:] == pytest.approx([5.0, 5.0], rel=0.02)
+
+
+def test_eq_2_exceeds_a_link_by_up_to_a_third_and_falls(load: dict[str, ModuleType]) -> None:
+    share, over = load["async_sgd_10"].faults()
+
+    assert share < 0.5
+    assert over == pytest.approx(1 / 3, rel=1e-6)
 
 
 @pytest.mark.parametrize(
