@@ -29,9 +29,12 @@ NEAR = 0.7
 """Difference of the logarithms of two shares at which a look counts for half."""
 SLOPE_DOUBT = 0.5
 """Relative standard deviation of the slope's prior."""
-FIRST_NOISE = 0.05
+FIRST_NOISE = 0.07
 """Assumed relative noise of a look, until it is measured."""
+FIRST_LOOKS = 2
+"""Looks that the assumption is worth."""
 LEAST_NOISE = 1e-3
+NOISE_RATE = 0.05
 OUTLIER_NOISES, OUTLIER = 4.0, 0.08
 """A look is far off if it is so many deviations of the noise from the line, and by this part of it."""
 KNOWN = 0.1
@@ -102,10 +105,10 @@ class LineFit:
         self._slope_s[changed] *= factors[changed]
 
     def _learn_noise(self, off: Floats) -> None:
-        for square in np.square(off).tolist():
-            rate = max(0.02, 1.0 / (self.num_workers * (self.num_looks + 1.0)))
-            self._variance += rate * (square - self._variance)
-        self._variance = max(self._variance, LEAST_NOISE**2)
+        if len(off):
+            rate = max(NOISE_RATE, 1.0 / (FIRST_LOOKS + self.num_looks + 1.0))
+            self._variance += rate * (float(np.square(off).mean()) - self._variance)
+            self._variance = max(self._variance, LEAST_NOISE**2)
 
     def _keep(self, kept: npt.NDArray[np.bool_], shares: Floats, times_s: Floats) -> None:
         at = self.num_looks % KEPT

@@ -23,6 +23,9 @@ WORTHWHILE = 0.02
 """Least part of a step that a change of shares must save."""
 SURE = 3.0
 """Standard errors of the predicted times by which it must."""
+FIRST_DOUBT = 0.15
+"""Assumed standard error of even shares at the first look, half of it at the second, and so on: most
+gangs are equal, and the noise of their looks is not known yet."""
 STRAGGLER_STEPS = 20
 """Steps after which a worker that slows the gang is reported."""
 PROBE_COST = 0.005
@@ -39,6 +42,7 @@ class MeasuredBalancer(Balancer):
         self.num_workers = num_workers
         self._moves = moves
         self._shares: tuple[int, ...] | None = None
+        self._looks = 0
         self._idle = [0] * num_workers
         """Looks since each worker last had samples."""
         self._slow_steps = [0] * num_workers
@@ -64,6 +68,7 @@ class MeasuredBalancer(Balancer):
         """Take in one look."""
         self._learn(look)
         self._shares, self._steps = look.shares, look.steps
+        self._looks += 1
         self._idle = [0 if share else idle + 1 for share, idle in zip(look.shares, self._idle, strict=True)]
 
     def shares(self, batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
@@ -78,9 +83,18 @@ class MeasuredBalancer(Balancer):
             return self._even(batch_size, limits)
         found = self._proposal(lines, batch_size, limits)
         if keeps(present, limits):
-            gain = 1.0 - slowest_s(lines, found, limits) / slowest_s(lines, present, limits)
-            found = found if gain >= max(WORTHWHILE, SURE * self._error()) else present
+            present_s = slowest_s(lines, present, limits)
+            if 1.0 - slowest_s(lines, found, limits) / present_s < self._threshold(present):
+                # Between shares that noise cannot tell apart, even ones are the likelier.
+                even = self._even(batch_size, limits)
+                found = even if slowest_s(lines, even, limits) < present_s else present
         return self._with_probe(lines, found, limits)
+
+    def _threshold(self, present: Sequence[int]) -> float:
+        """The least gain for which shares change."""
+        is_even = max(present) - min(present) <= 1
+        error = max(self._error(), FIRST_DOUBT / self._looks if is_even else 0.0)
+        return max(WORTHWHILE, SURE * error)
 
     def _even(self, batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
         even = even_shares(batch_size, self.num_workers)
@@ -142,6 +156,7 @@ class MeasuredBalancer(Balancer):
         return {
             "num_workers": self.num_workers,
             "shares": None if self._shares is None else list(self._shares),
+            "looks": self._looks,
             "idle": list(self._idle),
             "slow_steps": list(self._slow_steps),
         }
@@ -151,4 +166,5 @@ class MeasuredBalancer(Balancer):
         if state.get("num_workers") != self.num_workers:
             return
         self._shares = None if state["shares"] is None else tuple(state["shares"])
+        self._looks = state["looks"]
         self._idle, self._slow_steps = list(state["idle"]), list(state["slow_steps"])

@@ -15,10 +15,10 @@ from rubberband.planner.balancing.measured import MeasuredBalancer
 from rubberband.planner.balancing.predictors import Floats, NormalisedEma, Predictor
 from rubberband.planner.balancing.shares import min_max_shares, proportional_shares
 
-FIRST_NOISE = 0.05
+FIRST_NOISE = 0.07
 """Assumed relative noise of a speed, until it is measured."""
 NOISE_RATE = 0.02
-FIRST_LOOKS = 4
+FIRST_LOOKS = 2
 """Looks that the assumption is worth."""
 FAR = 4.0
 """Deviations of the noise beyond which an error is a spike or a shift, and does not inform the noise."""
@@ -34,7 +34,7 @@ class ForecastBalancer(MeasuredBalancer):
         """The forecast for the steps to come."""
         self._fixed_samples = 0.0
         """x0: the part of a step that is the same for every share, as samples."""
-        self._variance, self._looks = FIRST_NOISE**2, 0
+        self._variance, self._errors_seen = FIRST_NOISE**2, 0
 
     def lines(self) -> tuple[Line, ...]:
         """Return t = (x0 + x) / v by the forecast speeds; empty before the first look."""
@@ -57,8 +57,8 @@ class ForecastBalancer(MeasuredBalancer):
         squares = np.square(errors[~np.isnan(errors)]) / (1.0 + self._predictor.noise_share**2)
         squares = np.minimum(squares, FAR**2 * self._variance)
         if len(squares):
-            self._looks += 1
-            rate = max(NOISE_RATE, 1.0 / (FIRST_LOOKS + self._looks))
+            self._errors_seen += 1
+            rate = max(NOISE_RATE, 1.0 / (FIRST_LOOKS + self._errors_seen))
             self._variance += rate * (float(squares.mean()) - self._variance)
 
     def _proposal(self, lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class ForecastBalancer(MeasuredBalancer):
             "speeds": None if self._speeds is None else self._speeds.tolist(),
             "fixed_samples": self._fixed_samples,
             "variance": self._variance,
-            "looks": self._looks,
+            "errors_seen": self._errors_seen,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class ForecastBalancer(MeasuredBalancer):
             self._predictor.restore(state["predictor"])
             self._speeds = None if state["speeds"] is None else np.asarray(state["speeds"], dtype=np.float64)
             self._fixed_samples = state["fixed_samples"]
-            self._variance, self._looks = state["variance"], state["looks"]
+            self._variance, self._errors_seen = state["variance"], state["errors_seen"]
 
 
 class SpeedBalancer(ForecastBalancer):

@@ -57,7 +57,7 @@ def test_a_step_of_five_samples_is_small_for_a_batch_of_4096():
         return next((at for at, (_, time_s) in enumerate(steps) if time_s <= LIMIT * bound_s), 1500)
 
     assert steps_needed(PAPER) > 150
-    assert steps_needed(AUTO) <= 5
+    assert steps_needed(AUTO) <= 8
 
 
 def test_shares_move_to_and_fro_without_a_dead_band():
