@@ -14,6 +14,8 @@ from rubberband.planner.sharing.demand import Allotments, Capacity, Demand, Poli
 
 INTERVAL_S = 60.0
 """Seconds between two decisions (Pollux §5.1)."""
+_MOST_IDLE = 60
+"""Decisions without an allotment after which the rest of the jobs counts as unfinished."""
 
 
 class SimulatedJob(Protocol):
@@ -129,7 +131,7 @@ def simulate(
         run.admit()
         run.decide()
         step_s = min(run.next_event_s() if interval_s is None else interval_s, most_s - run.now_s)
-        if not step_s < math.inf or step_s <= 0.0:  # nobody runs and nobody comes, or the time is over
+        if not step_s < math.inf or step_s <= 0.0 or run.idle >= _MOST_IDLE:  # no job runs and none comes
             break
         run.advance(step_s)
     return run.outcome(time.process_time() - began_s)
@@ -153,6 +155,8 @@ class _Run:
     allotted: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     started_at: dict[str, float] = field(default_factory=dict)
     policy_cpu_s: float = 0.0
+    idle: int = 0
+    """Decisions in a row that gave no GPUs to any job while none was to come."""
 
     def __post_init__(self) -> None:
         self.waiting = list(self.jobs)
@@ -175,6 +179,7 @@ class _Run:
                 if where:
                     self.started_at.setdefault(name, self.now_s)
         self.allotments = found
+        self.idle = 0 if found or self.waiting else self.idle + 1
         counts = {name: sum(where.values()) for name, where in found.items()}
         if not self.allotted or self.allotted[-1][1] != counts:
             self.allotted.append((self.now_s, counts))

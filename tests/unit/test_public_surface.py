@@ -116,6 +116,7 @@ COMMANDS = {
         "-y",
     },
     "limit": {"name", "--max-instances", "--server"},
+    "simulate": {"pool", "workload", "traces", "--format", "--html", "--output", "-o", "--policy"},
     "serve": {
         "--allow",
         "--auth",

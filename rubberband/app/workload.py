@@ -1,0 +1,132 @@
+"""Workload files: a CSV with one job per row, and the profile of each kind of job beside it."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rubberband.errors import InputError
+from rubberband.planner.goodput.planning import adapted
+from rubberband.planner.sharing.curves import CurveJob
+from rubberband.planner.sharing.traced import RESIZE_S, Elasticity
+from rubberband.spec.profile_file import load_profile
+from rubberband.units import parse_duration
+from rubberband.values.profile import Profile
+
+Row = Mapping[str, str | float]
+Columns = Mapping[str, Callable[[str], str | float]]
+"""Name of a column -> the reader of its cells, which raises ValueError or InputError."""
+
+
+def whole(text: str) -> float:
+    """Return a number that is not negative."""
+    value = float(text)
+    if not 0.0 <= value < math.inf:
+        raise ValueError("a number >= 0")
+    return value
+
+
+def positive(text: str) -> float:
+    """Return a number above 0."""
+    value = float(text)
+    if not 0.0 < value < math.inf:
+        raise ValueError("a number above 0")
+    return value
+
+
+def count(text: str) -> float:
+    """Return a whole number from 1 up."""
+    value = int(text)
+    if value < 1:
+        raise ValueError("a whole number from 1 up")
+    return value
+
+
+def read_rows(path: Path, columns: Columns, optional: Columns | None = None) -> list[Row]:
+    """Return the rows of a CSV file, at least one; columns that are not named are left out.
+
+    Raises InputError, with the line, for a file that cannot be read, a missing column or a wrong cell.
+    """
+    readers = {**columns, **(optional or {})}
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            table = csv.DictReader(stream)
+            missing = [name for name in columns if name not in (table.fieldnames or ())]
+            if missing:
+                raise InputError(f"{path} has no column {missing[0]!r}; its header is {','.join(columns)}")
+            rows: list[Row] = []
+            for line, cells in enumerate(table, start=2):
+                written = {name: (cells.get(name) or "").strip() for name in readers}
+                asked = [name for name, text in written.items() if text or name in columns]
+                rows.append({name: _cell(f"{path}, line {line}", name, readers[name], written[name]) for name in asked})
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); give a readable file") from None
+    except (UnicodeDecodeError, csv.Error):
+        raise InputError(f"{path} is not a CSV file; its header is {','.join(columns)}") from None
+    if not rows:
+        raise InputError(f"{path} has no rows; write one for each job")
+    return rows
+
+
+def _cell(where: str, name: str, read: Callable[[str], str | float], text: str) -> str | float:
+    try:
+        if not text:
+            raise ValueError("a value")
+        return read(text)
+    except InputError as error:
+        raise InputError(f"{where}: {name}: {error}") from None
+    except ValueError as error:
+        asked = str(error) if str(error).startswith("a ") else "a number"
+        raise InputError(f"{where}: {name}={text!r} is not {asked}; correct it") from None
+
+
+COLUMNS: Columns = {"at": parse_duration, "name": str, "kind": str, "iterations": positive}
+OPTIONAL: Columns = {"gpus": count, "min_gpus": count, "weight": positive, "deadline": parse_duration}
+
+
+def read_jobs(path: Path, gpus: int, gpus_per_instance: int, elasticity: Elasticity) -> list[CurveJob]:
+    """Return the jobs of a workload on a pool of `gpus` GPUs; KIND.json beside it is the profile of each kind.
+
+    Raises InputError in one line.
+    """
+    rows = read_rows(path, COLUMNS, OPTIONAL)
+    names = [str(row["name"]) for row in rows]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{path} has two jobs with the name {twice!r}; name each job once")
+    profiles = {str(row["kind"]): load_profile(path.parent / f"{row['kind']}.json") for row in rows}
+    curves = {kind: _curve(profile, gpus, gpus_per_instance, elasticity) for kind, profile in profiles.items()}
+    return [_job(row, curves[str(row["kind"])], profiles[str(row["kind"])], gpus, elasticity) for row in rows]
+
+
+def _curve(profile: Profile, gpus: int, gpus_per_instance: int, elasticity: Elasticity) -> list[float]:
+    """Return the seconds of an iteration with 1, 2, … GPUs; inf below the smallest measured number."""
+    sizes = [size for size in range(1, gpus + 1) if size >= profile.smallest_gpus]
+    if not sizes:
+        return [math.inf] * gpus
+    if profile.goodput is not None and elasticity == "adaptive":
+        sizes_of_batch = [size for size in sizes if size <= profile.goodput.limits.max]
+        profile = adapted(profile, gpus_per_instance, sizes_of_batch or sizes[:1])
+    else:
+        profile = replace(profile, goodput=None)
+    return [math.inf] * (gpus - len(sizes)) + [profile.iteration_s(size) for size in sizes]
+
+
+def _job(row: Row, curve: list[float], profile: Profile, gpus: int, elasticity: Elasticity) -> CurveJob:
+    most = int(row.get("gpus", gpus))
+    least = most if elasticity == "rigid" else int(row.get("min_gpus", 1))
+    deadline = row.get("deadline")
+    return CurveJob(
+        name=str(row["name"]),
+        submitted_at=float(row["at"]),
+        kind=str(row["kind"]),
+        seconds=[float(row["iterations"]) * each for each in curve],
+        resize_s=profile.trial_startup_s or RESIZE_S,
+        min_gpus=max(least, profile.smallest_gpus),
+        max_gpus=most,
+        weight=float(row.get("weight", 1.0)),
+        deadline_s=None if deadline is None else float(deadline),
+    )

@@ -1,0 +1,138 @@
+"""Tables and page of a simulated workload: policies side by side, completion times, and GPUs over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rubberband.app.simulating import Simulation
+from rubberband.planner.sharing.simulation import Outcome
+from rubberband.units import format_duration, format_usd
+from rubberband.views.charts import LEGEND, STAGE_COLOURS, Figure, scatter, time_unit
+from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
+from rubberband.views.tables import TextTable
+from rubberband.views.words import counted
+
+_HEIGHT_PX = 380
+_MOST_POINTS = 1500
+"""Points of a line over time; beyond, it is sampled."""
+_JCTS = "Share of the jobs that are complete within a time after their submission, for every policy."
+_GPUS = "GPUs that jobs hold at every moment, for every policy."
+
+
+def policy_table(found: Simulation) -> TextTable:
+    """Return a row for each policy."""
+    header = ("policy", "mean JCT", "median JCT", "p99 JCT", "makespan", "utilisation", "moves per job", "cost")
+    unfinished = any(len(outcome.jcts_s) < len(outcome.jobs) for outcome in found.outcomes.values())
+    rows = []
+    for name, outcome in found.outcomes.items():
+        figures = outcome.summary(found.usd_per_hour)
+        row = (
+            name,
+            *(_time(figures[key]) for key in ("mean_jct_s", "median_jct_s", "p99_jct_s", "makespan_s")),
+            f"{100.0 * outcome.utilisation:.0f} %",
+            f"{figures['moves_per_job']:.1f}",
+            format_usd(figures["cost_usd"] or 0.0),
+        )
+        rows.append((*row, str(figures["unfinished"])) if unfinished else row)
+    jobs = len(next(iter(found.outcomes.values())).jobs)
+    return TextTable(
+        title=f"{counted(jobs, 'job')} of {found.workload} on {found.pool}: "
+        f"{counted(found.capacity.instances, 'instance')} of {counted(found.capacity.gpus_per_instance, 'GPU')}",
+        header=(*header, "unfinished") if unfinished else header,
+        rows=tuple(rows),
+        words=frozenset({0}),
+        notes=("Simulated: nothing was started, and nothing was charged.",),
+    )
+
+
+def _time(seconds: float | None) -> str:
+    return "none" if seconds is None else format_duration(round(seconds))
+
+
+def render_simulation(found: Simulation) -> str:
+    """Return the page, which needs no network."""
+    name, first = next(iter(found.outcomes.items()))
+    drawn = {"jcts": _completion(found), "gpus": _held(found)}
+    drawn |= {f"kinds-{number}": _kinds(each) for number, each in enumerate(found.outcomes.values())}
+    figures = first.summary(found.usd_per_hour)
+    cards = [
+        card("Mean JCT", _time(figures["mean_jct_s"]), f"under {name}"),
+        card("p99 JCT", _time(figures["p99_jct_s"]), "99 % of the jobs are faster"),
+        card("Utilisation", f"{100.0 * first.utilisation:.0f} %", f"of {counted(found.capacity.gpus, 'GPU')}"),
+    ]
+    sections = [
+        chart_section(f"kinds-{number}", f"Allotments under {policy}", "GPUs that each kind of job holds.", drawn)
+        for number, policy in enumerate(found.outcomes)
+    ]
+    body = "\n".join(
+        [
+            page_header(found.workload, "done", "simulated", [policy_table(found).title], cards),
+            table_section(policy_table(found)),
+            STRIP,
+            chart_section("jcts", "Job completion times", _JCTS, drawn),
+            chart_section("gpus", "GPUs in use", _GPUS, drawn),
+            *sections,
+            STRIP_END,
+        ]
+    )
+    return page(f"{found.workload} - RubberBand simulation", body, drawn)
+
+
+def _completion(found: Simulation) -> Figure:
+    traces = []
+    for number, (name, outcome) in enumerate(found.outcomes.items()):
+        jcts_s = sorted(outcome.jcts_s)
+        shares = [100.0 * (at + 1) / len(outcome.jobs) for at in range(len(jcts_s))]
+        points = [
+            (max(1.0, jct_s) / 60.0, share, f"{name}: {share:.0f} % within {format_duration(round(jct_s))}")
+            for jct_s, share in zip(jcts_s, shares, strict=True)
+        ]
+        traces.append(scatter(name, points, line={"color": _colour(number), "shape": "hv"}))
+    axes = {
+        "xaxis": {"title": {"text": "job completion time (minutes)"}, "type": "log"},
+        "yaxis": {"title": {"text": "% of jobs"}, "range": [0, 102]},
+    }
+    return {"data": traces, "layout": {"height": _HEIGHT_PX, **axes, **LEGEND}}
+
+
+def _held(found: Simulation) -> Figure:
+    unit, unit_s = time_unit(max(outcome.ended_at for outcome in found.outcomes.values()))
+    traces = []
+    for number, (name, outcome) in enumerate(found.outcomes.items()):
+        times_s, (gpus,) = _over_time(outcome, [None])
+        points = [(at / unit_s, held, f"{name}: {held:.0f} GPUs") for at, held in zip(times_s, gpus, strict=True)]
+        traces.append(scatter(name, points, line={"color": _colour(number), "shape": "hv"}))
+    return {"data": traces, "layout": _time_axes(unit)}
+
+
+def _kinds(outcome: Outcome) -> Figure:
+    unit, unit_s = time_unit(outcome.ended_at)
+    kinds = sorted({job.kind for job in outcome.jobs})
+    times_s, rows = _over_time(outcome, kinds)
+    traces = []
+    for number, (kind, gpus) in enumerate(zip(kinds, rows, strict=True)):
+        points = [(at / unit_s, held, f"{kind}: {held:.0f} GPUs") for at, held in zip(times_s, gpus, strict=True)]
+        colour = _colour(number)
+        traces.append(scatter(kind, points, stackgroup="one", line={"color": colour, "width": 0.5, "shape": "hv"}))
+    return {"data": traces, "layout": _time_axes(unit)}
+
+
+def _over_time(outcome: Outcome, kinds: Sequence[str | None]) -> tuple[list[float], list[list[float]]]:
+    """Return instants, and the GPUs held from each one on by jobs of every kind (None: of all), thinned if many."""
+    of = {job.name: job.kind for job in outcome.jobs}
+    every = max(1, len(outcome.allotted) // _MOST_POINTS)
+    allotted = [*outcome.allotted[::every], (outcome.ended_at, {})]
+    rows = [
+        [float(sum(gpus for name, gpus in held.items() if kind is None or of[name] == kind)) for _, held in allotted]
+        for kind in kinds
+    ]
+    return [at for at, _ in allotted], rows
+
+
+def _time_axes(unit: str) -> Figure:
+    axes = {"xaxis": {"title": {"text": f"time ({unit})"}}, "yaxis": {"title": {"text": "GPUs"}, "rangemode": "tozero"}}
+    return {"height": _HEIGHT_PX, **axes, **LEGEND}
+
+
+def _colour(number: int) -> str:
+    return STAGE_COLOURS[number % len(STAGE_COLOURS)]

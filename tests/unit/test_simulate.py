@@ -1,0 +1,176 @@
+"""`rubberband simulate`: workloads with profiles, and with traces in AdaptDL's format; the page; bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rubberband.app import adaptdl, workload
+from rubberband.app.simulating import simulated
+from rubberband.commands.common import TableFormat
+from rubberband.commands.simulate import WorkloadFormat, simulate
+from rubberband.errors import InputError
+from rubberband.spec.pool import load_pool
+from rubberband.views.simulation import render_simulation
+
+PROFILE = {
+    "schema": "rubberband.profile/1",
+    "seconds_per_iteration": {"1": 60.0, "2": 32.0, "4": 18.0, "8": 12.0},
+    "trial_startup_s": 5.0,
+}
+BATCHES = (32, 128)
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    return write(tmp_path / "team.yaml", "{instances: 2, gpus_per_instance: 4, price_per_hour: 3.60}")
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    write(tmp_path / "resnet.json", json.dumps(PROFILE))
+    rows = [f"{60 * number}s,j{number},resnet,{20 + 10 * number},4" for number in range(5)]
+    return write(tmp_path / "jobs.csv", "\n".join(["at,name,kind,iterations,gpus", *rows]) + "\n")
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """A model with a step of 10 ms + 1 ms per sample, and 20 ms to synchronise (40 ms across instances)."""
+    folder = tmp_path / "traces" / "toy"
+    placements = ["placement,local_bsz,step_time,sync_time"]
+    larger = ["num_nodes,num_replicas,local_bsz,step_time,sync_time"]
+    for name in ("1", "2", "3", "4", "11", "22", "44"):
+        gpus = sum(map(int, name))
+        sync_s = 0.0 if gpus == 1 else 0.02 * len(name)
+        placements += [f"{name},{size},{0.01 + 0.001 * size + sync_s},{sync_s}" for size in (8, 16, 32)]
+    for instances in (6, 8):
+        larger += [f"{instances},{4 * instances},{size},{0.1 + 0.001 * size},0.09" for size in (8, 16, 32)]
+    write(folder / "placements.csv", "\n".join(placements))
+    write(folder / "scalability.csv", "\n".join(larger))
+    for batch in BATCHES:
+        steps = [1000 * (epoch + 1) for epoch in range(4)]
+        rows = [f"{step},{step * 40 // batch},0.5,1.0,{4.0 + epoch}" for epoch, step in enumerate(steps)]
+        write(folder / f"validation-{batch}.csv", "\n".join(["progress,iteration,metric,grad_sqr,grad_var", *rows]))
+    return tmp_path / "traces"
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    rows = [f"toy-{number},{70 * number},toy,{1 + number % 4},{BATCHES[number % 2]}" for number in range(6)]
+    return write(tmp_path / "public.csv", "\n".join(["name,time,application,num_replicas,batch_size", *rows]))
+
+
+def test_policies_are_compared_in_json(pool: Path, jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(pool, jobs, None, ["default", "fifo"], output=TableFormat.json)
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["policies"]) == {"default", "fifo"}
+    figures = found["policies"]["default"]
+    assert figures["unfinished"] == 0
+    assert figures["median_jct_s"] <= figures["p99_jct_s"] <= figures["makespan_s"]
+    assert figures["cost_usd"] == pytest.approx(2 * 3.60 * figures["makespan_s"] / 3600.0)
+    assert set(figures) == {
+        *("mean_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "utilisation"),
+        *("moves_per_job", "cost_usd", "unfinished", "cpu_s"),
+    }
+
+
+def test_one_job_takes_what_its_profile_says(tmp_path: Path, pool: Path, jobs: Path) -> None:
+    alone = write(tmp_path / "alone.csv", "at,name,kind,iterations\n0s,only,resnet,10\n")
+    outcome = simulated(load_pool(pool), alone, ["fifo"]).outcomes["fifo"]
+    assert outcome.jobs[0].jct_s == pytest.approx(5.0 + 10 * 12.0)
+
+
+@pytest.mark.parametrize("policy", ["default", "fitness", "hell", "tiresias", "optimus"])
+def test_traces_in_the_public_format(policy: str, pool: Path, public: Path, traces: Path) -> None:
+    found = simulated(load_pool(pool), public, [policy], traces)
+    again = simulated(load_pool(pool), public, [policy], traces)
+    assert found.outcomes[policy].jobs == again.outcomes[policy].jobs
+    assert found.outcomes[policy].summary()["unfinished"] == 0
+
+
+def test_a_rigid_job_trains_at_the_measured_speed(pool: Path, tmp_path: Path, traces: Path) -> None:
+    rigid = write(tmp_path / "one.csv", "name,time,application,num_replicas,batch_size\ntoy-0,0,toy,4,128\n")
+    (job,) = adaptdl.read_jobs(rigid, traces, "rigid")
+    outcome = simulated(load_pool(pool), rigid, ["tiresias"], traces).outcomes["tiresias"]
+    # 4 epochs of 1,000 steps, each worth gain(M) = (var + 1) / (var / 4 + 1); a step of 32 samples takes 62 ms
+    steps = sum(1000.0 / ((var + 1.0) / (var / 4.0 + 1.0)) for var in (4.0, 5.0, 6.0, 7.0))
+    assert job.application.step_s((4,), 32) == pytest.approx((0.062, 0.02))
+    assert outcome.jobs[0].jct_s == pytest.approx(30.0 + 0.062 * steps, rel=1e-6)
+
+
+def test_placements_are_looked_up_up_to_rotation_and_interpolated(public: Path, traces: Path) -> None:
+    application = adaptdl.read_jobs(public, traces, "adaptive")[0].application
+    assert application.step_s((4, 4), 24) == pytest.approx((0.074, 0.04))
+    unmeasured = application.step_s((4, 4, 4), 16)
+    assert application.step_s((4, 4), 16)[0] < unmeasured[0] < 0.116
+    assert application.passes(128, 1) == (32, 3)
+    assert application.most_gpus == 16
+
+
+def test_a_job_larger_than_the_pool_is_unfinished(tmp_path: Path, pool: Path, traces: Path) -> None:
+    large = write(tmp_path / "large.csv", "name,time,application,num_replicas,batch_size\ntoy-0,0,toy,12,128\n")
+    assert simulated(load_pool(pool), large, ["tiresias"], traces).outcomes["tiresias"].summary()["unfinished"] == 1
+
+
+def test_the_page_shows_policies_completion_times_and_allotments(pool: Path, jobs: Path) -> None:
+    found = simulated(load_pool(pool), jobs, ["default", "equal"])
+    text = render_simulation(found)
+    assert "Job completion times" in text
+    assert "Allotments under equal" in text
+    assert "nothing was charged" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("at,name,kind\n", "has no column 'iterations'; its header is at,name,kind,iterations"),
+        ("at,name,kind,iterations\n", "has no rows; write one for each job"),
+        ("at,name,kind,iterations\n-5,a,resnet,1\n", "line 2: at: '-5' is not a duration"),
+        ("at,name,kind,iterations\n0s,a,resnet,-1\n", "line 2: iterations='-1' is not a number above 0; correct it"),
+        ("at,name,kind,iterations\n0s,a,resnet,\n", "line 2: iterations='' is not a value; correct it"),
+        ("at,name,kind,iterations\n0s,a,resnet,1\n0s,a,resnet,1\n", "two jobs with the name 'a'; name each job once"),
+        ("at,name,kind,iterations,gpus\n0s,a,resnet,1,1.5\n", "gpus='1.5' is not a number; correct it"),
+    ],
+)
+def test_a_wrong_workload_is_one_line(tmp_path: Path, pool: Path, jobs: Path, text: str, message: str) -> None:
+    wrong = write(tmp_path / "wrong.csv", text)
+    with pytest.raises(InputError) as caught:
+        workload.read_jobs(wrong, 8, 4, "adaptive")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_traces_policies_and_pools_are_one_line(tmp_path: Path, pool: Path, public: Path, traces: Path) -> None:
+    asked = load_pool(pool)
+    with pytest.raises(InputError, match="nothing is not a folder; give the folder of traces"):
+        simulated(asked, public, ["default"], tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"placements.csv cannot be read \(No such file or directory\)"):
+        simulated(asked, public, ["default"], tmp_path)
+    negative = write(tmp_path / "negative.csv", "name,time,application,num_replicas,batch_size\ntoy-0,-1,toy,1,32\n")
+    with pytest.raises(InputError, match="line 2: time='-1' is not a number >= 0"):
+        simulated(asked, negative, ["default"], traces)
+    with pytest.raises(InputError, match="policy 'best' does not exist; choose one of default"):
+        simulated(asked, public, ["best"], traces)
+    with pytest.raises(InputError, match="need each other; give both, or none"):
+        simulate(pool, public, None, None, WorkloadFormat.adaptdl)
+    unknown = load_pool(write(tmp_path / "unknown.yaml", "{instances: 1, instance_type: g4dn.12xlagre}"))
+    with pytest.raises(InputError, match=r"does not know 'g4dn.12xlagre'; did you mean 'g4dn.12xlarge'"):
+        simulated(unknown, public, ["default"], traces)
+    empty = write(tmp_path / "empty.yaml", "{instances: 2}")
+    with pytest.raises(InputError, match="gpus_per_instance"):
+        load_pool(empty)
+
+
+def test_a_pool_of_a_known_type_has_its_gpus_and_price(tmp_path: Path, jobs: Path) -> None:
+    known = write(tmp_path / "known.yaml", "{instances: 2, instance_type: g4dn.12xlarge, provider: aws}")
+    found = simulated(load_pool(known), jobs, ["default"])
+    assert found.capacity.gpus == 8
+    assert found.usd_per_hour > 2.0
