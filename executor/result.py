@@ -28,12 +28,21 @@ from rubberband.executor.core.budget import (
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.state import Allocation, Job, Lane, Phase, State
 from rubberband.executor.core.trials import best_trial
+from rubberband.executor.happenings import (
+    DecisionResult,
+    ExtensionResult,
+    PauseResult,
+    ReplacementResult,
+    RungResult,
+    SetbackResult,
+    WideningResult,
+)
 from rubberband.executor.pareto import Objective, front
 from rubberband.executor.sampling import Seeds, configurations
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.kinds import KINDS
 from rubberband.values.offer import BillLine
-from rubberband.values.plan import Market, Plan
+from rubberband.values.plan import Market
 
 if TYPE_CHECKING:
     import pandas
@@ -112,89 +121,6 @@ class StageResult:
     def title(self) -> str:
         """Its name in a sentence."""
         return f"stage {self.stage}" if self.bracket is None else f"bracket {self.bracket} stage {self.rung}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionResult:
-    """A decision at a SYNC: to keep the plan for the rest, or to change it."""
-
-    stage: int
-    """The first stage that it is about."""
-    at_s: float
-    """From the start."""
-    changed: bool
-    reason: str
-    plan: Plan
-    """In force from then on."""
-    present_jct_s: float
-    """Expected for the whole run by the plan that was in force."""
-    present_cost_usd: float
-    jct_s: float
-    """Expected by the plan that is in force now."""
-    cost_usd: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WideningResult:
-    """Decision on what was left of the limits, where that is spent on a wider search."""
-
-    at_s: float
-    """From the start."""
-    bracket: int | None
-    """The bracket that was added; None: none fitted any more."""
-    trials: int
-    """Configurations that it added."""
-    reason: str
-    jct_s: float
-    """Expected for the whole run from then on."""
-    cost_usd: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtensionResult:
-    """More time or money that the user granted after the start; None is no limit."""
-
-    at_s: float
-    """From the start."""
-    deadline_before_s: float | None
-    deadline_s: float | None
-    max_cost_before_usd: float | None
-    max_cost_usd: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetbackResult:
-    """A trial that went back to an earlier checkpoint, or to its beginning, since its latest was lost."""
-
-    at_s: float
-    """From the start."""
-    trial: int
-    from_iterations: int
-    to_iterations: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RungResult:
-    """One rung of a search whose trials climb rungs without a SYNC (asha)."""
-
-    rung: int
-    iterations: int
-    """Iterations in all that a trial has done at its end."""
-    trials: int
-    """Trials that started in it, or were promoted to it."""
-    ended: int
-    """Trials that ended it."""
-    promoted: int
-    """Trials that went on from it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PauseResult:
-    """The driver stood still, paused or with its machine asleep; `at_s` is when that began, from the start."""
-
-    at_s: float
-    paused_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +215,8 @@ class Result:
     """In order."""
     pauses: tuple[PauseResult, ...] = ()
     """In order."""
+    replacements: tuple[ReplacementResult, ...] = ()
+    """Slow instances that were replaced, in order."""
     instead_of_spot: str = ""
     """How many instances were bought on demand instead of spot, and why; empty if none was."""
     resumable: bool = False
@@ -441,6 +369,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         resumed_s=tuple(_after(state, at) for at in state.resumed_at),
         setbacks=tuple(copied(SetbackResult, one, at_s=_after(state, one.at)) for one in state.setbacks),
         pauses=tuple(copied(PauseResult, one, at_s=_after(state, one.at - one.paused_s)) for one in state.pauses),
+        replacements=tuple(copied(ReplacementResult, r, at_s=_after(state, r.at)) for r in state.fleet.replacements),
         instead_of_spot=_instead_of_spot(state),
         resumable=state.phase is not Phase.FINISHED or rules.can_go_on(job, state),
         unsaved_trials=sum(

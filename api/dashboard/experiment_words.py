@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rubberband.executor.happenings import DecisionResult
 from rubberband.executor.result import (
-    DecisionResult,
     Result,
     StageResult,
     TrialResult,
@@ -23,6 +23,7 @@ from rubberband.views.words import (
     listed,
     number,
     printable,
+    replaced,
     stood_still,
     usd,
     usd_decimals,
@@ -341,6 +342,9 @@ def happenings(result: Result) -> list[Happening]:
         found.append(Happening(at_s=setback.at_s, what="checkpoint lost", told=went_back(setback), kind="setback"))
     for pause in result.pauses:
         found.append(Happening(at_s=pause.at_s, what="driver paused", told=stood_still(pause), kind="pause"))
+    for change in result.replacements:
+        told = replaced(change)
+        found.append(Happening(at_s=change.at_s, what="slow instance replaced", told=told, kind="replaced"))
     return sorted(found, key=lambda happening: happening.at_s)
 
 

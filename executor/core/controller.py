@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rubberband.executor.core import allotting, budget, climbing, instances, rules
+from rubberband.executor.core import allotting, budget, climbing, instances, rules, stragglers
 from rubberband.executor.core import trials as attempts
 from rubberband.executor.core.events import (
     AllotmentChanged,
@@ -200,6 +200,7 @@ class Controller:
             case TrialReported():
                 lane.launches_left = self.job.launch_attempts
                 self._commands += attempts.note_report(self.job, self.state, lane, trial, event)
+                self._commands += stragglers.replace_slow(self.job, self.state, lane, trial)
             case TrialFailed():
                 self._fail(trial, event.kind, event.message)
             case CheckpointLost():

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rubberband.executor.core.history import Replacement
 from rubberband.executor.core.purse import Purse
 from rubberband.values.plan import Market
 
@@ -24,7 +25,8 @@ class InstanceStatus(StrEnum):
     READY = "ready"
     LEAVING = "leaving"
     """Interrupted, and taken away soon: trials on it go on until their next report, and no other trial starts. Or
-    recalled, since the allotment shrank: trials on it stop at their next checkpoint."""
+    recalled, since the allotment shrank: trials on it stop at their next checkpoint. Or too slow, and left once another
+    one is ready."""
     RELEASING = "releasing"
     ENDED = "ended"
     REFUSED = "refused"
@@ -75,6 +77,11 @@ class InstanceRecord:
     """The lanes that it was handed on by, each with the instant."""
 
     @property
+    def is_left_as_slow(self) -> bool:
+        """Whether trials leave it only since it is slow: it stays until they have."""
+        return self.status is InstanceStatus.LEAVING and self.interrupted_at is None and self.recalled_at is None
+
+    @property
     def was_interrupted(self) -> bool:
         """Whether the provider reclaimed it, or gave notice of it."""
         return self.preempted or self.interrupted_at is not None
@@ -101,6 +108,10 @@ class Fleet:
     spot_dry_until: float = -math.inf
     """Until then spot counts as not to be had: it was refused, or taken away too often."""
     spot_dry_reason: str = ""
+    replacements: list[Replacement] = field(default_factory=list)
+    """Slow instances that were exchanged, in order."""
+    slow_anywhere: set[int] = field(default_factory=set)
+    """Ranks that stayed slow on another instance, so that it is not the instances' fault."""
     purse: Purse | None = field(default=None, init=False, repr=False, compare=False)
     """The bill since the rent last changed; None: to be computed again."""
     settled_usd: float = field(default=0.0, init=False, repr=False, compare=False)

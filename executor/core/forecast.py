@@ -71,12 +71,22 @@ def stage_left(job: Job, state: State, lane: Lane, now: float, instances: int | 
     return Forecast(jct_s=left_s, cost_usd=_stage_left_usd(job, state, lane, now, left_s))
 
 
-def stage_left_s(job: Job, state: State, lane: Lane, now: float, instances: int | None = None) -> float:
-    """Seconds until the SYNC of the lane's current stage is expected."""
+def stage_left_s(
+    job: Job,
+    state: State,
+    lane: Lane,
+    now: float,
+    instances: int | None = None,
+    known_s: Mapping[int, float] | None = None,
+) -> float:
+    """Seconds until the SYNC of the lane's current stage is expected.
+
+    `known_s`: seconds that running trials still take, where that is known better than by the profile.
+    """
     is_idle = not (state.held(lane).ready or lane.runners or lane.phase is Phase.PLANNING)
     waits = lane.phase is Phase.SCALING or is_idle
     waiting_s = max(0.0, _ready_at(job, state, lane) - now) if waits else 0.0
-    return waiting_s + _training_left_s(job, state, lane, now, instances)
+    return waiting_s + _training_left_s(job, state, lane, now, instances, known_s or {})
 
 
 def _ready_at(job: Job, state: State, lane: Lane) -> float:
@@ -124,14 +134,16 @@ def _functions_left_usd(job: Job, state: State, lane: Lane, now: float) -> float
     return usd_per_s * sum(left_s) + coming * new_instance_usd(job.offer, chosen.market, 0.0)
 
 
-def _training_left_s(job: Job, state: State, lane: Lane, now: float, instances: int | None = None) -> float:
+def _training_left_s(
+    job: Job, state: State, lane: Lane, now: float, instances: int | None, known_s: Mapping[int, float]
+) -> float:
     """Seconds until the current stage's last trial is done: list scheduling on the plan's slots."""
     chosen = state.chosen(lane)
     num_slots = max(1, slots(instances or chosen.instances, job.offer.gpus, chosen.gpus_per_trial))
     if job.ladder is not None:
-        return _climb_left_s(job, state, lane, now, num_slots)
+        return _climb_left_s(job, state, lane, now, num_slots, known_s)
     late = _lateness(len(lane.runners) + len(lane.waiters), num_slots)
-    free_in, waiting = _running_left_s(job, state, lane, now, late), [*lane.queued()]
+    free_in, waiting = _running_left_s(job, state, lane, now, late, known_s), [*lane.queued()]
     if state.allotment is not None:  # trials beyond the slots stop at their next checkpoint, and wait
         waiting += lane.running()[num_slots:]
         del free_in[num_slots:]
@@ -180,9 +192,11 @@ def expected_iterations(job: Job, state: State) -> int:
     return begun + sum(trials * gain for trials, gain in _to_come(job, state, ladder))
 
 
-def _climb_left_s(job: Job, state: State, lane: Lane, now: float, num_slots: int) -> float:
+def _climb_left_s(
+    job: Job, state: State, lane: Lane, now: float, num_slots: int, known_s: Mapping[int, float]
+) -> float:
     """Seconds until no trial climbs any more: all slots share the work, and one trial has all rungs ahead of it."""
-    running, later = _running_left_s(job, state, lane, now), _rungs_left(job, state, lane)
+    running, later = _running_left_s(job, state, lane, now, known_s=known_s), _rungs_left(job, state, lane)
     work_s = sum(running) + sum(_trial_left_s(job, state, lane, trial) for trial in lane.queued())
     work_s += sum(left.trials * left.run_s for left in later)
     return max(work_s / num_slots, max(running, default=0.0) + sum(left.run_s for left in later))
@@ -201,13 +215,28 @@ def _lateness(trials: int, num_slots: int) -> float:
     return NormalDist().inv_cdf((last - 0.375) / (last + 0.25)) / math.sqrt(waves)
 
 
-def _running_left_s(job: Job, state: State, lane: Lane, now: float, late: float = 0.0) -> list[float]:
-    """Seconds that each running trial still takes, what it has done since its start or last report left out."""
+def _running_left_s(
+    job: Job, state: State, lane: Lane, now: float, late: float = 0.0, known_s: Mapping[int, float] | None = None
+) -> list[float]:
+    """Seconds that each running trial still takes."""
+    known = known_s or {}
     trained = {use.trial for use in state.allocations if use.ended_at is None and use.training_at is not None}
     return [
-        max(0.0, _trial_left_s(job, state, lane, trial, trial.trial not in trained, late) - (now - trial.progress_at))
+        known[trial.trial]
+        if trial.trial in known
+        else running_left_s(job, state, lane, trial, now, starts=trial.trial not in trained, late=late)
         for trial in lane.running()
     ]
+
+
+def running_left_s(
+    job: Job, state: State, lane: Lane, trial: TrialState, now: float, *, starts: bool, late: float = 0.0
+) -> float:
+    """Seconds that a running trial still takes, what it has done since its start or last report left out.
+
+    `starts`: whether it has not made its first step.
+    """
+    return max(0.0, _trial_left_s(job, state, lane, trial, starts, late) - (now - trial.progress_at))
 
 
 def _trial_left_s(

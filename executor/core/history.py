@@ -60,3 +60,23 @@ class Allotted:
     """End of the run, from the start; where too few are allotted for any trial, as if the fewest were."""
     cost_before_usd: float
     cost_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """A slow instance was exchanged for another, at the report of a trial whose gang it held up."""
+
+    at: float
+    instance: str
+    """The slow one."""
+    trial: int
+    ranks: tuple[int, ...]
+    """The trial's stragglers on it."""
+    first: bool
+    """Whether it is used until the other one is ready; if not, its trials wait for that."""
+    left_s: float
+    """Seconds that the stage would still have taken."""
+    saved_s: float
+    """Seconds by which the stage was expected to end earlier, the start of the other one included."""
+    extra_usd: float
+    """What that was expected to cost; negative if it saves money."""

@@ -156,7 +156,7 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
             commands = lose(job, state, record, event.ended_at, event.reason, preempted=event.preempted)
             never_ready = record.ready_at is None and not record.preempted and not rules.cut_short(job, record)
             if was_wanted and event.overslept:  # the driver slept and renewed no lease
-                _allow_another_launch(job, lane)
+                allow_another_launch(job, lane)
             elif was_wanted and never_ready:
                 _note_failed_start(job, state, record)
             return commands
@@ -193,7 +193,7 @@ def _note_interrupted(job: Job, state: State, record: InstanceRecord, event: Ins
     if record.interrupted_at is None:
         record.interrupted_at = event.occurred_at
         note_taken(job, state, record)
-        _allow_another_launch(job, state.lanes[record.lane])
+        allow_another_launch(job, state.lanes[record.lane])
     if record.status is not InstanceStatus.RELEASING:
         record.status = InstanceStatus.LEAVING
 
@@ -225,7 +225,7 @@ def _note_started(job: Job, state: State) -> None:
             lane.relaunch_at = 0.0
 
 
-def _allow_another_launch(job: Job, lane: Lane) -> None:
+def allow_another_launch(job: Job, lane: Lane) -> None:
     """Allow another launch: replacing an instance that the provider took away costs none of the attempts."""
     lane.launches_left = min(job.launch_attempts, lane.launches_left + 1)
 
@@ -238,7 +238,7 @@ def lose(
     record.preempted = preempted
     if preempted and record.interrupted_at is None:
         note_taken(job, state, record)
-        _allow_another_launch(job, state.lanes[record.lane])
+        allow_another_launch(job, state.lanes[record.lane])
     state.fleet.rent_changed()
     struck = state.lanes[record.lane].runners.on(record.instance)
     return [stop(job, state, trial, preempted=preempted) for trial in struck]

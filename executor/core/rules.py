@@ -430,7 +430,7 @@ def starts(job: Job, state: State, lane: Lane) -> Mapping[int, Gang]:
 def moves(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
     """Whether a running trial is to leave an instance that is taken away soon, since there is room on those that stay.
 
-    Where there is none, it may as well go on.
+    Where there is none, it may as well go on. A slow instance is not left for a narrower gang.
     """
     if lane.waiters or all(state.instances[slot.instance].status is not InstanceStatus.LEAVING for slot in trial.gang):
         return False
@@ -440,6 +440,9 @@ def moves(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
     held = {other: gang for other, gang in held.items() if gang}
     size = gang_size(job, state, lane)
     if size == 0 or sum(gpus.values()) - sum(map(len, held.values())) < size:
+        return False
+    left = [state.instances[slot.instance] for slot in trial.gang]
+    if size < len(trial.gang) and all(one.is_left_as_slow for one in left if one.status is InstanceStatus.LEAVING):
         return False
     allocation = {other: len(gang) for other, gang in held.items()} | {trial.trial: size}
     return trial.trial in place(allocation, held | {trial.trial: trial.gang}, gpus, locked=held)

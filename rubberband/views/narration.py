@@ -40,6 +40,7 @@ from rubberband.views.words import (
     listed,
     number,
     printable,
+    replaced,
     slow_workers,
     stood_still,
     unequal,
@@ -79,6 +80,7 @@ class Narrator:
         self._stages_ended: set[int] = set()
         self._decisions = 0
         self._promotions = 0
+        self._replacements = 0
         self._slow: dict[int, Slow | None] = {}
         """Trial -> what is known of its slow workers; None: its workers are equal."""
         self._told_recalled: set[str] = set()
@@ -114,6 +116,7 @@ class Narrator:
             self._warned = event.saved_iterations == 0
             said += [f"trial {event.trial}: the function {WITHOUT_CHECKPOINT}"] * self._warned
         said += self._unequal(event, state) if isinstance(event, TrialReported) else []
+        said += self._replaced(state)
         said += self._promoted(state)
         said += self._synced(state)
         said += [f"no bracket is added: {printable(event.reason)}"] if isinstance(event, SearchWidened) else []
@@ -147,6 +150,7 @@ class Narrator:
         now = state.now
         self._failures = len(state.failed)
         self._setbacks = len(state.setbacks)
+        self._replacements = len(state.fleet.replacements)
         self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
         self._live = [record for record in state.fleet.live() if record.instance in self._instances]
@@ -328,6 +332,11 @@ class Narrator:
             return []
         told = "; ".join(filter(None, [unequal(use) if before is None else "", *slow_workers(use, trial.gang)]))
         return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{told or unequal(use)}"]
+
+    def _replaced(self, state: State) -> list[str]:
+        fresh = state.fleet.replacements[self._replacements :]
+        self._replacements = len(state.fleet.replacements)
+        return [replaced(one) for one in fresh]
 
     def _synced(self, state: State) -> list[str]:
         ended = [stage for stage in state.stages if stage.ended_at is not None]

@@ -29,6 +29,7 @@ from rubberband.views.words import (
     number,
     overall_saving,
     printable,
+    replaced,
     rounded,
     setting,
     slow_workers,
@@ -172,6 +173,7 @@ def comparison(result: Result) -> TextTable:
     notes += [f"After {duration(one.at_s)} {widened(one)}." for one in result.widened]
     notes += [f"After {duration(setback.at_s)} {went_back(setback)}." for setback in result.setbacks]
     notes += [f"After {duration(pause.at_s)} {stood_still(pause)}." for pause in result.pauses]
+    notes += [f"After {duration(one.at_s)} {replaced(one)}." for one in result.replacements]
     if result.resumes:
         after = f", after {listed(map(duration, result.resumed_s))}" if result.resumed_s else ""
         notes.append(f"The run was resumed {counted(result.resumes, 'time')}{after}.")

@@ -9,8 +9,15 @@ from typing import Any
 
 from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.core.events import Gang
-from rubberband.executor.core.history import Allotted, Granted, Pause, Setback
-from rubberband.executor.result import ExtensionResult, PauseResult, Result, SetbackResult, TrialResult, WideningResult
+from rubberband.executor.core.history import Allotted, Granted, Pause, Replacement, Setback
+from rubberband.executor.happenings import (
+    ExtensionResult,
+    PauseResult,
+    ReplacementResult,
+    SetbackResult,
+    WideningResult,
+)
+from rubberband.executor.result import Result, TrialResult
 from rubberband.units import format_duration
 from rubberband.values.balance import BalanceUse
 
@@ -264,6 +271,16 @@ def worker_names(ranks: Sequence[int], gang: Gang) -> str:
     if len(gang) <= max(ranks):
         return f"worker {listed(ranks)}" if len(ranks) == 1 else f"workers {listed(ranks)}"
     return listed(f"{gang[rank].instance} GPU {gang[rank].gpu}" for rank in ranks)
+
+
+def replaced(one: Replacement | ReplacementResult) -> str:
+    """Return the phrase about a slow instance that is replaced, with what that is expected to save and cost."""
+    how = "once another one is ready" if one.first else "at once, and its trials wait for another one"
+    cost = "costs" if one.extra_usd > 0.0 else "saves"
+    return (
+        f"{one.instance} holds up trial {one.trial} and is replaced {how}; this is expected to save "
+        f"{duration(one.saved_s)} of {duration(one.left_s)}, and {cost} {usd(abs(one.extra_usd))} USD"
+    )
 
 
 def overall_saving(result: Result) -> str:

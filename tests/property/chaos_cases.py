@@ -156,6 +156,7 @@ BREEZE = replace(
     refused=0.0,
     deaths_per_hour=0.0,
     stillborn=0.0,
+    slow_instance=0.0,
     trial_fails=0.0,
     latest_s=30.0,
     gone_for_good=0.0,

@@ -9,7 +9,8 @@ import pytest
 
 from rubberband.api.dashboard.experiment import PAGE_SIZE, Asked, TrialTable, trial_page
 from rubberband.api.dashboard.experiment_words import badge, cards, happenings, sentence, stage_rows, troubles
-from rubberband.executor.result import ExtensionResult, Result
+from rubberband.executor.happenings import ExtensionResult
+from rubberband.executor.result import Result
 from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rubberband.api.dashboard.experiment_words import happenings
 from rubberband.executor.balance_history import BalanceStretch
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
@@ -136,8 +137,16 @@ def test_the_live_view_says_the_shares_once_and_keeps_them_in_its_summary() -> N
     assert summarise(JOB, controller.state, configurations(JOB), backend.now()).trials[0].balance
 
 
-def test_a_straggler_is_named_when_it_is_known() -> None:
-    stream = io.StringIO()
-    with open_view(JOB, lambda: 0.0, stream, False) as view:
-        run_virtual(JOB, Faults(slow={"i-002": 9.0}), observers=[view])
+def test_a_straggler_is_named_when_it_is_known_and_its_replacement_is_explained() -> None:
+    stream, job = io.StringIO(), dataclasses.replace(JOB, objective="min_time")
+    job = dataclasses.replace(job, stages=(*JOB.stages[:2], dataclasses.replace(JOB.stages[2], iterations=60)))
+    slow = Faults(slow={"i-002": 9.0}, slow_from=150.0)
+    with open_view(job, lambda: 0.0, stream, False) as view:
+        run_virtual(job, slow, observers=[view])
     assert "; the step would be shorter without i-002 GPU 0, i-002 GPU 1" in stream.getvalue()
+    told = "i-002 holds up trial 0 and is replaced once another one is ready; this is expected to save "
+    assert told in stream.getvalue()
+    result = a_result(job, slow)
+    assert told in render(result)
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+    assert [happening.kind for happening in happenings(result)].count("replaced") == 1

@@ -1,0 +1,195 @@
+"""Slow instances: the controller replaces one whose workers hold up a gang, if that pays. Writes the state.
+
+A trial reports a straggler after 20 steps or more in which its gang would have been no slower without that worker
+(LB-BSP's straggler that no share makes fast enough). The instance is then the provider's fault, not the trial's, unless
+the same worker is slow on another instance as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from rubberband.executor.core import rules
+from rubberband.executor.core.budget import instance_cost_usd, market_usd_per_s, new_instance_usd
+from rubberband.executor.core.events import Command
+from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
+from rubberband.executor.core.forecast import forecast, running_left_s, stage_left_s
+from rubberband.executor.core.history import Replacement
+from rubberband.executor.core.instances import allow_another_launch, release
+from rubberband.executor.core.state import Job, Lane, Phase, State, TrialState, TrialStatus
+from rubberband.executor.core.trials import stop
+from rubberband.values.balance import BalanceUse
+
+MOST_REPLACEMENTS = 3
+"""Of a run: what is slow after that is slow for another reason."""
+LEAST_SAVED = 0.05
+"""Part of the stage's remaining time that a replacement must save: forecasts are no more exact."""
+
+
+def replace_slow(job: Job, state: State, lane: Lane, trial: TrialState) -> list[Command]:
+    """Replace a slow instance of a trial that has just reported, if that pays within deadline and budget."""
+    use = trial.reports[-1].balance if trial.reports else None
+    if use is None or trial.status is not TrialStatus.RUNNING or len(use.shares) != len(trial.gang):
+        return []
+    _note_own_slowness(state, trial, use)
+    if not use.stragglers or not _may_replace(job, state, lane):
+        return []
+    found = [_weighed(job, state, lane, trial, use, record) for record in _suspects(state, trial, use)]
+    paying = [one for one in found if _pays(job, state, lane, one)]
+    if not paying:
+        return []
+    best = max(paying, key=lambda one: (one.saved_s, one.instance))
+    state.fleet.replacements.append(best)
+    return _replace(job, state, lane, best)
+
+
+# Which instances are suspected, and on what evidence.
+
+
+def _note_own_slowness(state: State, trial: TrialState, use: BalanceUse) -> None:
+    """Note workers that are slow although their instance was replaced: they are slow by their trial's own doing."""
+    replaced = {one.instance for one in state.fleet.replacements}
+    for one in state.fleet.replacements:
+        still_slow = one.trial == trial.trial and set(one.ranks) & set(use.stragglers)
+        state.fleet.slow_anywhere.update(rank for rank in still_slow or () if trial.gang[rank].instance not in replaced)
+
+
+def _suspects(state: State, trial: TrialState, use: BalanceUse) -> list[InstanceRecord]:
+    """Return the instances that are ready and have a straggler of the trial on them, on evidence that is not used up.
+
+    A rank of a trial is evidence once: what it showed before led to a replacement.
+    """
+    spent = {(one.trial, rank) for one in state.fleet.replacements for rank in one.ranks}
+    fresh = [
+        rank for rank in use.stragglers if (trial.trial, rank) not in spent and rank not in state.fleet.slow_anywhere
+    ]
+    names = dict.fromkeys(trial.gang[rank].instance for rank in fresh)
+    return [state.instances[name] for name in names if state.instances[name].status is InstanceStatus.READY]
+
+
+def _may_replace(job: Job, state: State, lane: Lane) -> bool:
+    """Whether an instance may be exchanged now: all that are wanted are there, and one more can be bought."""
+    if job.offer.billing == "per_function" or len(state.fleet.replacements) >= MOST_REPLACEMENTS:
+        return False
+    held = state.held(lane)
+    if state.course != "running" or lane.phase is not Phase.TRAINING or lane.waiters:
+        return False
+    if held.leaving or len(held.ready) < len(held.live) or rules.missing(state, lane):
+        return False
+    is_calm = state.fleet.failed_starts == 0 and lane.relaunch_at <= state.now
+    return is_calm and rules.affordable(job, state) > 0
+
+
+# What a replacement saves and costs.
+
+
+def _weighed(
+    job: Job, state: State, lane: Lane, trial: TrialState, use: BalanceUse, record: InstanceRecord
+) -> Replacement:
+    """Return what replacing an instance does: the start of another one, and of its trials, included."""
+    ranks = tuple(rank for rank, slot in enumerate(trial.gang) if slot.instance == record.instance)
+    iteration_s = _iteration_s(state, trial, use)
+    present_s = (rules.target_iterations(job, lane, trial) - trial.iterations) * iteration_s
+    first = _has_room(state, lane)
+    ready_s = job.offer.provision_delay_s + job.offer.init_delay_s
+    # A trial moves at its next report after the other instance is ready, or waits for it.
+    moved_s = math.ceil(ready_s / iteration_s) * iteration_s if first and iteration_s > 0.0 else 0.0
+    slow_s = min(moved_s, present_s)
+    waits_s = 0.0 if first else ready_s
+    startup_s = state.profile.trial_startup_s
+    later_s = slow_s + waits_s + startup_s + (present_s - slow_s) * _remaining_part(use, ranks)
+    known = {trial.trial: present_s}
+    moved = {
+        other.trial: waits_s
+        + startup_s
+        + running_left_s(job, state, lane, other, state.now, starts=state.allocation(other).training_at is None)
+        for other in lane.runners.on(record.instance)
+    }
+    before_s = stage_left_s(job, state, lane, state.now, known_s=known)
+    after_s = stage_left_s(job, state, lane, state.now, known_s=moved | {trial.trial: later_s})
+    kept, market = len(state.held(lane).live) - 1, state.chosen(lane).market
+    before_usd = _rest_usd(job, state, lane, before_s, instances=kept) + _growth_usd(job, state, record, before_s)
+    after_usd = _rest_usd(job, state, lane, after_s, instances=kept) + _growth_usd(job, state, record, moved_s)
+    after_usd += new_instance_usd(job.offer, market, max(0.0, after_s - job.offer.provision_delay_s))
+    return Replacement(
+        at=state.now,
+        instance=record.instance,
+        trial=trial.trial,
+        ranks=tuple(rank for rank in use.stragglers if rank in ranks),
+        first=first,
+        left_s=before_s,
+        saved_s=before_s - after_s,
+        extra_usd=after_usd - before_usd,
+    )
+
+
+def _remaining_part(use: BalanceUse, ranks: Sequence[int]) -> float:
+    """Return the part of a step that is left with another instance, with workers as fast as the median of the rest.
+
+    The speeds of balanced workers add up: computing takes the batch over their sum, and the rest of the step stays.
+    """
+    speeds = [x / t if t > 0.0 else 0.0 for x, t in zip(use.shares, use.compute_s, strict=True)]
+    rest = [speed for rank, speed in enumerate(speeds) if rank not in ranks]
+    usual = median(rest) if rest else max(speeds)
+    total = math.fsum(rest) + usual * len(ranks)
+    if total <= 0.0 or use.step_s <= 0.0:
+        return 1.0
+    rest_s = max(0.0, use.step_s - max(use.compute_s))
+    return min(1.0, (sum(use.shares) / total + rest_s) / use.step_s)
+
+
+def _iteration_s(state: State, trial: TrialState, use: BalanceUse) -> float:
+    """Seconds of the trial's iterations as they are now: between its last two reports, or of its steps."""
+    began_at = state.allocation(trial).training_at
+    last = [report.reported_at for report in trial.reports[-2:]]
+    if len(last) == 2 and began_at is not None and last[0] >= began_at:
+        return last[1] - last[0]
+    return use.step_s * use.steps
+
+
+def _rest_usd(job: Job, state: State, lane: Lane, left_s: float, *, instances: int) -> float:
+    """Return what so many of the lane's instances, and the head node, cost for the rest of the stage."""
+    usd_per_s = market_usd_per_s(job.offer, state.chosen(lane).market)
+    return instances * usd_per_s * left_s + job.offer.head_cost_usd(left_s)
+
+
+def _growth_usd(job: Job, state: State, record: InstanceRecord, held_s: float) -> float:
+    """Return what an instance costs that is held for so long from now on; a minimum that is paid is used up first."""
+    return instance_cost_usd(job, record, state.now + held_s) - instance_cost_usd(job, record, state.now)
+
+
+def _pays(job: Job, state: State, lane: Lane, found: Replacement) -> bool:
+    """Whether a replacement saves time, and money too unless the deadline or the objective asks for time alone."""
+    if found.saved_s < LEAST_SAVED * found.left_s or found.saved_s <= 0.0:
+        return False
+    expected, slower_s = forecast(job, state, state.now), found.left_s - stage_left_s(job, state, lane, state.now)
+    expected_usd = expected.cost_usd + _rest_usd(job, state, lane, slower_s, instances=len(state.held(lane).live))
+    if job.max_cost_usd is not None and expected_usd + max(0.0, found.extra_usd) > job.max_cost_usd:
+        return False
+    if found.extra_usd <= 0.0 or job.objective == "min_time":
+        return True
+    return job.deadline_s is not None and expected.jct_s + slower_s > job.deadline_s
+
+
+# The exchange.
+
+
+def _has_room(state: State, lane: Lane) -> bool:
+    """Whether another instance may be held beside the slow one until it is ready."""
+    held, fleet = len(state.held(lane).live), state.fleet
+    total = len(fleet.live()) + len(fleet.leaving())
+    return held < lane.max_instances and (state.allotment is None or total < state.allotment)
+
+
+def _replace(job: Job, state: State, lane: Lane, found: Replacement) -> list[Command]:
+    """Leave the slow instance: at once, or once another one is ready where both may be held."""
+    record = state.instances[found.instance]
+    allow_another_launch(job, lane)
+    if found.first:
+        record.status = InstanceStatus.LEAVING
+        state.fleet.rent_changed()
+        return []
+    stopped = [stop(job, state, one, at=state.now) for one in lane.runners.on(record.instance)]
+    return [*stopped, *release(job, state, [record])]
