@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from rubberband.executor.training.agent import BatchAgent, BatchChoice
+from rubberband.executor.training.agent import BatchAgent, BatchChoice, GangTime
 from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
@@ -25,8 +25,9 @@ from rubberband.executor.training.looks import LookBudget, own_time
 from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
 from rubberband.executor.training.means import Weight
 from rubberband.executor.training.runner import TrialFailure
-from rubberband.executor.training.sampler import GlobalBatch
+from rubberband.executor.training.sampler import GlobalBatch, SharePolicy
 from rubberband.executor.training.segment import BatchReport, Segment
+from rubberband.planner.balancing import even_shares
 from rubberband.planner.goodput.choice import candidates
 from rubberband.planner.goodput.model import efficiency
 from rubberband.values.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
@@ -138,6 +139,8 @@ def make_adaptive(
     least_per_gpu: int,
     fits: Callable[[int], bool],
     gradient_scale: Callable[[], torch.Tensor | None],
+    shares: SharePolicy = even_shares,
+    gang_s: GangTime = lambda batch_size: None,
 ) -> AdaptiveBatching:
     """Return the adaptive batches of a trial on one worker; `batch_size` and `per_gpu` are the trial's own.
 
@@ -170,6 +173,8 @@ def make_adaptive(
         least_per_gpu=least_per_gpu,
         fits=fits,
         synchronize=torch.cuda.synchronize if segment.device == "cuda" else lambda: None,
+        shares=shares,
+        gang_s=gang_s,
     )
 
 
@@ -211,6 +216,10 @@ class AdaptiveBatching(Batching):
     """Tries a pass of m samples on every worker, and returns whether all of them had the memory for it."""
     synchronize: Callable[[], None]
     """Waits until the device is done."""
+    shares: SharePolicy = even_shares
+    """Divides a batch among the workers."""
+    gang_s: GangTime = lambda batch_size: None
+    """On rank 0: seconds that the slowest worker needs for its share of a batch."""
     clock: Callable[[], float] = time.perf_counter
     own_clock: Callable[[], float] = own_time
     """The same without the time that other work on the machine takes."""
@@ -230,6 +239,7 @@ class AdaptiveBatching(Batching):
             clock=self.own_clock,
             least_per_gpu=self.least_per_gpu,
             known=segment.known_points,
+            gang_s=self.gang_s,
         )
         self._noise_scale: float | None = None
         self._progress = 0.0
@@ -386,11 +396,11 @@ class AdaptiveBatching(Batching):
 
     def _adopt(self, batch: BatchChoice) -> None:
         """Continue with `batch`, or with the part of it that fits the memory."""
-        while batch.per_gpu > self._proven:
-            if self.fits(batch.per_gpu):
-                self._proven = batch.per_gpu
+        while (most := self._pass_of(batch)) > self._proven:
+            if self.fits(most):
+                self._proven = most
                 break
-            self._agent.forbid(batch.per_gpu, self._proven)
+            self._agent.forbid(most, self._proven)
             batch = self._agent.split(self._agent.attainable(batch.batch_size))
         self._set(batch)
 
@@ -398,7 +408,9 @@ class AdaptiveBatching(Batching):
         is_new = not self._started or batch != self._stretch.batch
         untimed = SWEEP_WARM_STEPS if self.segment.batch_mode == "sweep" else int(is_new)
         self._stretch = _Stretch(batch=batch, untimed=untimed)
-        self.batch_size, self.per_gpu = batch.batch_size, batch.per_gpu
+        self.batch_size, self.per_gpu = batch.batch_size, self._pass_of(batch)
+        limits = self._agent.limits
+        self.most_per_worker = None if limits.accumulation else limits.max_per_gpu
         self._useful = 1.0
         if self._noise_scale is not None:
             self._useful = float(efficiency(self._noise_scale, self._agent.limits.initial, batch.batch_size))
@@ -407,6 +419,20 @@ class AdaptiveBatching(Batching):
         if self.segment.batch_mode != "sweep":
             initial, epochs = self._agent.limits.initial, self._progress / self.num_samples
             self._lr_factor = self.scaling.factor(initial, batch.batch_size, self._noise_scale, epochs)
+
+    def _pass_of(self, batch: BatchChoice) -> int:
+        """Return the samples of the largest pass: the largest share, in as few passes as fit the memory."""
+        share = max(self.shares(batch.batch_size, self.segment.num_workers))
+        passes = -(-share // round(min(self._agent.limits.max_per_gpu or share, self._memory, share)))
+        return -(-share // passes)
+
+    def before_shares_change(self) -> None:
+        """Tell the time with the present shares from that with the next ones."""
+        self._close_stretch(self._noise_scale)
+
+    def after_shares_change(self) -> None:
+        """Take the largest of the new shares in as few passes as fit the memory."""
+        self.per_gpu = self._pass_of(self._stretch.batch)
 
     def _next_of_sweep(self) -> None:
         """Go to the next size of the sweep; end it if no size or time is left."""

@@ -25,6 +25,8 @@ class Batching(ABC):
     """M: samples of the next optimizer step, over the gang."""
     per_gpu: int
     """m: the most samples that go through the model at once."""
+    most_per_worker: int | None = None
+    """The most samples of a worker in a step, where they cannot be taken in several passes."""
 
     @abstractmethod
     def begin(self, iterations: int) -> None:
@@ -68,6 +70,12 @@ class Batching(ABC):
     def after_step(self, batch: GlobalBatch, *, has_stepped: bool = True) -> int:
         """Note that the step is over; return by how many batches an LR schedule that counts batches advances."""
         return int(has_stepped)
+
+    def before_shares_change(self) -> None:  # noqa: B027 - optional hook
+        """Note that the next batches are divided otherwise among the workers; all of them call it."""
+
+    def after_shares_change(self) -> None:  # noqa: B027 - optional hook
+        """Note that they are, from now on."""
 
     def paused(self, seconds: float) -> None:  # noqa: B027 - optional hook
         """Note that a report left after the step, which took `seconds`."""

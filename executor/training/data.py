@@ -158,6 +158,11 @@ class Feed:
         """Whether the samples are read from front to end, without epochs."""
         return self._stream is not None
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether loader workers load ahead."""
+        return self._workers is not None
+
     def expect(self, parts: Sequence[Indices], epoch: int) -> None:
         """Note that `parts` of this epoch are loaded next, in this order."""
         self._epoch = epoch

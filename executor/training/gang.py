@@ -7,7 +7,9 @@ through the store, because it may take longer than any sensible timeout of a col
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -46,6 +48,8 @@ class Gang:
         self._device = device
         self._group = None if store is None else dist.group.WORLD
         self._round = 0
+        self.waited_s = 0.0
+        """Seconds in collectives of this object; on GPUs, they only begin in this time."""
 
     @classmethod
     def join(cls, *, rank: int, num_workers: int, rendezvous: str | None, device: Literal["cpu", "cuda"]) -> Gang:
@@ -69,24 +73,44 @@ class Gang:
         )
         return cls(rank, num_workers, store, device)
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_s += time.perf_counter() - began
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum the tensor over all workers, in place."""
         if self._store is not None:
-            dist.all_reduce(tensor)
+            with self._waiting():
+                dist.all_reduce(tensor)
         return tensor
+
+    def table(self, row: Sequence[float]) -> list[list[float]]:
+        """Return the rows of all workers, by rank; every one is as long."""
+        if self._store is None:
+            return [list(row)]
+        found = torch.zeros(self.num_workers, len(row), dtype=torch.float64)
+        found[self.rank] = torch.tensor(list(row), dtype=torch.float64)
+        rows: list[list[float]] = self.sum(found.to(self._device)).tolist()
+        return rows
 
     def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite the tensors with those of rank 0."""
         if self._store is not None:
-            for tensor in tensors:
-                dist.broadcast(tensor, 0)
+            with self._waiting():
+                for tensor in tensors:
+                    dist.broadcast(tensor, 0)
 
     def gather(self, found: Any) -> list[Any]:
         """Return what every rank found, in their order; it is small and can be pickled."""
         if self._store is None:
             return [found]
         gathered: list[Any] = [None] * self.num_workers
-        dist.all_gather_object(gathered, found)
+        with self._waiting():
+            dist.all_gather_object(gathered, found)
         return gathered
 
     def least(self, value: float) -> float:
@@ -94,7 +118,8 @@ class Gang:
         if self._store is None:
             return value
         tensor = torch.tensor(value, dtype=torch.float64, device=self._device)
-        dist.all_reduce(tensor, dist.ReduceOp.MIN)
+        with self._waiting():
+            dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return tensor.item()
 
     def sum_later(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -104,7 +129,8 @@ class Gang:
         work = dist.all_reduce(tensor, async_op=True)
 
         def wait() -> torch.Tensor:
-            work.wait()
+            with self._waiting():
+                work.wait()
             return tensor
 
         return wait
@@ -114,7 +140,8 @@ class Gang:
         if self._store is None:
             return list(values)
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self._device)
-        dist.broadcast(tensor, 0)
+        with self._waiting():
+            dist.broadcast(tensor, 0)
         shared: list[float] = tensor.tolist()
         return shared
 

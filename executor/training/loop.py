@@ -24,6 +24,7 @@ import sys
 import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
+from rubberband.executor.training.balancing import Balancing, can_balance
+from rubberband.executor.training.batch_norm import RunningStatistics
 from rubberband.executor.training.batching import Batching, FixedBatching
+from rubberband.executor.training.compute_time import ComputeTimer, make_timer
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
@@ -53,13 +57,12 @@ from rubberband.planner.balancing import even_shares
 
 
 class TorchRunner(Runner):
-    """Trains a `TorchTrial`; `shares` says how a global batch is split over the workers."""
+    """Trains a `TorchTrial`; `shares`, if given, says how a global batch is split over the workers."""
 
-    def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, shares: SharePolicy = even_shares) -> None:
+    def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, shares: SharePolicy | None = None) -> None:
         self._trial = trial
         self._segment = segment
         self._gang = gang
-        self._shares = shares
         self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
         trial.max_iterations = max(segment.max_iterations or 0, segment.until_iterations)
         reseed("setup", segment.seed)
@@ -67,8 +70,10 @@ class TorchRunner(Runner):
         self._limit: int | None = None
         if trial.max_batch_size_per_gpu is not None:
             self._limit = positive("max_batch_size_per_gpu", trial.max_batch_size_per_gpu)
+        self._timer = ComputeTimer()
+        self._shares = shares or even_shares
         self._build_data()
-        self._build_model()
+        self._build_model(balances=shares is None and self._can_balance())
         self._batching = self._step.batching = self._make_batching()
         self._batch_report = BatchReport()
         self._host_copy = HostCopy(self._device)
@@ -128,8 +133,15 @@ class TorchRunner(Runner):
             )
         return GlobalBatchSampler(total, segment.seed, crosses=adapts, drop_last=trial.drop_last)
 
-    def _build_model(self) -> None:
+    def _can_balance(self) -> bool:
+        if self._feed.is_stream and self._feed.has_workers:  # after a change they would read it from its beginning
+            return False
+        return can_balance(self._segment, has_own_step=override_of(self._trial, "step") is not None)
+
+    def _build_model(self, *, balances: bool) -> None:
         segment, trial = self._segment, self._trial
+        if balances:
+            self._timer = make_timer(self._gang, self._device)
         reseed("setup", segment.seed)
         self._module = trial.build_model(segment.config).to(self._device)
         check_words(trial)
@@ -138,9 +150,16 @@ class TorchRunner(Runner):
         reseed("setup", segment.seed)
         self._optimizers = build_optimizer(trial, segment.config, self._module)
         self._schedules = build_scheduler(trial, segment.config, self._optimizers, self._total_steps())
-        self._step = self._make_step()
+        self._step = self._make_step(largest_share=self._batch_size if balances else None)
+        self._statistics = RunningStatistics(self._module, self._gang)
+        self._balancing: Balancing | None = None
+        if balances:
+            self._balancing = Balancing(
+                segment, self._gang, self._timer, self._step, self._batch_size, has_loaders=self._feed.has_workers
+            )
+            self._shares = self._balancing.shares
 
-    def _make_step(self) -> TrainStep | OwnStep:
+    def _make_step(self, largest_share: int | None) -> TrainStep | OwnStep:
         segment, trial = self._segment, self._trial
         if override_of(trial, "step") is not None:
             check_own_step(trial, segment)
@@ -153,7 +172,7 @@ class TorchRunner(Runner):
                 feed=self._feed,
                 device=self._device,
             )
-        share = max(self._shares(self._batch_size, segment.num_workers))
+        share = largest_share or max(self._shares(self._batch_size, segment.num_workers))
         return TrainStep(
             trial,
             segment,
@@ -162,6 +181,7 @@ class TorchRunner(Runner):
             optimizer=self._optimizers.members[0],
             feed=self._feed,
             device=self._device,
+            timer=self._timer,
             is_one_pass=self._limit is None or share <= self._limit,
         )
 
@@ -201,6 +221,8 @@ class TorchRunner(Runner):
             least_per_gpu=self._step.least,
             fits=self._step.fits,
             gradient_scale=self._step.precision.scale,
+            shares=self._shares,
+            **({} if self._balancing is None else {"gang_s": self._balancing.gang_s}),
         )
 
     def restore(self, payload: bytes) -> int:
@@ -222,6 +244,8 @@ class TorchRunner(Runner):
             self._batching.restore(content.get("batching"))
             self._evaluation.restore(content.get("evaluation"))
             self._step.precision.restore(content.get("precision"))
+            if self._balancing is not None:
+                self._balancing.restore(content.get("balancing"))
             # Older checkpoints do not count the steps.
             self._steps = content.get("steps", math.ceil(self._sampler.samples_done / self._batch_size))
             self._restore_trial(content)
@@ -279,6 +303,7 @@ class TorchRunner(Runner):
             "evaluation": self._evaluation.state(),
             "precision": self._step.precision.state(),
             "steps": self._steps,
+            "balancing": None if self._balancing is None else self._balancing.state(),
         }
         state_dict = override_of(self._trial, "state_dict")
         if state_dict is not None:
@@ -315,6 +340,9 @@ class TorchRunner(Runner):
             "_feed",
             "_evaluation",
             "_batching",
+            "_balancing",
+            "_shares",
+            "_statistics",
             "_host_copy",
         ):
             self.__dict__.pop(name, None)
@@ -339,20 +367,31 @@ class TorchRunner(Runner):
         means = self._step.begin()
         self._trial.on_iteration(self._module, iterations)
         self._batching.begin(iterations)
+        balancing = self._balancing
         over = False
         while not over:
+            if balancing is not None:
+                balancing.begin_step()
             batch = self._sampler.next_shared(self._batching.batch_size, self._segment.num_workers, self._shares)
             self._step.take(batch, means)
+            self._statistics.add(batch.shares[self._segment.rank])
             self._after_step(batch)
+            if balancing is not None:
+                balancing.end_step(batch)
             batches = self._batching.after_step(batch, has_stepped=self._step.has_stepped)
             if self._schedules is not None and self._trial.scheduler_step == "batch":
                 for schedule in self._schedules.members * batches:
                     schedule.step()
             over = self._batching.is_over()
+            if balancing is not None:
+                balancing.look_if_due(self._batching)
             paused_at = time.perf_counter()
             yield
             self._batching.paused(time.perf_counter() - paused_at)
+        self._statistics.average()
         self._batch_report = self._batching.end()
+        if balancing is not None and self._segment.rank == 0:
+            self._batch_report = replace(self._batch_report, balance=balancing.report())
         return {f"train_{name}": mean for name, mean in means.reduce(self._gang).items()}
 
     def _parts_ahead(self) -> Iterator[Part]:

@@ -17,6 +17,7 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from rubberband.executor.training.batch_norm import least_samples
 from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.gang import Gang
@@ -105,7 +106,10 @@ class OwnStep:
         self.begun = 0
         """Steps that were begun."""
         self.has_stepped = True
-        self.least = 1
+        self.least = least_samples(module)
+        """The fewest samples of a worker that has any."""
+        self.can_skip = False
+        """A worker without a share takes two samples: the trial's step shows what it computes."""
         self.wrapped: torch.nn.Module = module
         self.precision = Precision("32", device, optimizers.members[0], None)
         self._feed = feed
@@ -118,6 +122,7 @@ class OwnStep:
         self.wrapped.train()
         if self._train_mode is not None:
             self._train_mode(self.wrapped)
+        self.least = least_samples(self.wrapped)
         return Means(self._device)
 
     def take(self, batch: GlobalBatch, means: Means) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from rubberband.executor.training.batch_norm import least_samples
 from rubberband.executor.training.batching import Batching
+from rubberband.executor.training.compute_time import ComputeTimer
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of
@@ -24,7 +25,7 @@ from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.weighing import Weighed, Weighing
-from rubberband.executor.training.wrapping import wrap
+from rubberband.executor.training.wrapping import can_skip_passes, skip_pass, wrap
 
 
 class TrainStep:
@@ -42,9 +43,11 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         feed: Feed,
         device: torch.device,
+        timer: ComputeTimer,
         is_one_pass: bool,
     ) -> None:
         """`is_one_pass`: the share of a worker goes through the model at once, in the first step at least."""
+        self._timer = timer
         self._trial = trial
         self._segment = segment
         self._gang = gang
@@ -65,6 +68,10 @@ class TrainStep:
         self.precision = Precision(trial.precision, device, optimizer, trial.gradient_clip_norm)
         self.has_stepped = True
         """Whether the latest step was not skipped."""
+        self.can_skip = can_skip_passes(self.wrapped)
+        """Whether a worker without a share takes no pass."""
+        self._metrics: Mapping[str, float] | None = None
+        """The names of the trial's metrics, once a pass has shown them."""
         self._undo = Undo(module, device)
         self._summing = Summing(self.wrapped)
 
@@ -78,7 +85,7 @@ class TrainStep:
         model.train()
         if self._train_mode is not None:
             self._train_mode(self._module)
-        self.least = _least(self._module)
+        self.least = least_samples(self._module)
         """The fewest samples that go through the model at once."""
 
     def close(self) -> None:
@@ -122,30 +129,50 @@ class TrainStep:
     def _parts(self, batch: GlobalBatch, per_gpu: int) -> tuple[list[Indices], list[int]]:
         """Return this worker's parts of at most `per_gpu` samples, and how many of each count.
 
-        A worker without a share still contributes a gradient, of weight 0; two samples, because of BatchNorm.
+        A worker without a share takes no pass if it can skip it, and the names of its metrics are known. Otherwise it
+        takes two samples, because of BatchNorm, and they count nothing.
         """
         parts = _micro_batches(batch.of(self._segment.rank), per_gpu, self.least)
+        if not parts and self.can_skip and self._metrics is not None:
+            return [], []
         return parts or [batch.indices[: min(2, per_gpu)]], [len(part) for part in parts] or [0]
 
     def _passes(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> Means:
         """Compute the gradients of the micro-batches, over the gang in the last one; return their losses."""
         found, weighed = Means(self._device), self._weighed(batch, parts, sizes)
+        if not parts:
+            return self._skip_pass(found)
         for at, weight in enumerate(weighed.weights):
             is_last = at == len(parts) - 1
             if is_last:
                 self._summing.begin_last()
             with nullcontext() if is_last else self._accumulate():
                 loss, metrics = self._loss(self.wrapped, weighed.load(at))
-                self.precision.backward(loss * weighed.factor(at))
+                counted = loss * weighed.factor(at)
+                if is_last:
+                    self._timer.watch(counted)
+                self.precision.backward(counted)
             self.batching.after_part()
             found.add(weight, loss, metrics)
+        self._timer.averaged()
+        self._metrics = dict.fromkeys(metrics, 0.0)
+        return found
+
+    def _skip_pass(self, found: Means) -> Means:
+        """Take part in the gang's average with a gradient of 0; return losses that count nothing."""
+        nothing = torch.zeros((), device=self._device)
+        self.precision.scaled(nothing)  # a scale for losses is made when it is used first
+        self._timer.computed()
+        skip_pass(self.wrapped)
+        self._timer.averaged()
+        found.add(0.0, nothing, self._metrics or {})
         return found
 
     def _smaller(self, batch: GlobalBatch, parts: Sequence[Indices], error: RuntimeError) -> int:
         """Return how many samples to take at once where a pass ran out of memory; raise the error if it is another."""
-        most = max(len(part) for part in parts)
+        most = max((len(part) for part in parts), default=0)
         smaller = max(self.least, (most + 1) // 2)
-        if not is_out_of_memory(error) or self._summing.cannot_repeat:
+        if not parts or not is_out_of_memory(error) or self._summing.cannot_repeat:
             raise error
         if max(len(part) for part in self._parts(batch, smaller)[0]) >= most:
             raise TrialFailure(
@@ -183,7 +210,9 @@ class TrainStep:
             gradients.add(self.precision.scaled(loss * weighed.factor(at)))
             self.batching.after_part()
             found.add(weight, loss, metrics)
+        self._timer.computed()
         gradients.give()
+        self._timer.averaged()
         return found
 
     def _weighed(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> Weighed:
@@ -228,12 +257,6 @@ class TrainStep:
         if isinstance(self.wrapped, DistributedDataParallel):
             return self.wrapped.no_sync()
         return nullcontext()
-
-
-def _least(module: torch.nn.Module) -> int:
-    """Return the fewest samples of a pass: 2 if a BatchNorm takes its statistics from the batch, 1 otherwise."""
-    norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
-    return 2 if any(norm.training or norm.running_mean is None for norm in norms) else 1
 
 
 def _micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from rubberband.executor.training.batch_norm import statistics_of
 from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.torch_trial import TorchTrial
 
@@ -69,7 +70,10 @@ def wrap(
 
     With adaptive batches gradients are no views of DDP's buckets: the noise scale then observes them all at once. A
     static graph holds only if the first step `is_one_pass`: DDP would average the gradients of its first one alone.
+    DDP leaves the running statistics of BatchNorm alone: see `batch_norm`.
     """
+    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(module, statistics_of(module))  # type: ignore[no-untyped-call]
     wrapped = DistributedDataParallel(
         module,
         device_ids=[0] if device.type == "cuda" else None,
@@ -86,3 +90,22 @@ def compress(wrapped: DistributedDataParallel) -> None:
     """Let the workers exchange their gradients in bfloat16."""
     # DDP refuses torch's hook, by its name, where there is no NCCL; gloo adds bfloat16 as well.
     wrapped.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+
+
+def can_skip_passes(wrapped: nn.Module) -> bool:
+    """Return whether a worker without samples may leave out its pass.
+
+    It may not where its pass shows DDP which parameters are used, or where layers communicate.
+    """
+    if not isinstance(wrapped, DistributedDataParallel) or wrapped.find_unused_parameters or wrapped.static_graph:
+        return False
+    return not any(isinstance(each, nn.SyncBatchNorm) for each in wrapped.modules())
+
+
+def skip_pass(wrapped: nn.Module) -> None:
+    """Take part in DDP's average of a step with gradients of 0, without a pass through the model."""
+    assert isinstance(wrapped, DistributedDataParallel)
+    parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+    wrapped._pre_forward()  # type: ignore[no-untyped-call]
+    wrapped._post_forward(None)  # type: ignore[no-untyped-call]
+    torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])

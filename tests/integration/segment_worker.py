@@ -5,10 +5,12 @@ The protocol is pickles in a pipe.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.local.ray_node import free_port
@@ -19,10 +21,15 @@ from rubberband.executor.training.segment import Segment
 from tests.integration.forked import CONTEXT, start
 
 Shares = Sequence[Sequence[int]]
+Unequal = tuple[list[float], dict[str, Any], bytes, int]
+"""What `run_unequal` returns."""
 
 
-def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares) -> tuple[list[float], dict[str, Any]]:
-    """Train with the given shares, step by step; train losses and the weights in the end."""
+def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares, payload: bytes | None = None) -> Unequal:
+    """Train with the given shares, step by step; train losses, and weights, checkpoint and passes in the end.
+
+    It begins from the checkpoint `payload`, if there is one.
+    """
     from rubberband.executor.training.gang import Gang
     from rubberband.executor.training.loop import TorchRunner
 
@@ -30,6 +37,7 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares) -> tup
         rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device
     )
     steps = 0
+    trial = entrypoint.load()()
 
     def policy(batch_size: int, num_workers: int) -> Sequence[int]:
         nonlocal steps
@@ -38,11 +46,21 @@ def run_unequal(entrypoint: Entrypoint, segment: Segment, shares: Shares) -> tup
         assert sum(wanted) == 16
         return wanted
 
-    runner = TorchRunner(entrypoint.load()(), segment, gang, shares=policy)
-    metrics = [runner.iterate(iterations) for iterations in range(1, segment.until_iterations + 1)]
+    runner = TorchRunner(trial, segment, gang, shares=policy)
+    runner.begin(payload)
+    metrics = [
+        runner.iterate(iterations) for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1)
+    ]
     weights = {name: weight.clone() for name, weight in runner._module.state_dict().items()}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "checkpoint")
+        write = runner.dump(segment.until_iterations, {}, is_last=True)
+        assert callable(write)
+        write(file)
+        saved = file.read_bytes()
+    passes = getattr(trial, "batches", 0)
     runner.part()
-    return [values.get("train_loss", 0.0) for values in metrics], weights
+    return [values.get("train_loss", 0.0) for values in metrics], weights, saved, passes
 
 
 class Worker:
@@ -78,12 +96,14 @@ class Worker:
 
 
 def run_gang(
-    workers: Sequence[Worker], entrypoint: Entrypoint, segment: Segment, last: CheckpointStore | Shares
+    workers: Sequence[Worker], entrypoint: Entrypoint, segment: Segment, last: CheckpointStore | Shares, *more: Any
 ) -> list[Any]:
     """Run one segment on all the workers; what each of them got, None for one whose process ended."""
     rendezvous = f"tcp://127.0.0.1:{free_port()}"
     for rank, worker in enumerate(workers):
-        worker.send(entrypoint, replace(segment, rank=rank, num_workers=len(workers), rendezvous=rendezvous), last)
+        worker.send(
+            entrypoint, replace(segment, rank=rank, num_workers=len(workers), rendezvous=rendezvous), last, *more
+        )
     results = []
     for worker in workers:
         try:
@@ -99,9 +119,9 @@ def _serve(jobs: Connection) -> None:
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     while True:
         try:
-            entrypoint, segment, last = jobs.recv()
+            entrypoint, segment, last, *more = jobs.recv()
         except EOFError:
             return
         run = run_unequal if isinstance(last, list) else run_segment
-        result = run(entrypoint, segment, last)
+        result = run(entrypoint, segment, last, *more)
         jobs.send(result if isinstance(result, tuple) else list(result))

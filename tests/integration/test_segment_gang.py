@@ -154,10 +154,10 @@ def test_augmented_samples_are_the_same_for_every_gang_and_number_of_loader_work
 )
 def test_unequal_workers_equal_a_single_process(workers, shares, entrypoint):
     segment = replace(SEGMENT, until_iterations=3)
-    losses, weights = run_unequal(REGRESSION, segment, shares)
+    losses, weights, _, _ = run_unequal(REGRESSION, segment, shares)
     results = run_gang(workers, entrypoint, segment, shares)
     assert results[0][0] == pytest.approx(losses, rel=1e-12)
-    for _, got in results:
+    for _, got, _, _ in results:
         for name, weight in weights.items():
             torch.testing.assert_close(got[name], weight, rtol=1e-12, atol=1e-12)
 
@@ -214,11 +214,11 @@ def test_workers_that_evaluate_their_parts_find_what_one_finds(workers, store, e
         assert others == [[]] * (num_workers - 1)
         if entrypoint is WIDE:
             assert found.metrics == pytest.approx(dict(alone.metrics), rel=1e-10)
-        else:  # the statistics of BatchNorm are those of rank 0's part in training
+        else:  # the statistics of BatchNorm are means over micro-batches
             assert set(found.metrics) == {"loss", "ones", "train_loss"}
 
 
-def test_parts_are_evaluated_with_the_statistics_of_rank_0(workers, store):
+def test_parts_are_evaluated_with_the_statistics_of_the_checkpoint(workers, store):
     segment = replace(SEGMENT, until_iterations=1)
     (found,) = reports(run_gang(workers[:2], SUMMING, segment, store)[0])
     model = content(store, found)["model"]

@@ -1,0 +1,265 @@
+"""Shares of the workers of a gang that follow their speed (LB-BSP, SoCC '20), step by step.
+
+Every worker times its own part of the steps (`compute_time`). From time to time there is a look: the times are
+exchanged, rank 0 decides about the shares, and all workers divide the next batch by them. Rank 0 alone decides, since
+workers with different CPUs may round differently. How often depends on what a look takes: as often as a budget allows,
+which on steps of a tenth of a second is after each of them.
+
+The learning does not depend on the shares. So a checkpoint needs none; it holds what the balancer knows.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+
+from rubberband.executor.training.availability import Availability
+from rubberband.executor.training.batching import Batching
+from rubberband.executor.training.compute_time import ComputeTimer
+from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.sampler import GlobalBatch
+from rubberband.executor.training.segment import Segment
+from rubberband.planner.balancing import Balancer, Look, ShareLimits, even_shares, make_balancer, scale_shares
+from rubberband.values.balance import BalanceUse
+
+LOOKS_SHARE = 0.004
+"""Share of the time for looks."""
+QUIET_SHARE = 0.001
+"""The same once the shares have not changed in `QUIET_LOOKS` looks."""
+QUIET_LOOKS = 20
+FIRST_INTERVAL, MOST_INTERVAL = 2, 1000
+"""Steps until the first look, and the most between two; it doubles at most from one to the next."""
+FREE_LOOKS = 10
+"""The first looks are frequent, at any cost: they find the shares."""
+TYPICAL_OF = 5
+"""The time of a look is the median of so many."""
+CHANGES_SHARE = 0.02
+"""Share of the time for changes of the shares where each of them makes loader workers begin again."""
+
+
+class Step(Protocol):
+    """What the shares depend on in a step."""
+
+    least: int
+    """The fewest samples that go through the model at once."""
+    can_skip: bool
+    """Whether a worker without a share takes no pass."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """What rank 0 saw since the last report."""
+
+    steps: int = 0
+    step_s: float = 0.0
+    """Sum over the steps, and of the own seconds of each worker."""
+    compute_s: list[float] = field(default_factory=list)
+
+
+class Balancing:
+    """Divides the batches of a gang; all of its workers call it in lockstep."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        gang: Gang,
+        timer: ComputeTimer,
+        step: Step,
+        batch_size: int,
+        *,
+        has_loaders: bool,
+        clock: Callable[[], float] = time.perf_counter,
+        balancer: Balancer | None = None,
+    ) -> None:
+        """`has_loaders`: loader workers have loaded ahead what a change of the shares makes useless."""
+        self._segment, self._gang, self._timer, self._step = segment, gang, timer, step
+        self._has_loaders = has_loaders
+        self._clock = clock
+        self._is_cuda = segment.device == "cuda"
+        self._balancer = balancer or make_balancer(segment.balance, segment.device, segment.num_workers)
+        self._availability = None if self._is_cuda else Availability(torch.get_num_threads())
+        self._size = batch_size
+        self._now = even_shares(batch_size, segment.num_workers)
+        """Shares of batches of that size."""
+        self._interval, self._since = FIRST_INTERVAL, 0
+        self._untimed = 1
+        """Steps whose time says nothing: the first one, and those after a change that loaders were not ready for."""
+        self._began = 0.0
+        self._steps, self._step_s = 0, 0.0
+        self._looks_s: deque[float] = deque(maxlen=TYPICAL_OF)
+        self._num_looks = self._quiet = 0
+        self._changes, self._since_change, self._rest_steps = 0, 0, 0
+        self._change_s = math.nan
+        self._stretch = _Stretch()
+
+    def shares(self, batch_size: int, num_workers: int) -> Sequence[int]:
+        """Return the samples of each worker in a batch of that size."""
+        if batch_size == self._size:
+            return self._now
+        if self._now == even_shares(self._size, num_workers):
+            return even_shares(batch_size, num_workers)
+        return at_least(scale_shares(self._now, batch_size), self._step.least)
+
+    def begin_step(self) -> None:
+        """Note that a step begins."""
+        self._began = self._clock()
+        self._timer.begin()
+
+    def end_step(self, batch: GlobalBatch) -> None:
+        """Note that a step is over."""
+        counts = self._untimed == 0 and batch.shares == self._now
+        self._timer.end(counts=counts)
+        if counts:
+            self._steps += 1
+            self._step_s += self._clock() - self._began
+        elif self._untimed:
+            self._untimed -= 1
+            if self._changes:
+                self._change_s = self._clock() - self._began
+        self._since += 1
+        self._since_change += 1
+
+    def look_if_due(self, batching: Batching) -> None:
+        """Exchange the times, if a look is due, and divide the next batches by them."""
+        batch_size = batching.batch_size
+        if self._since < self._interval and batch_size == self._size:
+            return
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        began = self._clock()
+        steps, own_s = self._timer.take()
+        available = self._availability
+        cpus, memory = (math.nan, math.nan) if available is None else (available.cpus(), available.memory())
+        look_s = median(self._looks_s) if self._looks_s else 0.0
+        rows = self._gang.table([steps, own_s, cpus, memory, look_s, self._change_s])
+        decided: list[float] = [0.0] * (len(self._now) + 1)
+        if self._gang.rank == 0:
+            self._observe(rows)
+            decided = [*self._decided(batch_size, batching.most_per_worker), self._next_interval(rows)]
+        *shares, interval = map(round, self._gang.share(decided))
+        self._adopt(batching, tuple(shares))
+        self._interval, self._since = interval, 0
+        self._steps, self._step_s = 0, 0.0
+        self._looks_s.append(self._clock() - began)
+
+    def _observe(self, rows: Sequence[Sequence[float]]) -> None:
+        """Show the times to the balancer, if all workers have some."""
+        steps = [row[0] for row in rows]
+        if min(steps) < 1:
+            return
+        own_s = tuple(row[1] / row[0] for row in rows)
+        look = Look(
+            shares=self._now,
+            compute_s=own_s,
+            steps=round(min(steps)),
+            cpu=None if self._is_cuda else tuple(row[2] for row in rows),
+            memory=None if self._is_cuda else tuple(row[3] for row in rows),
+        )
+        self._balancer.observe(look)
+        stretch = self._stretch
+        stretch.steps += self._steps
+        stretch.step_s += self._step_s
+        stretch.compute_s = [
+            before + self._steps * seconds
+            for before, seconds in zip(stretch.compute_s or [0.0] * len(own_s), own_s, strict=True)
+        ]
+
+    def _decided(self, batch_size: int, most: int | None) -> Sequence[int]:
+        if batch_size == self._size and self._since_change < self._rest_steps:
+            return self._now
+        return self._balancer.shares(batch_size, self.limits(batch_size, most))
+
+    def limits(self, batch_size: int, most: int | None = None) -> ShareLimits:
+        """Return what the division of a batch must keep; `most`: what a worker can take at once, if it must."""
+        num_workers = self._segment.num_workers
+        most = min(batch_size, most or batch_size)
+        if self._segment.balance.max_share is not None:
+            most = min(most, max(int(self._segment.balance.max_share * batch_size), -(-batch_size // num_workers)))
+        return ShareLimits(caps=(most,) * num_workers, least=self._step.least, zero_costs_nothing=self._step.can_skip)
+
+    def _next_interval(self, rows: Sequence[Sequence[float]]) -> int:
+        """Return the steps until the next look. The worker that comes last to a look does not wait in it."""
+        look_s = min(row[4] for row in rows)
+        self._num_looks += 1
+        if not self._steps or self._num_looks <= FREE_LOOKS:
+            return FIRST_INTERVAL
+        step_s = self._step_s / self._steps
+        change_s = max((row[5] for row in rows if not math.isnan(row[5])), default=0.0) - step_s
+        self._rest_steps = math.ceil(max(0.0, change_s) / (CHANGES_SHARE * step_s)) if self._has_loaders else 0
+        share = LOOKS_SHARE if self._quiet < QUIET_LOOKS else QUIET_SHARE
+        return min(max(1, math.ceil(look_s / (share * step_s))), 2 * self._interval, MOST_INTERVAL)
+
+    def _adopt(self, batching: Batching, shares: tuple[int, ...]) -> None:
+        self._quiet += 1
+        batch_size = batching.batch_size
+        if tuple(self.shares(batch_size, len(shares))) == shares:
+            self._size, self._now = batch_size, shares
+            return
+        batching.before_shares_change()
+        self._size, self._now = batch_size, shares
+        self._quiet, self._since_change = 0, 0
+        self._changes += 1
+        self._untimed = int(self._has_loaders or self._is_cuda)
+        batching.after_shares_change()
+
+    def gang_s(self, batch_size: int) -> float | None:
+        """Return max_i t_i of a batch in the present proportions, on rank 0; None before the first look."""
+        found = self._balancer.step_s(self.shares(batch_size, self._segment.num_workers), self.limits(batch_size))
+        return found if found > 0.0 else None
+
+    def report(self) -> BalanceUse | None:
+        """Return the shares and times since the last report, on rank 0; None without a look."""
+        stretch, self._stretch = self._stretch, _Stretch()
+        if not stretch.steps:
+            return None
+        limits = self.limits(self._size)
+        step_s = stretch.step_s / stretch.steps
+        even = even_shares(self._size, self._segment.num_workers)
+        slower_s = self._balancer.step_s(even, limits) - self._balancer.step_s(self._now, limits)
+        return BalanceUse(
+            shares=self._now,
+            compute_s=tuple(seconds / stretch.steps for seconds in stretch.compute_s),
+            step_s=step_s,
+            equal_step_s=step_s + slower_s,
+            steps=stretch.steps,
+            stragglers=self._balancer.stragglers(),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values for `restore`."""
+        return {"shares": self._now, "balancer": self._balancer.state()}
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Continue from the `state`; a gang of another size begins with equal shares."""
+        if state is None or len(state["shares"]) != self._segment.num_workers:
+            return
+        self._balancer.restore(state["balancer"])
+        self._size, self._now = sum(state["shares"]), tuple(state["shares"])
+
+
+def can_balance(segment: Segment, *, has_own_step: bool) -> bool:
+    """Return whether the shares of a gang follow the speed of its workers.
+
+    They do not in a sweep, which times sizes, and in own steps on GPUs, whose waits cannot be told apart.
+    """
+    if segment.num_workers == 1 or segment.balance.policy == "equal" or segment.batch_mode == "sweep":
+        return False
+    return not (has_own_step and segment.device == "cuda")
+
+
+def at_least(shares: Sequence[int], least: int) -> tuple[int, ...]:
+    """Return shares none of which is between 0 and `least`, if that can be: the largest one takes what is too small."""
+    found = list(shares)
+    largest = max(range(len(found)), key=lambda rank: (found[rank], -rank))
+    for rank, share in enumerate(found):
+        if rank != largest and 0 < share < least:
+            found[largest] += share
+            found[rank] = 0
+    return tuple(found)

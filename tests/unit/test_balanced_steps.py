@@ -1,0 +1,290 @@
+"""When a gang looks at its workers, what it does with the shares, and what a machine has for a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rubberband.executor.training.availability import Availability
+from rubberband.executor.training.balancing import Balancing, at_least, can_balance
+from rubberband.executor.training.compute_time import ComputeTimer, CpuTimer
+from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.sampler import GlobalBatch
+from rubberband.planner.balancing import Line, Look, ShareLimits, even_shares
+from rubberband.values.balance import Balance
+from tests.builders import segments
+
+SEGMENT = replace(segments.SEGMENT, num_workers=3)
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Steps:
+    """What a step allows."""
+
+    least, can_skip = 1, True
+
+
+class Alone(Gang):
+    """Rank 0 of three; the others are as fast, and a look takes `look_s`."""
+
+    def __init__(self, clock: Clock, look_s: float) -> None:
+        super().__init__(0, 3, None)
+        self.clock, self.look_s = clock, look_s
+        self.looks = 0
+
+    def table(self, row: Any) -> list[list[float]]:
+        self.clock.now += self.look_s
+        self.looks += 1
+        return [list(row)] * 3
+
+
+class Wanted:
+    """A balancer that proposes what the test wants."""
+
+    def __init__(self) -> None:
+        self.looks: list[Look] = []
+        self.wanted: tuple[int, ...] = (4, 4, 4)
+        self.limits: ShareLimits | None = None
+
+    def observe(self, look: Look) -> None:
+        self.looks.append(look)
+
+    def shares(self, batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
+        self.limits = limits
+        return self.wanted
+
+    def lines(self) -> tuple[Line, ...]:
+        return ()
+
+    def step_s(self, shares: Any, limits: ShareLimits) -> float:
+        return max(shares) / 100.0
+
+    def stragglers(self) -> tuple[int, ...]:
+        return (2,)
+
+    def state(self) -> dict[str, Any]:
+        return {"wanted": self.wanted}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.wanted = state["wanted"]
+
+
+class Run:
+    """A gang that trains in simulated time."""
+
+    def __init__(self, *, look_s: float = 0.0005, has_loaders: bool = False, **words: Any) -> None:
+        self.clock, self.balancer = Clock(), Wanted()
+        self.gang = Alone(self.clock, look_s)
+        self.balancing = Balancing(
+            replace(SEGMENT, **words),
+            self.gang,
+            CpuTimer(self.gang, self.clock),
+            Steps(),
+            12,
+            has_loaders=has_loaders,
+            clock=self.clock,
+            balancer=self.balancer,
+        )
+
+    def steps(self, number: int, step_s: float, batch_size: int = 12) -> list[tuple[int, ...]]:
+        """Shares of so many steps."""
+        found = []
+        for _ in range(number):
+            shares = tuple(self.balancing.shares(batch_size, 3))
+            found.append(shares)
+            self.balancing.begin_step()
+            self.clock.now += step_s
+            self.balancing.end_step(GlobalBatch(indices=np.arange(batch_size), shares=shares))
+            self.balancing.look_if_due(batch_size)
+        return found
+
+
+@pytest.mark.parametrize(("look_s", "step_s"), [(0.0003, 0.1), (0.0005, 0.005), (0.002, 0.001), (0.01, 0.03)])
+def test_looks_take_half_a_percent_of_the_time_and_less_on_equal_workers(look_s, step_s):
+    run = Run(look_s=look_s)
+    run.steps(30, step_s)
+    looks, began = run.gang.looks, run.clock.now
+    run.steps(20_000, step_s)
+    share = (run.gang.looks - looks) * look_s / (run.clock.now - began)
+    assert share < 0.005
+    assert run.gang.looks > looks + 5, "but they do not end"
+
+
+def test_long_steps_are_looked_at_after_each_of_them():
+    run = Run(look_s=0.0003)
+    run.steps(30, 0.2)
+    looks = run.gang.looks
+    run.balancer.wanted = (6, 4, 2)
+    run.steps(10, 0.2)
+    assert run.gang.looks == looks + 10
+
+
+def test_what_is_decided_after_a_step_holds_for_the_next_one():
+    run = Run()
+    run.steps(2, 0.1)
+    run.balancer.wanted = (7, 5, 0)
+    before = run.steps(2, 0.1)
+    assert before == [(4, 4, 4)] * 2
+    assert run.steps(1, 0.1) == [(7, 5, 0)]
+    assert tuple(run.balancing.shares(6, 3)) == (4, 2, 0), "the last batch of an epoch is divided alike"
+
+
+def test_another_batch_size_is_looked_at_at_once():
+    run = Run(look_s=0.01)
+    run.steps(100, 0.001)
+    run.balancer.wanted = (12, 8, 4)
+    assert run.steps(1, 0.001, batch_size=24) == [(8, 8, 8)]
+    assert run.steps(1, 0.001, batch_size=24) == [(12, 8, 4)]
+
+
+def test_the_first_step_and_batches_of_other_sizes_are_not_timed():
+    run = Run()
+    run.steps(1, 9.0)
+    run.steps(1, 0.1)
+    assert [look.compute_s for look in run.balancer.looks] == [pytest.approx((0.1, 0.1, 0.1))]
+    assert [look.steps for look in run.balancer.looks] == [1]
+
+
+def test_changes_are_rare_where_each_of_them_empties_the_loaders():
+    run = Run(has_loaders=True)
+    shares = []
+    for number in range(2000):
+        run.balancer.wanted = (4 + number % 2, 4 - number % 2, 4)
+        now = tuple(run.balancing.shares(12, 3))
+        slow = bool(shares) and shares[-1] != now
+        shares += run.steps(1, 0.15 if slow else 0.05)
+    changes = sum(one != other for one, other in zip(shares, shares[1:], strict=False))
+    assert 5 < changes < 2000 * 0.05 * 0.02 / 0.1 + 12
+
+
+@pytest.mark.parametrize(("max_share", "caps"), [(None, 12), (0.5, 6), (0.1, 4)])
+def test_a_worker_gets_no_more_than_the_settings_allow_but_all_samples_are_taken(max_share, caps):
+    limits = Run(balance=Balance(max_share=max_share)).balancing.limits(12)
+    assert limits == ShareLimits(caps=(caps,) * 3, least=1, zero_costs_nothing=True)
+
+
+def test_the_report_adds_up_the_looks_since_the_last_one():
+    run = Run()
+    assert run.balancing.report() is None
+    run.balancer.wanted = (2, 4, 6)
+    run.steps(7, 0.1)
+    use = run.balancing.report()
+    assert use is not None
+    assert (use.shares, use.steps, use.stragglers) == ((2, 4, 6), 5, (2,))
+    assert use.step_s == pytest.approx(0.1)
+    assert use.compute_s == pytest.approx((0.1, 0.1, 0.1))
+    assert use.equal_step_s == pytest.approx(0.1 - 0.02)
+    assert run.balancing.report() is None
+
+
+def test_a_state_is_of_use_to_a_gang_of_the_same_size():
+    run = Run()
+    run.balancer.wanted = (2, 4, 6)
+    run.steps(3, 0.1)
+    state = run.balancing.state()
+    same, other = Run(), Run()
+    same.balancing.restore(state)
+    assert same.steps(1, 0.1) == [(2, 4, 6)]
+    other.balancing.restore({**state, "shares": (6, 6)})
+    other.balancing.restore(None)
+    assert other.steps(1, 0.1) == [even_shares(12, 3)]
+
+
+@pytest.mark.parametrize(
+    ("words", "has_own_step", "expected"),
+    [
+        ({}, False, True),
+        ({}, True, True),
+        ({"device": "cuda"}, False, True),
+        ({"device": "cuda"}, True, False),
+        ({"num_workers": 1}, False, False),
+        ({"balance": Balance(policy="equal")}, False, False),
+        ({"batch_mode": "sweep"}, False, False),
+    ],
+)
+def test_which_gangs_are_balanced(words, has_own_step, expected):
+    assert can_balance(replace(SEGMENT, **words), has_own_step=has_own_step) is expected
+
+
+@pytest.mark.parametrize(
+    ("shares", "least", "expected"),
+    [((1, 7, 4), 2, (0, 8, 4)), ((1, 1, 1), 2, (3, 0, 0)), ((1, 7, 4), 1, (1, 7, 4)), ((0, 1, 0), 2, (0, 1, 0))],
+)
+def test_no_share_is_too_small(shares, least, expected):
+    assert at_least(shares, least) == expected
+
+
+def test_a_timer_leaves_out_what_is_waiting():
+    clock = Clock()
+    gang = Gang(0, 1, None)
+    timer = CpuTimer(gang, clock)
+    for counts in (True, False, True):
+        timer.begin()
+        clock.now += 1.0
+        gang.waited_s += 0.25  # a collective
+        timer.computed()
+        clock.now += 5.0
+        timer.averaged()
+        clock.now += 0.5
+        timer.end(counts=counts)
+    assert timer.take() == (2, pytest.approx(2 * 1.25))
+    assert timer.take() == (0, 0.0)
+    assert ComputeTimer().take() == (0, 0.0)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Path]:
+    for path, text in {
+        "proc/self/cgroup": "4:memory:/m\n1:cpu,cpuacct:/jobs/one\n0::/two/three\n",
+        "sys/fs/cgroup/cpu,cpuacct/jobs/one/cpu.cfs_quota_us": "50000\n",
+        "sys/fs/cgroup/cpu,cpuacct/jobs/one/cpu.cfs_period_us": "100000\n",
+        "sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_quota_us": "-1\n",
+        "sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_period_us": "100000\n",
+        "sys/fs/cgroup/two/cpu.max": "75000 100000\n",
+        "sys/fs/cgroup/two/three/cpu.max": "max 100000\n",
+        "proc/stat": "cpu  0 0 0 0 0 0 0 0 0 0\n",
+        "proc/meminfo": "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    yield tmp_path
+
+
+def test_the_quotas_of_control_groups_count_at_once(machine):
+    found = Availability(1, root=machine)
+    assert found.cpus() == 0.5
+    (machine / "sys/fs/cgroup/cpu,cpuacct/jobs/one/cpu.cfs_quota_us").write_text("-1")
+    assert found.cpus() == 0.75
+    (machine / "sys/fs/cgroup/two/cpu.max").write_text("max 100000")
+    assert found.cpus() == 1.0, "one thread"
+    assert found.memory() == 0.25
+
+
+def test_what_other_processes_use_is_not_available(machine, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("time.process_time", lambda: 0.0)
+    (machine / "proc/self/cgroup").unlink()
+    clock = Clock()
+    found = Availability(1, root=machine, clock=clock)
+    clock.now += 1.0
+    (machine / "proc/stat").write_text("cpu  100 20 10 0 0 0 10 10 0 0\n")
+    assert found.cpus() == pytest.approx(0.5), "others took 1.5 of 2 CPUs"
+    clock.now += 1.0
+    (machine / "proc/stat").write_text("nothing of use\n")
+    assert found.cpus() == pytest.approx(0.5)
+    (machine / "proc/meminfo").unlink()
+    assert Availability(1, root=machine, clock=clock).memory() == 1.0
