@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from rubberband.executor.training.agent import BatchAgent, BatchChoice, GangTime
+from rubberband.executor.training.agent import BatchAgent, BatchChoice
 from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
@@ -140,7 +140,7 @@ def make_adaptive(
     fits: Callable[[int], bool],
     gradient_scale: Callable[[], torch.Tensor | None],
     shares: SharePolicy = even_shares,
-    gang_s: GangTime = lambda batch_size: None,
+    pace: Callable[[], float] = lambda: 1.0,
 ) -> AdaptiveBatching:
     """Return the adaptive batches of a trial on one worker; `batch_size` and `per_gpu` are the trial's own.
 
@@ -174,7 +174,7 @@ def make_adaptive(
         fits=fits,
         synchronize=torch.cuda.synchronize if segment.device == "cuda" else lambda: None,
         shares=shares,
-        gang_s=gang_s,
+        pace=pace,
     )
 
 
@@ -218,8 +218,8 @@ class AdaptiveBatching(Batching):
     """Waits until the device is done."""
     shares: SharePolicy = even_shares
     """Divides a batch among the workers."""
-    gang_s: GangTime = lambda batch_size: None
-    """On rank 0: seconds that the slowest worker needs for its share of a batch."""
+    pace: Callable[[], float] = lambda: 1.0
+    """On rank 0: how much longer unequal workers take now than at first."""
     clock: Callable[[], float] = time.perf_counter
     own_clock: Callable[[], float] = own_time
     """The same without the time that other work on the machine takes."""
@@ -239,7 +239,7 @@ class AdaptiveBatching(Batching):
             clock=self.own_clock,
             least_per_gpu=self.least_per_gpu,
             known=segment.known_points,
-            gang_s=self.gang_s,
+            pace=self.pace,
         )
         self._noise_scale: float | None = None
         self._progress = 0.0
@@ -427,8 +427,9 @@ class AdaptiveBatching(Batching):
         return -(-share // passes)
 
     def before_shares_change(self) -> None:
-        """Tell the time with the present shares from that with the next ones."""
-        self._close_stretch(self._noise_scale)
+        """Tell the time with the present shares from that with the next ones, unless it is of few steps."""
+        if 2 * self._stretch.steps >= self._interval:
+            self._close_stretch(self._noise_scale)
 
     def after_shares_change(self) -> None:
         """Take the largest of the new shares in as few passes as fit the memory."""

@@ -31,17 +31,14 @@ TRUSTED_STRETCHES = 3
 """A layout with fewer timings is doubted after a while: other work on the machine may have slowed it."""
 DOUBTED_AFTER = 32
 """Stretches of any layout since its last one."""
-WORTH_CORRECTING = 0.05
-"""A smaller relative change of what the workers need is taken for noise."""
+WORTH_CORRECTING = 0.2
+"""A smaller relative change of the gang's pace is taken for noise."""
 DOUBTED_WEIGHT = 0.1
 """Its weight in the fit, where a stretch weighs 1."""
 TRY_GROWTH = 1.5
 """A batch this much larger is tried while the cost of a sample is unknown."""
 LEAST_GAIN = 0.01
 """A smaller gain in goodput is not worth a change."""
-
-GangTime = Callable[[int], float | None]
-"""M -> seconds that the slowest worker needs for its share of it, by what is known now; None: unknown."""
 
 Layout = tuple[int, int, int, int]
 """Instances, GPUs, samples per GPU at once, and accumulation of a batch (N, K, m, s)."""
@@ -69,16 +66,16 @@ class BatchAgent:
     least_per_gpu: int = field(default=1, kw_only=True)
     known: InitVar[Sequence[BatchPoint]] = field(default=(), kw_only=True)
     """Steps that profiling timed, of any gang."""
-    gang_s: GangTime = field(default=lambda batch_size: None, kw_only=True)
-    """The time of unequal workers, max_i t_i(x_i)."""
+    pace: Callable[[], float] = field(default=lambda: 1.0, kw_only=True)
+    """The time of unequal workers, max_i t_i(x_i), now, in relation to what it was at first at the same sizes."""
 
     def __post_init__(self, known: Sequence[BatchPoint]) -> None:
         self._known = {_layout_of(point): point.step_s for point in known}
         self._known_model: Throughput | None = None
         self._seen: dict[Layout, deque[tuple[int, float]]] = {}
         """Layout -> (steps, seconds) of its latest stretches."""
-        self._gang_s: dict[Layout, tuple[int, float]] = {}
-        """Layout of this gang -> its M, and max_i t_i when it was last timed, if that was known."""
+        self._paces: dict[Layout, float] = {}
+        """Layout that this gang timed -> the pace that its timings are for."""
         self._seen_at: dict[Layout, int] = {}
         """Layout -> number of stretches when it was last timed."""
         self._num_stretches = 0
@@ -110,9 +107,7 @@ class BatchAgent:
         self._news = self._news or layout not in self._seen
         self._correct()
         timings = self._seen.pop(layout, deque(maxlen=WINDOW))
-        gang_s = self.gang_s(used.batch_size)
-        if gang_s is not None:
-            self._gang_s[layout] = used.batch_size, gang_s
+        self._paces.setdefault(layout, self.pace())
         timings.append((steps, seconds))
         self._seen[layout] = timings
         self._num_stretches += 1
@@ -120,18 +115,17 @@ class BatchAgent:
         if len(self._seen) > MOST_POINTS:
             oldest = next(iter(self._seen))
             del self._seen[oldest], self._seen_at[oldest]
-            self._gang_s.pop(oldest, None)
+            self._paces.pop(oldest, None)
 
     def _correct(self) -> None:
         """Scale timings of this gang that were taken with other shares, or when its workers were slower or faster."""
-        for layout, (batch_size, before_s) in self._gang_s.items():
-            now_s = self.gang_s(batch_size)
-            if now_s is None or abs(now_s / before_s - 1.0) < WORTH_CORRECTING:
-                continue
-            timings = ((steps, seconds * now_s / before_s) for steps, seconds in self._seen[layout])
-            self._seen[layout] = deque(timings, maxlen=WINDOW)
-            self._gang_s[layout] = batch_size, now_s
-            self._news = True
+        now = self.pace()
+        for layout, before in self._paces.items():
+            if abs(now / before - 1.0) >= WORTH_CORRECTING:
+                timings = ((steps, seconds * now / before) for steps, seconds in self._seen[layout])
+                self._seen[layout] = deque(timings, maxlen=WINDOW)
+                self._paces[layout] = now
+                self._news = True
 
     def forbid(self, per_gpu: int, proven: int) -> None:
         """Note that `per_gpu` samples do not fit the memory, and `proven` do: stay well below the former."""
@@ -253,7 +247,7 @@ class BatchAgent:
         limits = [limit for limit in (self.limits.max_per_gpu, state["max_per_gpu"]) if limit is not None]
         self.limits = replace(self.limits, max_per_gpu=min(limits, default=None))
         self._news = bool(self._seen)
-        self._gang_s = {}
+        self._paces = {}
 
 
 def _point(layout: Layout, seconds: float) -> BatchPoint:

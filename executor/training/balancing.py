@@ -63,6 +63,27 @@ class _Stretch:
     compute_s: list[float] = field(default_factory=list)
 
 
+class _Level:
+    """max_i t_i at one batch size: with its first shares, and now."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, ...] | None = None
+        self._before: deque[float] = deque(maxlen=TYPICAL_OF)
+        self._now: deque[float] = deque(maxlen=TYPICAL_OF)
+
+    def add(self, shares: tuple[int, ...], seconds: float) -> None:
+        """Note the time of a look."""
+        self._first = self._first or shares
+        if shares == self._first and not self._now:
+            self._before.append(seconds)
+        else:
+            self._now.append(seconds)
+
+    def change(self) -> float:
+        """Return the typical time now, by that before the shares changed."""
+        return median(self._now) / median(self._before) if self._now else 1.0
+
+
 class Balancing:
     """Divides the batches of a gang; all of its workers call it in lockstep."""
 
@@ -98,6 +119,7 @@ class Balancing:
         self._changes, self._since_change, self._rest_steps = 0, 0, 0
         self._change_s = math.nan
         self._stretch = _Stretch()
+        self._pace, self._level = 1.0, _Level()
 
     def shares(self, batch_size: int, num_workers: int) -> Sequence[int]:
         """Return the samples of each worker in a batch of that size."""
@@ -163,6 +185,7 @@ class Balancing:
             memory=None if self._is_cuda else tuple(row[3] for row in rows),
         )
         self._balancer.observe(look)
+        self._level.add(self._now, max(own_s))
         stretch = self._stretch
         stretch.steps += self._steps
         stretch.step_s += self._step_s
@@ -200,19 +223,26 @@ class Balancing:
         self._quiet += 1
         batch_size = batching.batch_size
         if tuple(self.shares(batch_size, len(shares))) == shares:
-            self._size, self._now = batch_size, shares
+            self._move_to(batch_size, shares)
             return
         batching.before_shares_change()
-        self._size, self._now = batch_size, shares
+        self._move_to(batch_size, shares)
         self._quiet, self._since_change = 0, 0
         self._changes += 1
         self._untimed = int(self._has_loaders or self._is_cuda)
         batching.after_shares_change()
 
-    def gang_s(self, batch_size: int) -> float | None:
-        """Return max_i t_i of a batch in the present proportions, on rank 0; None before the first look."""
-        found = self._balancer.step_s(self.shares(batch_size, self._segment.num_workers), self.limits(batch_size))
-        return found if found > 0.0 else None
+    def _move_to(self, batch_size: int, shares: tuple[int, ...]) -> None:
+        if batch_size != self._size:
+            self._pace, self._level = self.pace(), _Level()
+        self._size, self._now = batch_size, shares
+
+    def pace(self) -> float:
+        """Return max_i t_i now in relation to what it was at first, each at the same batch sizes, on rank 0.
+
+        1 while the shares are equal: what looks like a change is noise then.
+        """
+        return self._pace * self._level.change()
 
     def report(self) -> BalanceUse | None:
         """Return the shares and times since the last report, on rank 0; None without a look."""

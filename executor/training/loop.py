@@ -222,7 +222,7 @@ class TorchRunner(Runner):
             fits=self._step.fits,
             gradient_scale=self._step.precision.scale,
             shares=self._shares,
-            **({} if self._balancing is None else {"gang_s": self._balancing.gang_s}),
+            **({} if self._balancing is None else {"pace": self._balancing.pace}),
         )
 
     def restore(self, payload: bytes) -> int:

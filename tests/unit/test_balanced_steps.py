@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 
 from rubberband.executor.training.availability import Availability
 from rubberband.executor.training.balancing import Balancing, at_least, can_balance
+from rubberband.executor.training.batching import FixedBatching
 from rubberband.executor.training.compute_time import ComputeTimer, CpuTimer
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.sampler import GlobalBatch
+from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.planner.balancing import Line, Look, ShareLimits, even_shares
 from rubberband.values.balance import Balance
 from tests.builders import segments
@@ -89,6 +90,7 @@ class Run:
     def __init__(self, *, look_s: float = 0.0005, has_loaders: bool = False, **words: Any) -> None:
         self.clock, self.balancer = Clock(), Wanted()
         self.gang = Alone(self.clock, look_s)
+        self.batching = FixedBatching(GlobalBatchSampler(1200, 0), 12, 12, 1200, self.gang)
         self.balancing = Balancing(
             replace(SEGMENT, **words),
             self.gang,
@@ -109,7 +111,8 @@ class Run:
             self.balancing.begin_step()
             self.clock.now += step_s
             self.balancing.end_step(GlobalBatch(indices=np.arange(batch_size), shares=shares))
-            self.balancing.look_if_due(batch_size)
+            self.batching.batch_size = batch_size
+            self.balancing.look_if_due(self.batching)
         return found
 
 
@@ -167,7 +170,7 @@ def test_changes_are_rare_where_each_of_them_empties_the_loaders():
         now = tuple(run.balancing.shares(12, 3))
         slow = bool(shares) and shares[-1] != now
         shares += run.steps(1, 0.15 if slow else 0.05)
-    changes = sum(one != other for one, other in zip(shares, shares[1:], strict=False))
+    changes = sum(one != other for one, other in pairwise(shares))
     assert 5 < changes < 2000 * 0.05 * 0.02 / 0.1 + 12
 
 
@@ -247,7 +250,7 @@ def test_a_timer_leaves_out_what_is_waiting():
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Path]:
+def machine(tmp_path: Path) -> Path:
     for path, text in {
         "proc/self/cgroup": "4:memory:/m\n1:cpu,cpuacct:/jobs/one\n0::/two/three\n",
         "sys/fs/cgroup/cpu,cpuacct/jobs/one/cpu.cfs_quota_us": "50000\n",
@@ -261,7 +264,7 @@ def machine(tmp_path: Path) -> Iterator[Path]:
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    yield tmp_path
+    return tmp_path
 
 
 def test_the_quotas_of_control_groups_count_at_once(machine):
