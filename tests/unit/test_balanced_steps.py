@@ -136,7 +136,7 @@ def test_long_steps_are_looked_at_after_each_of_them():
     assert run.gang.looks == looks + 10
 
 
-def test_what_is_decided_after_a_step_holds_for_the_next_one():
+def test_a_decision_after_a_step_holds_for_the_next_one():
     run = Run()
     run.steps(2, 0.1)
     run.balancer.wanted = (7, 5, 0)
@@ -219,7 +219,7 @@ def test_a_state_is_of_use_to_a_gang_of_the_same_size():
         ({"batch_mode": "sweep"}, False, False),
     ],
 )
-def test_which_gangs_are_balanced(words, has_own_step, expected):
+def test_some_gangs_are_not_balanced(words, has_own_step, expected):
     assert can_balance(replace(SEGMENT, **words), has_own_step=has_own_step) is expected
 
 
@@ -277,7 +277,7 @@ def test_the_quotas_of_control_groups_count_at_once(machine):
     assert found.memory() == 0.25
 
 
-def test_what_other_processes_use_is_not_available(machine, monkeypatch):
+def test_cpus_of_other_processes_are_not_available(machine, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("time.process_time", lambda: 0.0)
     (machine / "proc/self/cgroup").unlink()
