@@ -94,7 +94,7 @@ class Provider(Protocol):
 
 
 INSTANCE_LABEL = "rubberband/instance"
-"""Label of a Ray node; its value is the name of its instance."""
+"""Label of a Ray node; its value is the name of its instance (see `ClusterProvider.node`)."""
 
 
 class HeadError(ProviderError):
@@ -111,6 +111,8 @@ class Head:
     """Ray's temporary directory on the head, which no instance on the same machine shares. None: not needed."""
     environment: Mapping[str, str]
     """Environment variables with which the cluster accepts the driver."""
+    namespace: str = "rubberband"
+    """Ray's namespace of the driver; each experiment of a pool has its own."""
 
 
 class ClusterProvider(Provider, Protocol):
@@ -138,6 +140,10 @@ class ClusterProvider(Provider, Protocol):
     @property
     def look_s(self) -> float:
         """Shortest interval between calls of `describe`, in seconds."""
+        ...
+
+    def node(self, instance: str) -> str:
+        """Return the label (`INSTANCE_LABEL`) of the Ray node that the instance is, or is a part of."""
         ...
 
     def slowness(self, instance: str) -> float:

@@ -38,6 +38,7 @@ from rubberband.executor.virtual.backend import VirtualBackend, by_trial, shuffl
 from rubberband.executor.virtual.noise import Noise
 from rubberband.interrupts import AtOnce
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import PoolFolder
 from rubberband.spec.resources import LOG_LIMIT_BYTES, Resources
 from rubberband.values import start_times
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
@@ -83,6 +84,12 @@ class Setup:
     def kind(self) -> ProviderKind:
         """The provider's kind."""
         return KINDS[self.provider]
+
+    @property
+    def pool(self) -> str | None:
+        """Path of the folder of its pool; None: its instances are its own."""
+        found: str | None = self.experiment.get("resources", {}).get("pool")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -188,7 +195,7 @@ def _run(
             observers: list[Observer] = [*view(header.job, backend.now, views), *told]
             inbox = Inbox(folder.inbox)
             began_at = backend.now()
-            if setup.kind.is_this_machine:
+            if setup.kind.is_this_machine and setup.pool is None:  # warm instances start in no time
                 views.callback(lambda: _note_starts(folder.home, str(setup.entrypoint), controller, began_at))
             drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox, draw=draw)
             now = backend.now()
@@ -296,9 +303,11 @@ def make_ray_backend(
         not_before=not_before,
         largest_gang=largest_gang,
     )
+    # On a pool's machines, workers of several experiments start on their own: they import different code.
+    forks = not kind.is_rented and setup.pool is None
     return RayBackend(
         provider,
-        fork_server=None if kind.is_rented else ForkServer(folder.name, folder.instances, setup.entrypoint),
+        fork_server=ForkServer(folder.name, folder.instances, setup.entrypoint) if forks else None,
         entrypoint=setup.entrypoint,
         configs=setup.configurations,
         seeds=sampling.Seeds(setup.seeds, setup.experiment),
@@ -341,6 +350,19 @@ def open_cluster(
 
     Its clock goes on from `not_before` at least.
     """
+    if setup.pool is not None:
+        from rubberband.cloud.pool import open_pool
+
+        return open_pool(
+            folder.name,
+            folder.instances,
+            PoolFolder(path=Path(setup.pool)),
+            offer.gpus,
+            run=setup.run,
+            lease_s=setup.lease_s,
+            device="cuda" if local_devices(offer)[0] else "cpu",
+            not_before=not_before,
+        )
     if setup.kind.is_this_machine:
         from rubberband.cloud.local.provider import LocalProvider
 

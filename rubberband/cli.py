@@ -45,6 +45,7 @@ _COMMANDS = {
     "up": ("cloud", "Start the head on EC2, or find it."),
     "down": ("cloud", "Terminate everything on EC2: workers, head, and their resources."),
     "image": ("cloud", "Build, list and delete images that have the driver's environment installed."),
+    "pool": ("pool", "Start, show and end a pool of instances that several experiments share."),
     "token": ("token", "Make, list and revoke the tokens of the service."),
 }
 """Command -> its module in rubberband.commands, and the first sentence of its help."""

@@ -194,6 +194,8 @@ def _refused(key: str, reason: str) -> Problem:
 
 def require_no_paths(experiment: Experiment) -> None:
     """Raise Problem REFUSED if an experiment names a file of the server."""
+    if experiment.resources.pool is not None:
+        raise _refused("resources.pool", "requests may not name a pool of the server; leave it out")
     for key, value in _paths(experiment).items():
         if isinstance(value, str):
             remedy = "leave it out" if key.endswith("catalogue") else "write the profile itself in its place"

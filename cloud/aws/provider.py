@@ -102,6 +102,10 @@ class AwsProvider:
         self._until = clock() + lease_s
         self._fleet.keep_until(self._until)
 
+    def node(self, instance: str) -> str:
+        """Return its name: each instance is a node of its own."""
+        return instance
+
     def slowness(self, instance: str) -> float:
         """Return 1: an instance is not shared."""
         return 1.0

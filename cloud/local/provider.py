@@ -71,6 +71,10 @@ class LocalProvider:
         self.device: Literal["cpu", "cuda"] = "cuda" if self._devices else "cpu"
         self._instances = directory.resolve() / "instances"
 
+    def node(self, instance: str) -> str:
+        """Return its name: each instance is a node of its own."""
+        return instance
+
     def slowness(self, instance: str) -> float:
         """Return the slowness by its node's start time and the processes per core now."""
         record = load(self._path(instance))

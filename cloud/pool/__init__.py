@@ -4,5 +4,18 @@ from rubberband.cloud.pool.events import PoolLimits
 from rubberband.cloud.pool.journal import FileJournal, MemoryJournal
 from rubberband.cloud.pool.pool import LentInstance, Pool
 from rubberband.cloud.pool.provider import PoolCalls, PoolProvider
+from rubberband.cloud.pool.remote import RemotePool, open_pool
+from rubberband.cloud.pool.server import PoolServer
 
-__all__ = ["FileJournal", "LentInstance", "MemoryJournal", "Pool", "PoolCalls", "PoolLimits", "PoolProvider"]
+__all__ = [
+    "FileJournal",
+    "LentInstance",
+    "MemoryJournal",
+    "Pool",
+    "PoolCalls",
+    "PoolLimits",
+    "PoolProvider",
+    "PoolServer",
+    "RemotePool",
+    "open_pool",
+]

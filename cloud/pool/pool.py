@@ -142,7 +142,7 @@ class Pool:
     def describe(self, tenant: str) -> list[LentInstance]:
         """Return all that a tenant has ever asked for, in order."""
         with self._mutex:
-            return [_lent(one) for one in self._broker.state.tenants.get(tenant, ())]
+            return [lent(one) for one in self._broker.state.tenants.get(tenant, ())]
 
     def release(self, tenant: str, instance: str) -> LentInstance:
         """Take a slice back, and return how it ended; idempotent. Raises ProviderError if it was never asked for."""
@@ -152,7 +152,7 @@ class Pool:
                 raise ProviderError(f"instance {instance} was never launched in this pool; nothing to release")
             if one.ended_at is None:
                 self.take_in([SliceReturned(at=self._now(), tenant=tenant, instance=instance)])
-            return _lent(one)
+            return lent(one)
 
     def renew(self, tenant: str, until: float) -> None:
         """Let what a tenant holds stay until `until`."""
@@ -348,7 +348,7 @@ def _ended(status: InstanceDescription, ended_at: float, now: float) -> MachineE
     )
 
 
-def _lent(one: Slice) -> LentInstance:
+def lent(one: Slice) -> LentInstance:
     """Return a slice as a provider describes an instance."""
     state: InstanceState = "pending" if one.running_at is None else "running"
     machine = one.machine

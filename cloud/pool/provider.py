@@ -7,6 +7,7 @@ pool itself goes on. Many experiments share its one Ray cluster; each sees only 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from rubberband.cloud.pool.pool import LentInstance
@@ -95,7 +96,7 @@ class PoolProvider:
         self._pool.leave(self._tenant)
 
     def node(self, instance: str) -> str:
-        """Return the name of the machine that an instance is on; its own until it has one."""
+        """Return the label of the machine that an instance is on; its own name until it has one."""
         return self._nodes.get(instance, instance)
 
     def slowness(self, instance: str) -> float:
@@ -108,8 +109,9 @@ class PoolProvider:
 
     def head(self) -> Head | None:
         """Return the living head of the pool's cluster, or None."""
-        return self._pool.head()
+        found = self._pool.head()
+        return None if found is None else replace(found, namespace=self._tenant)
 
     def ensure_head(self) -> Head:
         """Return the living head of the pool's cluster; start one if there is none. Raises HeadError."""
-        return self._pool.ensure_head()
+        return replace(self._pool.ensure_head(), namespace=self._tenant)

@@ -145,6 +145,7 @@ class RayBackend:
             on_sick=on_sick,
             remote=self.provider.remote,
             shipment=self._shipment,
+            node=self.provider.node,
         )
 
     def now(self) -> float:

@@ -79,8 +79,8 @@ class Connection:
             raise ProviderError(f"the Ray head at {head.address} did not let the driver in: {error}") from error
         self._address = head.address
 
-    def dead_instances(self) -> set[str]:
-        """Return the instances whose Ray node has stopped answering the head; none once this leaves the head.
+    def dead_nodes(self) -> set[str]:
+        """Return the labels of Ray nodes that have stopped answering the head; none once this leaves the head.
 
         A request that is pending when Ray disconnects is never answered, so it has its own thread.
         """
@@ -92,7 +92,7 @@ class Connection:
         while not wait([asked], timeout=_LOOK_S).done:
             if self._address != address:
                 return set()
-        return {instance for instance, alive in asked.result().items() if not alive}
+        return {label for label, alive in asked.result().items() if not alive}
 
     def close(self) -> None:
         """Disconnect for good."""
@@ -127,7 +127,7 @@ def _join(head: Head) -> None:
             ray.init(
                 address=head.address,
                 _temp_dir=head.temp_dir,  # which raylet of this machine to attach to: never an instance's
-                namespace="rubberband",
+                namespace=head.namespace,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
@@ -152,7 +152,7 @@ def _ask_for_nodes() -> Future[dict[str, bool]]:
 
 
 def ray_nodes() -> dict[str, bool]:
-    """Return instance -> whether its Ray node answers, for all instances that the head has ever seen."""
+    """Return label -> whether a Ray node answers, for all instances that the head has ever seen."""
     nodes: list[Any] = ray.nodes()  # type: ignore[no-untyped-call]
     found: dict[str, bool] = {}
     for node in nodes:

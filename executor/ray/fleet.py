@@ -388,9 +388,14 @@ class RayFleet:
         """Give up instances that run according to the provider, but whose Ray node is frozen or cut off."""
         while not self._closing.wait(_WATCH_NODES_S):
             with contextlib.suppress(Exception):  # the head is gone: `_look` will see it
-                for instance in self._connection.dead_instances():
-                    if self.workers(instance) is not None:
-                        self._give_up(instance, "its Ray node stopped answering")
+                if dead := self._connection.dead_nodes():
+                    for instance in self._held():
+                        if self.provider.node(instance) in dead:
+                            self._give_up(instance, "its Ray node stopped answering")
+
+    def _held(self) -> list[str]:
+        with self._mutex:
+            return [instance for instance, hold in self._holds.items() if not hold.over]
 
     def _look(self) -> None:
         try:

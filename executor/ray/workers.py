@@ -88,6 +88,8 @@ class Workers:
     remote: bool = field(default=False, kw_only=True)
     """Whether the instance is another machine, which gets the user's code by the `shipment`."""
     shipment: Shipment | None = field(default=None, kw_only=True)
+    node: Callable[[str], str] = field(default=lambda instance: instance, kw_only=True)
+    """Gives the label of the Ray node that a running instance is, or is a part of."""
 
     def __post_init__(self) -> None:
         self._pause_s = _REMOTE_PAUSE_S if self.remote else _PAUSE_S
@@ -110,7 +112,7 @@ class Workers:
         patience = _Patience(self.timeout_s)
         try:
             # A placement group that waits for its node keeps the head busy, and fills its memory.
-            self._until(lambda: ray_nodes().get(self.instance, False), patience)
+            self._until(lambda: ray_nodes().get(self.node(self.instance), False), patience)
             group = self._place(patience)
             workers = [self._start(group, gpu) for gpu in range(self.gpus)]
             self._warm_up(workers, patience)
@@ -144,7 +146,7 @@ class Workers:
                 remove_placement_group(group)
 
     def _place(self, patience: _Patience) -> Any:
-        label = {INSTANCE_LABEL: self.instance}
+        label = {INSTANCE_LABEL: self.node(self.instance)}
         group = placement_group([{"GPU": 1}] * self.gpus, strategy="PACK", bundle_label_selector=[label] * self.gpus)
         with self._mutex:
             self._group = group

@@ -18,6 +18,7 @@ from rubberband.executor.copying import copied
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import default_home
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import on_pool
 from rubberband.values.plan import Plan, Policy, Prediction
 from rubberband.views.estimate_tables import headlines, screen_tables
 from rubberband.views.report_text import render_document
@@ -87,8 +88,8 @@ def estimate(
     Without a plan within the limits the estimate is not `feasible`, and shows remedies. Raises InputError for wrong
     words, ProfileMissingError without a profile.
     """
-    experiment = experiment_of(entrypoint, words, "estimate")
     place = Path(home).expanduser().resolve() if home else default_home()
+    experiment = experiment_of(entrypoint, words, "estimate", place)
     trial = experiment.entrypoint
     found_entrypoint = Entrypoint.parse(trial, (os.getcwd(),)) if isinstance(trial, str) else None
     if trial is not None and found_entrypoint is None:
@@ -112,10 +113,14 @@ def estimate(
     return copied(PlanEstimate, found)
 
 
-def experiment_of(entrypoint: Any, words: Mapping[str, Any], caller: str) -> Experiment:
-    """Return the experiment of a call: `experiment=` itself, or one of the entry point and the words."""
+def experiment_of(entrypoint: Any, words: Mapping[str, Any], caller: str, home: Path) -> Experiment:
+    """Return the experiment of a call: `experiment=` itself, or one of the entry point and the words.
+
+    Its pool is one of `home`.
+    """
     if "experiment" not in words:
-        return Experiment(**({} if entrypoint is None else {"entrypoint": entrypoint}), **words)
+        named = {} if entrypoint is None else {"entrypoint": entrypoint}
+        return Experiment(**on_pool({**named, **words}, home))
     rest = [name for name in words if name != "experiment"]
     if rest or entrypoint is not None:
         raise InputError(

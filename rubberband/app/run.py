@@ -65,8 +65,9 @@ def tune(
 
     Raises InputError for wrong words, InfeasibleError if no plan meets the constraints.
     """
-    experiment = experiment_of(entrypoint, words, "tune")
-    folder = open_folder(experiment.name, Path(home).expanduser().resolve() if home else None)
+    place = Path(home).expanduser().resolve() if home else default_home()
+    experiment = experiment_of(entrypoint, words, "tune", place)
+    folder = open_folder(experiment.name, place)
     announce, view = _shown(verbose)
     return run_experiment(
         experiment,

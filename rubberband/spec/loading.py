@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 from yaml.events import AliasEvent, NodeEvent
 
 from rubberband.errors import InputError
+from rubberband.installation import default_home
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import Path as KeyPath
-from rubberband.spec.fields import WordError, dotted
+from rubberband.spec.fields import WordError, dotted, name_like, word_error
+from rubberband.spec.pool import PoolFile, on_pool
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.units import shown
 
@@ -198,6 +201,7 @@ __all__ = [
     "experiment_of",
     "experiment_schema",
     "load_experiment",
+    "load_pool",
     "load_profile",
     "names_no_profile",
     "parse_experiment",
@@ -220,7 +224,21 @@ def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ())
     words, origins = _document(_read(where), where.name)
     _override(words, origins, overrides, "-s")
     _locate(words, where)
-    return _experiment(words, origins, where.name)
+    return _experiment(_on_pool(words, origins, where.name), origins, where.name)
+
+
+def load_pool(path: str | os.PathLike[str]) -> PoolFile:
+    """Read a pool file; a pool without a name takes that of the file. Raises InputError in one line."""
+    where = Path(path)
+    words, origins = _document(
+        _read(where, "pool"), where.name, "pool", "a pool: instances, gpus_per_instance, provider"
+    )
+    try:
+        return PoolFile.model_validate({"name": name_like(where.stem) or "pool", **words})
+    except ValidationError as error:
+        wrong = word_error(error)
+        place = next((origins[key] for key in (wrong.path, wrong.path[:1]) if key in origins), where.name)
+        raise InputError(f"{place}: {wrong}") from None
 
 
 def parse_experiment(
@@ -269,14 +287,6 @@ def experiment_schema() -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def read_document(path: Path, kind: str, keys: str) -> tuple[dict[Any, Any], dict[KeyPath, str]]:
-    """Return the mapping in a YAML file, and the place of each key (`file:line`).
-
-    Errors name the `kind` of file, and the `keys` of one. Raises InputError.
-    """
-    return _document(_read(path, kind), path.name, kind, keys)
-
-
 def _read(path: Path, kind: str = "experiment") -> bytes:
     try:
         with open(path, "rb") as file:
@@ -314,6 +324,14 @@ def _document(
     if not isinstance(value, dict):
         raise InputError(f"{source}:1: {shown(value)} is not a mapping; write {keys}")
     return value, {path: f"{source}:{line}" for path, line in lines.items()}
+
+
+def _on_pool(words: dict[Any, Any], origins: dict[KeyPath, str], source: str) -> dict[Any, Any]:
+    """Return the words with what their pool sets. Raises InputError."""
+    try:
+        return on_pool(words, default_home())
+    except WordError as error:
+        raise InputError(f"{origins.get(error.path, source)}: {error}") from None
 
 
 def _experiment(words: dict[Any, Any], origins: dict[KeyPath, str], source: str) -> Experiment:

@@ -1,21 +1,26 @@
-"""The pool file: the instances that several experiments share, and the limits of what they may cost together."""
+"""Pools: the file of one, the folder of one that is up, and the words of an experiment on one.
+
+A pool is instances that several experiments share, with limits of what these may cost together.
+"""
 
 from __future__ import annotations
 
-import os
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
-from rubberband.spec.fields import Duration, Gpus, Name, Usd, Words, fault, name_like, word_error
-from rubberband.spec.loading import read_document
+from rubberband.spec.fields import Duration, Gpus, Name, Usd, WordError, Words, fault
 from rubberband.spec.resources import Aws
+from rubberband.units import shown
 from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
 from rubberband.values.plan import Market
-
-_KEYS = "a pool: instances, gpus_per_instance, provider"
 
 
 class PoolFile(Words):
@@ -62,13 +67,121 @@ class PoolFile(Words):
         return self
 
 
-def load_pool(path: str | os.PathLike[str]) -> PoolFile:
-    """Read a pool file; a pool without a name takes that of the file. Raises InputError in one line."""
-    where = Path(path)
-    words, origins = read_document(where, "pool", _KEYS)
-    try:
-        return PoolFile.model_validate({"name": name_like(where.stem) or "pool", **words})
-    except ValidationError as error:
-        wrong = word_error(error)
-        place = next((origins[key] for key in (wrong.path, wrong.path[:1]) if key in origins), where.name)
-        raise InputError(f"{place}: {wrong}") from None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFolder:
+    """Paths of one pool. Constructing it touches nothing."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def file(self) -> Path:
+        """The pool file as it was brought up, with prices and GPUs filled in."""
+        return self.path / "pool.json"
+
+    @property
+    def machines(self) -> Path:
+        """Folder of the provider's records of the machines and the head."""
+        return self.path / "local"
+
+    @property
+    def lock(self) -> Path:
+        """Locked while a broker runs."""
+        return self.path / "broker.lock"
+
+    @property
+    def log(self) -> Path:
+        """Output of the broker's process."""
+        return self.path / "broker.log"
+
+    @property
+    def address(self) -> Path:
+        """File with the path of the broker's socket."""
+        return self.path / "address"
+
+    @property
+    def closed(self) -> Path:
+        """Exists once the pool was closed, until it is brought up again."""
+        return self.path / "closed"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the pool was brought up, and not closed since; its broker may have died."""
+        return self.file.exists() and not self.closed.exists()
+
+    def write(self, words: Mapping[str, Any]) -> None:
+        """Keep the pool file, and let brokers start. Raises InputError if it cannot be written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.file, json.dumps(words, indent=1).encode(), durable=True)
+            self.closed.unlink(missing_ok=True)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(f"{self.path} cannot be written ({reason}); make room or give access") from None
+
+    def read(self) -> dict[str, Any]:
+        """Return the pool file's words. Raises InputError if there is no such pool."""
+        try:
+            found: dict[str, Any] = json.loads(self.file.read_text())
+        except (OSError, ValueError):
+            known = ", ".join(sorted(path.parent.name for path in self.path.parent.glob("*/pool.json"))) or "none"
+            raise InputError(
+                f"pool {self.name!r} not found in {self.path.parent}; known: {known}; start one with `rubberband pool "
+                "up FILE`"
+            ) from None
+        return found
+
+    def note_closed(self) -> None:
+        """Note that the pool was closed: no broker starts by itself."""
+        with suppress(OSError):
+            self.closed.touch()
+            self.address.unlink(missing_ok=True)
+
+
+def pool_folder(name: str, home: Path) -> PoolFolder:
+    """Return the folder of the pool `name` below `home`, or the folder itself if a path is given."""
+    return PoolFolder(path=Path(name).expanduser().absolute() if "/" in name else home / "pools" / name)
+
+
+def on_pool(words: Mapping[Any, Any], home: Path) -> dict[Any, Any]:
+    """Return an experiment's words with what its pool sets: provider, instance type, price and number of instances.
+
+    `resources.pool` becomes the path of the pool's folder. `resources.gpus_per_instance` below the pool's asks for
+    slices of its instances, at their share of the price. Words without a pool are returned as they are. Raises
+    InputError for a pool that was never up, and for words that contradict it.
+    """
+    resources = words.get("resources")
+    name = resources.get("pool") if isinstance(resources, Mapping) else None
+    if not isinstance(name, str) or not isinstance(resources, Mapping):
+        return dict(words)
+    folder = pool_folder(name, home)
+    pool = PoolFile(**folder.read())
+    assert pool.gpus_per_instance is not None, "a pool that was brought up knows its GPUs"
+    slice_gpus = resources.get("gpus_per_instance", pool.gpus_per_instance)
+    if not isinstance(slice_gpus, int) or not 1 <= slice_gpus <= pool.gpus_per_instance:
+        raise WordError(
+            ("resources", "gpus_per_instance"),
+            f"{shown(slice_gpus)} is no part of an instance of pool {pool.name}; write 1 to {pool.gpus_per_instance}",
+        )
+    share = slice_gpus / pool.gpus_per_instance
+    most = pool.instances * (pool.gpus_per_instance // slice_gpus)
+    fixed = {
+        "pool": str(folder.path),
+        "provider": pool.provider,
+        "region": pool.region,
+        "instance_type": pool.instance_type,
+        "price_per_hour": (pool.price_usd_per_hour or 0.0) * share,
+        "minimum_billed": 0.0,  # the pool pays for minima that are not used up
+    }
+    for key, value in fixed.items():
+        if key != "pool" and resources.get(key, value) != value:
+            raise WordError(
+                ("resources", key),
+                f"{shown(resources[key])} contradicts pool {pool.name} ({shown(value)}); leave it out",
+            )
+    asked = resources.get("max_instances", most)
+    sized = {"gpus_per_instance": slice_gpus, "max_instances": min(asked, most) if isinstance(asked, int) else asked}
+    return {**words, "resources": {**resources, **fixed, **sized}}

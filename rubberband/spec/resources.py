@@ -121,6 +121,9 @@ class Resources(Words):
     """Where the trials train, and values that override the catalogue's or measured ones."""
 
     provider: ProviderName = "local"
+    pool: Annotated[str, Field(min_length=1)] | None = None
+    """A pool (`rubberband pool up`) whose instances this experiment shares with others. It sets provider, region, type,
+    price and the most instances; `gpus_per_instance` below the pool's asks for parts of its instances."""
     region: Annotated[str, Field(min_length=1)] = "us-east-1"
     instance_type: Annotated[str, Field(min_length=1)] | None = None
     instance_types: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=64)] | None = None

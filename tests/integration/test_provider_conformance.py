@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,10 +16,19 @@ from rubberband.cloud.aws.calls import AwsSession, Machines
 from rubberband.cloud.aws.client import open_session
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.local import LocalProvider, ray_node
-from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
+from rubberband.cloud.pool import (
+    FileJournal,
+    MemoryJournal,
+    Pool,
+    PoolLimits,
+    PoolProvider,
+    PoolServer,
+    open_pool,
+)
 from rubberband.cloud.provider import InstanceDescription, Provider
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
+from rubberband.spec.pool import PoolFolder
 from rubberband.values.plan import Market
 from tests.ec2 import FakeAws
 from tests.ec2.server import FakeServer, access_key
@@ -46,6 +56,9 @@ class Rental:
     """What carries a renewal to the instances, where renewing at the provider does not."""
     take: Callable[[], None] | None = None
     """Take TAKEN away; None where nothing is taken away."""
+
+    end: Callable[[], None] = lambda: None
+    """End what the provider leaves running."""
 
     def status(self, instance: str) -> InstanceDescription:
         """What the provider shows of one instance."""
@@ -103,6 +116,28 @@ def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
 
     provider = PoolProvider("conformance", pool, 2, run="r1", clock=clock.now)
     return Rental(provider, wait, clock.now, lease_s=60.0, spot=False, take=lambda: None)
+
+
+def _pool_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+    """A pool of this machine's instances, behind the socket of its broker."""
+    monkeypatch.setattr(ray_node, "head_command", fake_nodes.head_command)
+    monkeypatch.setattr(ray_node, "instance_command", fake_nodes.instance_command)
+    folder = PoolFolder(path=tmp_path / "team")
+    folder.write({"instances": 8, "gpus_per_instance": 2})
+    below = LocalProvider("team", folder.machines, 2, token_path=tmp_path / "token")
+    pool = Pool(below, FileJournal(folder.path), PoolLimits(instances=8, gpus=2), below.clock)
+    server = PoolServer(folder, pool, look_s=0.02)
+    serving = threading.Thread(target=server.run)
+    serving.start()
+    while not folder.address.exists():
+        time.sleep(0.01)
+
+    def end() -> None:
+        server.stop()
+        serving.join()
+
+    provider = open_pool("conformance", tmp_path / "local", folder, 2, run="r", lease_s=30.0)
+    return Rental(provider, lambda: time.sleep(0.02), provider.clock, lease_s=2.0, spot=False, end=end)
 
 
 def _fake_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
@@ -220,7 +255,14 @@ def _machines_of_moto(session: AwsSession) -> Machines:
     )
 
 
-PROVIDERS = {"local": _local, "virtual": _virtual, "pool": _pool, "fake_ec2": _fake_ec2, "slow_ec2": _slow_ec2}
+PROVIDERS = {
+    "local": _local,
+    "virtual": _virtual,
+    "pool": _pool,
+    "pool_process": _pool_process,
+    "fake_ec2": _fake_ec2,
+    "slow_ec2": _slow_ec2,
+}
 
 
 SERVERS = ("fake_server", "moto")
@@ -236,6 +278,7 @@ def rental(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         rental = PROVIDERS[request.param](tmp_path, monkeypatch)
     yield rental
     rental.provider.close()
+    rental.end()
 
 
 def test_an_instance_is_pending_then_runs(rental: Rental) -> None:

@@ -50,13 +50,13 @@ def test_a_silent_head_delays_no_other_instance(calls: list[str], monkeypatch: p
     ours.open(head("first"))
     monkeypatch.setattr(connection, "ray_nodes", never)
     with ThreadPoolExecutor() as pool:
-        watching = pool.submit(ours.dead_instances)
+        watching = pool.submit(ours.dead_nodes)
         asked.wait()
         ours.leave()
         assert watching.result() == set()
         monkeypatch.setattr(connection, "ray_nodes", lambda: {"b": False, "c": True})
         ours.open(head("second"))
-        assert ours.dead_instances() == {"b"}
+        assert ours.dead_nodes() == {"b"}
         ours.close()
     answer.set()
     assert calls == ["init first", "shutdown", "init second", "shutdown"]
@@ -78,11 +78,11 @@ def test_it_disconnects_once_the_head_has_answered_and_asks_no_more(
     ours = Connection()
     ours.open(head("first"))
     with ThreadPoolExecutor() as pool:
-        pool.submit(ours.dead_instances)
+        pool.submit(ours.dead_nodes)
         asked.wait()
         leaving = pool.submit(ours.leave)
         eventually(lambda: ours.address is None)
-        assert ours.dead_instances() == set()
+        assert ours.dead_nodes() == set()
         answer.set()
         leaving.result()
     assert calls == ["init first", "answer", "shutdown"]

@@ -66,6 +66,9 @@ class Breaking:
         """What its log says."""
         return ""
 
+    def node(self, instance: str) -> str:
+        return instance
+
     def slowness(self, instance: str) -> float:
         """As usual."""
         return 1.0
@@ -285,6 +288,9 @@ class Joined(Breaking):
     def last_words(self, instance: str) -> str:
         """What its log says."""
         return "its boot script is at `setup: sleep 1000`"
+
+    def node(self, instance: str) -> str:
+        return instance
 
     def slowness(self, instance: str) -> float:
         """Slow."""

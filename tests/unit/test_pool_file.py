@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.spec.pool import load_pool
+from rubberband.spec.loading import load_experiment, load_pool
+from rubberband.spec.pool import on_pool, pool_folder
 
 
 def _file(folder: Path, text: str, name: str = "team.yaml") -> Path:
@@ -53,3 +55,69 @@ def test_a_bad_word_is_reported_in_one_line(tmp_path: Path, text: str, said: str
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no pool file"):
         load_pool(tmp_path / "nothing.yaml")
+
+
+def _up(home: Path) -> None:
+    words = {"name": "team", "instances": 3, "gpus_per_instance": 4, "instance_type": "local", "price_per_hour": 8.0}
+    pool_folder("team", home).write(words)
+
+
+def _resources(home: Path, **given: Any) -> dict[str, Any]:
+    found: dict[str, Any] = on_pool({"name": "a", "resources": {"pool": "team", **given}}, home)["resources"]
+    return found
+
+
+def test_a_pool_sets_the_resources_of_its_experiments(tmp_path: Path) -> None:
+    _up(tmp_path)
+    found = _resources(tmp_path, lease="20s")
+    assert found["pool"] == str(tmp_path / "pools" / "team")
+    assert (found["gpus_per_instance"], found["max_instances"], found["price_per_hour"]) == (4, 3, 8.0)
+    assert (found["provider"], found["minimum_billed"], found["lease"]) == ("local", 0.0, "20s")
+
+
+def test_a_part_of_an_instance_has_its_share_of_the_price(tmp_path: Path) -> None:
+    _up(tmp_path)
+    found = _resources(tmp_path, gpus_per_instance=1, max_instances=5)
+    assert (found["gpus_per_instance"], found["max_instances"], found["price_per_hour"]) == (1, 5, 2.0)
+
+
+def test_words_that_are_filled_in_once_stay(tmp_path: Path) -> None:
+    _up(tmp_path)
+    once = _resources(tmp_path, gpus_per_instance=2)
+    assert on_pool({"resources": once}, tmp_path)["resources"] == once
+
+
+def test_words_without_a_pool_stay(tmp_path: Path) -> None:
+    assert on_pool({"name": "a"}, tmp_path) == {"name": "a"}
+    assert on_pool({"resources": 3}, tmp_path) == {"resources": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"price_per_hour": 1.0}, "resources.price_per_hour: 1.0 contradicts pool team (8.0); leave it out"),
+        ({"provider": "aws"}, "resources.provider: 'aws' contradicts pool team ('local')"),
+        (
+            {"gpus_per_instance": 8},
+            "resources.gpus_per_instance: 8 is no part of an instance of pool team; write 1 to 4",
+        ),
+        ({"pool": "other"}, "pool 'other' not found in"),
+    ],
+)
+def test_words_that_contradict_a_pool_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    _up(tmp_path)
+    with pytest.raises(InputError) as found:
+        _resources(tmp_path, **given)
+    assert str(found.value).startswith(said)
+
+
+def test_a_file_names_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _up(tmp_path)
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    search = "{space: {x: {type: uniform, lower: 0, upper: 1}}, scheduler: {type: sha, num_samples: 4, max_t: 4}, "
+    search += "metric: m, mode: max}"
+    text = f"version: 1\nname: a\nsearch: {search}\nresources:\n  pool: team\n"
+    path = _file(tmp_path, text, "a.yaml")
+    assert load_experiment(path).resources.max_instances == 3
+    with pytest.raises(InputError, match=r"-s: resources\.price_per_hour: 1 contradicts"):
+        load_experiment(path, ["resources.price_per_hour=1"])

@@ -1,0 +1,103 @@
+"""The broker's process: a pool behind a socket of this machine that only this user can open.
+
+Each request is a line of JSON, `{"call": "launch", …}`, and so is each answer: `{"answer": …}` or `{"error": …}`. All
+calls are idempotent, so that a client repeats what was cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socketserver
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from rubberband.atomic import write_atomically
+from rubberband.cloud.pool.pool import Pool
+from rubberband.cloud.pool.standing import standing
+from rubberband.errors import RubberbandError
+from rubberband.spec.pool import PoolFolder
+
+MOST_BYTES = 1 << 20
+"""Longest request."""
+
+
+class PoolServer:
+    """Answers tenants, and looks after the pool, until it is asked to stop."""
+
+    def __init__(self, folder: PoolFolder, pool: Pool, *, look_s: float) -> None:
+        self._folder = folder
+        self._pool = pool
+        self._look_s = look_s
+        self._stop = threading.Event()
+        self._calls: Mapping[str, Callable[..., Any]] = {
+            "ping": lambda: True,
+            "launch": pool.launch,
+            "describe": lambda tenant: [asdict(lent) for lent in pool.describe(tenant)],
+            "release": lambda tenant, instance: asdict(pool.release(tenant, instance)),
+            "renew": pool.renew,
+            "leave": pool.leave,
+            "head": lambda: _head(pool.head()),
+            "ensure_head": lambda: _head(pool.ensure_head()),
+            "slowness": pool.slowness,
+            "last_words": pool.last_words,
+            "status": lambda: standing(pool, folder.name),
+            "stop": self.stop,
+        }
+
+    def stop(self) -> None:
+        """End the pool's machines, and the process."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Serve until `stop` is called; then end every machine and note that the pool is closed."""
+        place = Path(tempfile.mkdtemp(prefix="rb-pool-", dir="/tmp"))  # a socket's path has at most 107 characters
+        server = _Server(str(place / "socket"), _Handler)
+        server.calls = self._calls
+        threading.Thread(target=server.serve_forever, daemon=True, name="pool-server").start()
+        try:
+            write_atomically(self._folder.address, str(place / "socket").encode(), durable=False, mode=0o600)
+            while not self._stop.is_set():
+                self._pool.look()
+                self._stop.wait(self._look_s)
+            self._pool.close()
+            self._folder.note_closed()
+        finally:
+            server.shutdown()
+            server.server_close()
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _head(head: Any) -> dict[str, Any] | None:
+    return None if head is None else {**asdict(head), "environment": dict(head.environment)}
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 128
+    calls: Mapping[str, Callable[..., Any]]
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    """Answers the one request of a connection."""
+
+    def handle(self) -> None:
+        with suppress(OSError):  # the client is gone, and repeats its request
+            line = self.rfile.readline(MOST_BYTES)
+            if line.endswith(b"\n"):
+                self.wfile.write(json.dumps(self._answer(line)).encode() + b"\n")
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        calls = cast(_Server, self.server).calls
+        try:
+            words = json.loads(line)
+            return {"answer": calls[words.pop("call")](**words)}
+        except RubberbandError as error:
+            return {"error": str(error), "kind": type(error).__name__}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "kind": "ProviderError"}

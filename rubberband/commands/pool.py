@@ -1,0 +1,138 @@
+"""`rubberband pool up`, `status` and `down`: instances that several experiments share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rubberband.commands.common import TableFormat, argument, print_json, print_table
+from rubberband.errors import InputError
+from rubberband.units import format_duration, format_usd
+
+if TYPE_CHECKING:
+    from rubberband.spec.pool import PoolFolder
+
+pool = typer.Typer(
+    name="pool",
+    help="Start, show and end a pool of instances that several experiments share.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+def pool_names(incomplete: str) -> list[str]:
+    """Return the names of this machine's pools that begin so, for completion in a shell."""
+    from rubberband.installation import default_home
+
+    names = (path.parent.name for path in (default_home() / "pools").glob("*/pool.json"))
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+NameArgument = Annotated[
+    str | None, argument("[NAME]", "The pool; needed if there are several.", autocompletion=pool_names)
+]
+
+
+@pool.command()
+def up(file: Annotated[Path, argument("FILE", "The pool file.")]) -> None:
+    """Start a pool, or find it.
+
+    A pool costs nothing until an experiment asks for an instance. Experiments with `resources: {pool: NAME}` share its
+    instances: one gives them back warm, and the next one takes them. Idle instances are released after `idle` (5 min).
+    """
+    from rubberband.app.pool import bring_up
+    from rubberband.installation import default_home
+    from rubberband.spec.loading import load_pool
+
+    found = load_pool(file)
+    folder = bring_up(found, default_home())
+    print(f"pool {folder.name} is up: at most {found.instances} instances, none until an experiment asks for one")
+    print(f"use:     rubberband run FILE -s resources.pool={folder.name}")
+    print(f"look:    rubberband pool status {folder.name}")
+    print(f"end all: rubberband pool down {folder.name}")
+
+
+@pool.command()
+def status(
+    name: NameArgument = None,
+    output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
+) -> None:
+    """Show a pool: its instances, who holds them, who waits, and what it has cost."""
+    from rubberband.cloud.pool import RemotePool
+
+    folder = _chosen(name)
+    if not folder.is_up:
+        raise InputError(f"pool {folder.name} is down; start it again with `rubberband pool up FILE`")
+    standing = RemotePool(folder).status()
+    if output is TableFormat.json:
+        print_json(standing)
+        return
+    print(_headline(standing))
+    if standing["machines"]:
+        rows = [_machine_row(each, standing["now"]) for each in standing["machines"]]
+        print_table(("instance", "status", "free GPUs", "held by", "runs for", "cost"), rows)
+    if standing["tenants"]:
+        print_table(("experiment", "GPUs", "waits for", "cost"), [_tenant_row(each) for each in standing["tenants"]])
+
+
+def _headline(standing: dict[str, Any]) -> str:
+    usd = standing["usd"]
+    cap = "" if usd["max_per_month"] is None else f" of {format_usd(usd['max_per_month'])}"
+    return (
+        f"pool {standing['name']}: {standing['instances']} of {standing['max_instances']} instances, "
+        f"{standing['free_gpus']} of {standing['gpus']} GPUs free; {format_usd(usd['month'])}{cap} this month "
+        f"({format_usd(usd['bill'])} in all, {format_usd(usd['idle'])} of it idle)"
+    )
+
+
+def _machine_row(machine: dict[str, Any], now: float) -> tuple[str, ...]:
+    runs = "" if machine["running_at"] is None else format_duration(now - machine["running_at"])
+    status = f"{machine['status']}: {machine['why']}" if machine["why"] else machine["status"]
+    free = f"{machine['free_gpus']} of {machine['gpus']}"
+    return machine["machine"], status, free, ", ".join(machine["held_by"]) or "-", runs, format_usd(machine["usd"])
+
+
+def _tenant_row(tenant: dict[str, Any]) -> tuple[str, ...]:
+    waits = f"{tenant['waiting_gpus']} GPUs" if tenant["waiting_gpus"] else "-"
+    return tenant["experiment"], str(tenant["gpus"]), waits, format_usd(tenant["usd"])
+
+
+@pool.command()
+def down(
+    name: NameArgument = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even if an experiment holds some.")] = False,
+) -> None:
+    """End a pool: release its instances and stop its broker.
+
+    Experiments on it lose their instances; `rubberband resume` continues them once the pool is up again.
+    """
+    from rubberband.app.pool import take_down
+    from rubberband.cloud.pool import RemotePool
+
+    folder = _chosen(name)
+    if not folder.is_up:
+        print(f"pool {folder.name} is down already")
+        return
+    held = [each["experiment"] for each in RemotePool(folder).status()["tenants"] if each["gpus"]]
+    if held and not yes:
+        raise InputError(f"pool {folder.name} is in use by {', '.join(sorted(set(held)))}; end it anyway with --yes")
+    usd = take_down(folder)
+    print(f"pool {folder.name} is down; it cost {format_usd(usd['bill'])}, {format_usd(usd['idle'])} of it idle")
+
+
+def _chosen(name: str | None) -> PoolFolder:
+    """Return the folder of a pool, or of the only one. Raises InputError."""
+    from rubberband.installation import default_home
+    from rubberband.spec.pool import pool_folder
+
+    home = default_home()
+    names = [name] if name else [each for each in pool_names("") if pool_folder(each, home).is_up]
+    if len(names) != 1:
+        known = ", ".join(names) or "none"
+        raise InputError(f"which pool is meant? those that are up: {known}; give its name")
+    folder = pool_folder(names[0], home)
+    folder.read()
+    return folder
