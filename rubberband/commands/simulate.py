@@ -43,7 +43,7 @@ def simulate(
     """
     from rubberband.app.simulating import simulated
     from rubberband.errors import InputError
-    from rubberband.spec.pool import load_pool
+    from rubberband.spec.loading import load_pool
 
     if (format is WorkloadFormat.adaptdl) != (traces is not None):
         raise InputError("--format adaptdl and TRACES_DIR need each other; give both, or none")

@@ -12,7 +12,7 @@ from rubberband.app.simulating import simulated
 from rubberband.commands.common import TableFormat
 from rubberband.commands.simulate import WorkloadFormat, simulate
 from rubberband.errors import InputError
-from rubberband.spec.pool import load_pool
+from rubberband.spec.loading import load_pool
 from rubberband.views.simulation import render_simulation
 
 PROFILE = {
