@@ -19,6 +19,9 @@ NAMES = (
     "async_sgd_07",
     "async_sgd_10",
     "async_sgd_15",
+    "lb_bsp_cpus",
+    "lb_bsp_gpus",
+    "lb_bsp_overhead",
 )
 TINY = 1e-9
 
@@ -46,6 +49,9 @@ def reduced(load: dict[str, ModuleType], name: str) -> object:
         "figure_12": {"deadlines_min": (90, 160)},
         "async_sgd_07": {"workers": 3},
         "async_sgd_10": {"cpu_workers": 2, "gpu_workers": 2},
+        "lb_bsp_cpus": {"steps": 120, "first": 60},
+        "lb_bsp_gpus": {"steps": 200},
+        "lb_bsp_overhead": {"workers": (4, 8), "looks": 20},
     }
     return load[name].compute(**arguments.get(name, {}))
 
@@ -160,3 +166,34 @@ def test_a_verdict_is_computed_from_what_holds(
     load: dict[str, ModuleType], holds: tuple[bool, ...], expected: str
 ) -> None:
     assert load["common"].verdict(*holds) == expected
+
+
+def test_both_policies_balance_the_papers_four_gpus_and_the_search_does_it_in_fewer_steps(
+    load: dict[str, ModuleType],
+) -> None:
+    gpus = load["lb_bsp_gpus"]
+    paper, auto = (gpus.run(policy, 150) for policy in gpus.POLICIES)
+
+    for found in (paper, auto):
+        assert all(abs(a - b) <= 5 for a, b in zip(found.shares[-1], gpus.PAPER_SHARES, strict=True))
+    assert gpus.steps_until_balanced(auto, 0) < gpus.steps_until_balanced(paper, 0)
+
+
+def test_balanced_gpus_are_faster_than_bsp_and_asp_and_a_cluster_of_likes_gains_less(
+    load: dict[str, ModuleType],
+) -> None:
+    gpus = load["lb_bsp_gpus"]
+    unlike, alike = gpus.per_update(gpus.GPUS * 4, 32), gpus.per_update(gpus.GPUS[:1] * 16, 32)
+
+    assert unlike["LB-BSP"] < unlike["ASP"] < unlike["BSP"]
+    assert alike["LB-BSP"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_forecasts_from_resources_beat_those_from_past_speeds_alone(load: dict[str, ModuleType]) -> None:
+    cpus = load["lb_bsp_cpus"]
+    made = cpus.cluster(400)
+    found = {name: cpus.forecast(made, make, 200) for name, make in cpus.PREDICTORS.items()}
+
+    for name in ("NARX", "normalised EMA"):
+        assert all(found[name].rmse < found[other].rmse for other in ("Memoryless", "EMA", "ARIMA"))
+        assert cpus.clairvoyant_time(made, 200) < found[name].time < 0.6
