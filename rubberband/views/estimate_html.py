@@ -1,6 +1,7 @@
 """Page of an estimate, which needs no network: headline figures, tables and charts.
 
-The charts are plain Plotly figures: instances over time, the frontier, and how time and cost vary.
+The charts are plain Plotly figures: instances over time, the frontier, the throughput of
+asynchronous workers, and how time and cost vary.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rubberband.views.estimate_tables import fixed_cluster, percent
 from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
 from rubberband.views.size import CHART_NOTE, size_figure
 from rubberband.views.tables import TextTable
+from rubberband.views.throughput_chart import THROUGHPUT_NOTE, throughput_chart
 from rubberband.views.words import counted, difference, duration, printable
 
 _ALLOCATION = "Instances requested or held at every moment of the plan, at its expected times. Hover for a stage."
@@ -55,6 +57,7 @@ def render_estimate(
             STRIP,
             chart_section("sizes", "Size of the search", CHART_NOTE, drawn),
             chart_section("frontier", "Cost against deadline", costs, drawn),
+            chart_section("throughput", "Throughput by workers", THROUGHPUT_NOTE, drawn),
             chart_section("times", "Distribution of the time", _TIMES, drawn),
             chart_section("costs", "Distribution of the cost", _COSTS, drawn),
             STRIP_END,
@@ -128,6 +131,9 @@ def figures(answer: Estimate) -> dict[str, Figure]:
     sure_s = 0.0 if job is None else job.prediction.jct_s
     if job is not None:
         drawn["allocation"] = allocation(answer)
+    if job is not None and answer.profile.asynchronous is not None:
+        used = {stage.gpus_per_trial for stage in job.plan.stages}
+        drawn["throughput"] = throughput_chart(answer.profile.asynchronous, used)
     if job is not None and job.prediction.jct is not None:
         samples = sample_lanes(job.lanes, answer.profile, answer.offer, seed=answer.seed)
         sure_s = float(np.quantile(samples.jct_s, limits.confidence))

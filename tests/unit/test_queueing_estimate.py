@@ -16,6 +16,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
+from rubberband.views.estimate_html import figures
 from tests.builders.experiment_words import words
 
 TIMES = {"compute_s": 0.029, "up_s": 0.072, "server_s": 0.018, "down_s": 0.072}
@@ -88,6 +89,14 @@ def test_a_measurement_is_reported_with_its_knee():
     first, second = async_lines(MODEL)
     assert first == "an update of one worker: 29 ms to compute, 72 ms up, 18 ms at the server, 72 ms down"
     assert second == "the knee is at 4 workers: 10.6 to 13.9 updates/s there"
+
+
+def test_the_page_draws_the_band_around_the_planned_throughput():
+    drawn = figures(estimated(experiment(gpus={"min": 2, "max": 2})).estimate)["throughput"]
+    low, high, planned = drawn["data"]
+    assert low["y"][1] < planned["y"][1] < high["y"][1]
+    assert drawn["layout"]["annotations"][0]["text"] == f"knee: {knee(MODEL)} workers"
+    assert planned["marker"]["size"][1] > planned["marker"]["size"][0]
 
 
 def test_a_profile_file_keeps_the_model(tmp_path: Path):
