@@ -45,6 +45,7 @@ from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.values.balance import Balance
 from rubberband.values.kinds import KINDS, ProviderKind
 from rubberband.values.offer import Offer
+from rubberband.values.training import AsyncTraining
 
 READY_TIMEOUT_S = 180.0
 
@@ -75,6 +76,8 @@ class Setup:
     """How trials adapt their batch size; None: not at all."""
     balance: Balance = field(default_factory=Balance)
     """How the workers of a trial divide a batch."""
+    training: AsyncTraining | None = None
+    """How trials are trained asynchronously; None: they are not."""
     profiling_s: float = 0.0
     profiling_cost_usd: float = 0.0
     experiment: Mapping[str, Any]
@@ -103,8 +106,12 @@ class Setup:
                 "pickled": None if pickled is None else base64.b64encode(pickled).decode(),
             }
         plain = {name: getattr(self, name) for name in self.__slots__}
-        batch = None if self.batch is None else asdict(self.batch)
-        return plain | {"entrypoint": entrypoint, "batch": batch, "balance": asdict(self.balance)}
+        return plain | {
+            "entrypoint": entrypoint,
+            "batch": None if self.batch is None else asdict(self.batch),
+            "balance": asdict(self.balance),
+            "training": None if self.training is None else asdict(self.training),
+        }
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Setup:
@@ -121,7 +128,9 @@ class Setup:
             )
         batch = None if plain.get("batch") is None else AdaptiveBatch(**plain["batch"])
         balance = Balance(**plain.get("balance", {}))  # earlier versions wrote none
-        return cls(**{**plain, "entrypoint": entrypoint, "batch": batch, "balance": balance})
+        training = None if plain.get("training") is None else AsyncTraining(**plain["training"])
+        made = {"entrypoint": entrypoint, "batch": batch, "balance": balance, "training": training}
+        return cls(**{**plain, **made})
 
 
 def create(folder: ExperimentFolder, job: Job, setup: Setup) -> None:
@@ -186,7 +195,7 @@ def _run(
         if setup.entrypoint is not None:
             store = reopen_store(setup.checkpoints, setup.store_mark, known)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
-            setup.entrypoint.check(widest, adaptive=setup.batch is not None)
+            setup.entrypoint.check(widest, adaptive=setup.batch is not None, asynchronous=setup.training is not None)
         # Left after the backend is closed: no instance is held while a tracker takes its time.
         told = stack.enter_context(following(followers(folder, setup.experiment, setup.run, callbacks)))
         with ExitStack() as views:
@@ -318,6 +327,7 @@ def make_ray_backend(
         device=provider.device,
         batch=setup.batch,
         balance=setup.balance,
+        training=setup.training,
         known_points=known_points,
         max_iterations=max_iterations,
         logs=folder.logs,

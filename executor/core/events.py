@@ -15,6 +15,7 @@ from rubberband.values.adaptive import BatchLimits, BatchMode, BatchUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import Market, Plan, Stage, StagePrediction
 from rubberband.values.profile import Profile
+from rubberband.values.training import AsyncUse
 
 FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint"]
 """Why an attempt failed: the trial's code raised; its metric is NaN or infinite, or missing; no report in time; its
@@ -175,6 +176,8 @@ class TrialReported(Event):
     """Which batches there are to choose among; None where the batch is fixed."""
     samples_per_iteration: int | None = None
     """Samples of an iteration at the initial batch size; None if the batch is fixed."""
+    updates: AsyncUse | None = None
+    """The updates of the iteration; None where training is synchronous."""
     saved_iterations: int | None = None
     """Iterations that the latest checkpoint really holds, if fewer: none was written after this one, or a function
     passed none of late. Later ones are trained again whenever the trial goes on. None: all of them."""

@@ -25,6 +25,7 @@ from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Prediction, Stage, StagePlan, StagePrediction, total_iterations
 from rubberband.values.profile import Profile
 from rubberband.values.rungs import Ladder, Rungs
+from rubberband.values.training import AsyncUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +203,8 @@ class TrialReport:
     metrics: Mapping[str, float]
     stage: int
     batches: tuple[BatchUse, ...] = ()
+    updates: AsyncUse | None = None
+    """Updates of asynchronous training; None where it is synchronous."""
     saved_iterations: int | None = None
     """That the latest checkpoint then really held; None: all of them."""
     balance: BalanceUse | None = None

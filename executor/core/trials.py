@@ -74,6 +74,7 @@ def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Re
             metrics=event.metrics,
             stage=lane.stages[-1].stage,
             batches=event.batches,
+            updates=event.updates,
             saved_iterations=event.saved_iterations,
             balance=event.balance,
         )

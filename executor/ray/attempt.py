@@ -29,11 +29,12 @@ from rubberband.executor.ray.workers import Worker, Workers, last_line
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from rubberband.executor.trial_log import TrialLog
 
-_GRACE_S = 2.0
+GRACE_S = 2.0
 """How long the rest of the gang may take to end after the first sign of an end."""
 _PROOF_S = 20.0
 """How long an instance may take to prove that it is alive, by starting a worker in place of a dead one."""
-_LOOK_S = 0.25
+LOOK_S = 0.25
+"""The longest time between two looks at an attempt's state."""
 RAN_OUT = (
     "it ran out of memory (killed by the kernel); use less of it (smaller batches, fewer processes that load data), or "
     "an instance_type with more"
@@ -41,8 +42,8 @@ RAN_OUT = (
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """Everything that the gang has sent so far."""
+class Gathered:
+    """Everything that a gang has sent so far."""
 
     failures: list[SegmentFailure] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
@@ -148,7 +149,7 @@ class Attempt:
         return any(self.workers_of(slot.instance) is None for slot in self.start.gang)
 
     def _train(self, workers: Sequence[Worker]) -> None:
-        gathered = _Gathered()
+        gathered = Gathered()
         try:
             rendezvous = ray.get(workers[0].rendezvous.remote(), timeout=_PROOF_S) if len(workers) > 1 else None
         except RayError as error:
@@ -156,6 +157,10 @@ class Attempt:
             self._busy = dict(enumerate(workers[:1]))
         else:
             self._follow(self._submit(workers, rendezvous), gathered)
+        self._conclude(gathered)
+
+    def _conclude(self, gathered: Gathered) -> None:
+        """Tell how the attempt ended, once its gang is free."""
         slots = self._replace_busy()
         if gathered.last is not None:
             self._report(gathered.last)
@@ -180,11 +185,11 @@ class Attempt:
                 for rank, worker in enumerate(workers)
             }
 
-    def _follow(self, streams: dict[Any, int], gathered: _Gathered) -> None:
+    def _follow(self, streams: dict[Any, int], gathered: Gathered) -> None:
         """Pass on the items until every worker has returned, or the grace after the first end is over."""
         deadline = float("inf")
         while streams and not self._stopped and time.monotonic() < deadline:
-            ready: list[Any] = ray.wait(list(streams), num_returns=1, timeout=_LOOK_S)[0]
+            ready: list[Any] = ray.wait(list(streams), num_returns=1, timeout=LOOK_S)[0]
             for stream in ready:
                 try:
                     self._take_in(ray.get(next(stream)), gathered)
@@ -193,9 +198,9 @@ class Attempt:
                 except RayError as error:
                     gathered.deaths.append(f"rank {streams.pop(stream)}: {last_line(error)}")
             if gathered.over:
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
+                deadline = min(deadline, time.monotonic() + GRACE_S)
 
-    def _take_in(self, item: SegmentItem, gathered: _Gathered) -> None:
+    def _take_in(self, item: SegmentItem, gathered: Gathered) -> None:
         match item:
             case SegmentStarted():
                 self._tell(TrialStarted)
@@ -221,7 +226,7 @@ class Attempt:
                 workers.replace(slot.gpu, worker)
         return slots
 
-    def _survives(self, slots: Sequence[Slot], gathered: _Gathered) -> bool:
+    def _survives(self, slots: Sequence[Slot], gathered: Gathered) -> bool:
         """Whether the instances outlive the failure; if not, they were lost and the trial did not fail.
 
         For a few seconds, a worker that dies with its instance looks like one that dies alone. But only a living
@@ -261,6 +266,7 @@ class Attempt:
             batches=report.batch.batches,
             limits=report.batch.limits,
             samples_per_iteration=report.batch.samples_per_iteration,
+            updates=report.batch.updates,
             saved_iterations=report.saved_iterations,
             balance=None if balance is None or balance.is_equal else balance,
         )

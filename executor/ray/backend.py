@@ -27,6 +27,7 @@ from rubberband.executor.core.events import (
     TrialFailed,
     TrialReported,
 )
+from rubberband.executor.ray.async_attempt import AsyncAttempt
 from rubberband.executor.ray.attempt import Attempt
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
@@ -39,6 +40,7 @@ from rubberband.executor.trial_log import TrialLog
 from rubberband.spec.resources import LOG_LIMIT_BYTES
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
 from rubberband.values.balance import Balance
+from rubberband.values.training import AsyncTraining
 
 _SHORTEST_PROBE_BYTES = 2**16
 
@@ -91,6 +93,8 @@ class RayBackend:
     """How trials adapt their batch size; None: it is fixed."""
     balance: Balance = field(default_factory=Balance)
     """How the workers of a trial divide a batch."""
+    training: AsyncTraining | None = None
+    """How trials are trained asynchronously; None: all workers take each step together."""
     known_points: Sequence[BatchPoint] = ()
     """Steps that profiling timed."""
     max_iterations: int | None = None
@@ -200,8 +204,10 @@ class RayBackend:
             known_points=tuple(self.known_points),
             batch_mode=start.batch_mode,
             max_iterations=self.max_iterations,
+            training=self.training,
         )
-        attempt = Attempt(start, segment, self._log(start.trial), self._fleet.workers, self._mailbox.put)
+        kind = Attempt if self.training is None else AsyncAttempt
+        attempt = kind(start, segment, self._log(start.trial), self._fleet.workers, self._mailbox.put)
         self._attempts[start.trial, start.attempt] = attempt
         attempt.begin()
 

@@ -20,6 +20,7 @@ from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
+from rubberband.executor.ray.parameter_server import ServerProcess
 from rubberband.executor.ray.slot_worker import Device, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
 
@@ -45,6 +46,8 @@ class Shipment:
 Worker = Any
 """The handle of a `SlotWorker` actor."""
 
+ServerPlace = tuple[int, int]
+"""(slot, number): a place for a parameter server beside a slot's worker."""
 _REPLACEMENTS = 3
 _LOOK_S = 0.5
 _LONGEST_LOOK_S = 10.0
@@ -97,6 +100,7 @@ class Workers:
         self._dismissed = threading.Event()
         self._group: Any = None
         self._slots: list[Future[Worker]] = [Future() for _ in range(self.gpus)]
+        self._servers: dict[ServerPlace, Worker] = {}
 
     @property
     def dismissed(self) -> bool:
@@ -135,6 +139,30 @@ class Workers:
                 return
             self._slots[gpu] = Future()
         connection.start(lambda: self._replace(gpu, worker), f"replace-{gpu}")
+
+    def server(self, place: ServerPlace) -> Worker:
+        """Return the parameter server's process at that place; it is started at its first use, and stays warm.
+
+        Raises WorkersError if the instance was given up.
+        """
+        with self._mutex:
+            if self._group is None:
+                raise WorkersError("released")
+            if place not in self._servers:
+                strategy = PlacementGroupSchedulingStrategy(
+                    placement_group=self._group, placement_group_bundle_index=place[0]
+                )
+                actor = ray.remote(ServerProcess).options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
+                code = None if self.shipment is None else self.shipment.reference()
+                self._servers[place] = actor.remote(self.entrypoint, code=code)
+            return self._servers[place]
+
+    def drop_server(self, place: ServerPlace, server: Worker) -> None:
+        """Kill a parameter server's process; another one is started at the next use of its place."""
+        with self._mutex:
+            if self._servers.get(place) is server:
+                del self._servers[place]
+        kill(server)
 
     def dismiss(self) -> None:
         """Give the slots up: their workers go with the placement group."""

@@ -163,6 +163,11 @@ class Feed:
         """Whether loader workers load ahead."""
         return self._workers is not None
 
+    @property
+    def parts_ahead(self) -> int:
+        """Parts that loader workers load ahead; 0 without any."""
+        return 0 if self._workers is None else self._workers.parts_ahead
+
     def expect(self, parts: Sequence[Indices], epoch: int) -> None:
         """Note that `parts` of this epoch are loaded next, in this order."""
         self._epoch = epoch

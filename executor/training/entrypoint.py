@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rubberband.errors import EntrypointError
+from rubberband.executor.training.asynchronous.rules import fault_of_class
 from rubberband.executor.training.hooks import FIXED, fault_of, has_own_step, lacks_loss
 from rubberband.executor.training.runner import one_line
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -74,9 +75,11 @@ class Entrypoint:
         target = self._import() if self.pickled is None else self._unpickle(self.pickled)
         return _check_target(target, str(self))
 
-    def check(self, max_gpus_per_trial: int, *, adaptive: bool = False) -> None:
-        """Raise EntrypointError if it cannot be loaded, run on `max_gpus_per_trial` GPUs, or be adaptive."""
+    def check(self, max_gpus_per_trial: int, *, adaptive: bool = False, asynchronous: bool = False) -> None:
+        """Raise EntrypointError if it cannot be loaded, run on `max_gpus_per_trial` GPUs, or trained as is asked."""
         target = self.load()
+        if asynchronous:
+            self._check_asynchronous(target)
         if adaptive and not (isinstance(target, type) and issubclass(target, TorchTrial)):
             kind = "rubberband.Trial" if isinstance(target, type) else "function"
             raise EntrypointError(
@@ -90,6 +93,16 @@ class Entrypoint:
                 f"{self} is a function, which trains in one process, but resources.gpus_per_trial.max is "
                 f"{max_gpus_per_trial}; set it to 1, or write a rubberband.TorchTrial"
             )
+
+    def _check_asynchronous(self, target: Target) -> None:
+        if not (isinstance(target, type) and issubclass(target, TorchTrial)):
+            kind = "rubberband.Trial" if isinstance(target, type) else "function"
+            raise EntrypointError(
+                f"{self} is a {kind}, whose gradients are not known from outside (training.mode: async); write a "
+                "rubberband.TorchTrial, or set training.mode to sync"
+            )
+        if (asynchronous_fault := fault_of_class(target)) is not None:
+            raise EntrypointError(f"{self} {asynchronous_fault}")
 
     def __str__(self) -> str:
         return f"{self.module}:{self.attribute}"

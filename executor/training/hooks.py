@@ -47,7 +47,12 @@ def lacks_loss(target: type) -> bool:
 
 def has_own_step(target: type[TorchTrial]) -> bool:
     """Return whether a class of trials overrides `step`."""
-    return _override(target, "step") is not None
+    return has_override(target, "step")
+
+
+def has_override(target: type[TorchTrial], name: str) -> bool:
+    """Return whether a class of trials overrides the optional method of that name."""
+    return _override(target, name) is not None
 
 
 def fault_of(target: type[TorchTrial]) -> str | None:

@@ -205,6 +205,11 @@ class LoaderWorkers:
         self._iterator: Any = None
         self._processes: list[BaseProcess] = []
 
+    @property
+    def parts_ahead(self) -> int:
+        """Parts that are in hand beside the present one."""
+        return self._num_workers * self._settings.prefetch_factor
+
     def expect(self, parts: Sequence[Part], ahead: Callable[[], Iterator[Part]]) -> None:
         """Let `parts` be loaded next, and `ahead()` after them unless that was foreseen already."""
         if all(self._foresees(place, part) for place, part in enumerate(parts)):

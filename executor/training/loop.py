@@ -274,9 +274,7 @@ class TorchRunner(Runner):
         metrics: dict[str, float] = {}
         if segment.rank == 0:
             metrics = clean_metrics({**trained, **evaluated}, segment.metric)
-        watched = self._trial.scheduler_metric or segment.metric
-        if segment.rank == 0 and watched not in metrics:
-            raise ValueError(f"scheduler_metric {watched!r} is not reported; the trial reports {', '.join(metrics)}")
+        watched = self._watched(metrics) if segment.rank == 0 else ""
         value = self._gang.agree(metrics.get(watched))
         for schedule in [] if self._schedules is None else self._schedules.members:
             if isinstance(schedule, ReduceLROnPlateau):
@@ -285,6 +283,13 @@ class TorchRunner(Runner):
             elif self._trial.scheduler_step == "iteration":
                 schedule.step()
         return metrics
+
+    def _watched(self, metrics: Mapping[str, float]) -> str:
+        """Return the metric that ReduceLROnPlateau steps with. Raises ValueError if it is not reported."""
+        watched = self._trial.scheduler_metric or self._segment.metric
+        if watched not in metrics:
+            raise ValueError(f"scheduler_metric {watched!r} is not reported; the trial reports {', '.join(metrics)}")
+        return watched
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> Payload:
         """Model (without DDP's prefix), optimizer, LR schedule, sampler position; the random state is (seed, k)."""
@@ -295,8 +300,7 @@ class TorchRunner(Runner):
             "seed": self._segment.seed,
             "metrics": dict(metrics),
             "model": self._module.state_dict(),
-            "optimizer": self._optimizers.state_dict(),
-            "scheduler": None if self._schedules is None else self._schedules.state_dict(),
+            **self._states(),
             "sampler": (self._sampler.epoch, self._sampler.position),
             "readers": self._feed.state(),
             "batching": self._batching.state(),
@@ -313,6 +317,11 @@ class TorchRunner(Runner):
         except Exception as error:
             raise CheckpointError(f"the checkpoint cannot be copied: {type(error).__name__}: {error}") from error
         return partial(_write, copied, self._host_copy)
+
+    def _states(self) -> dict[str, Any]:
+        """Return the states of optimizer and LR schedule, for the checkpoint."""
+        schedules = None if self._schedules is None else self._schedules.state_dict()
+        return {"optimizer": self._optimizers.state_dict(), "scheduler": schedules}
 
     def part(self) -> None:
         self.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import socket
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from rubberband.executor.training.runner import (
     clean_metrics,
     describe,
     pack,
+    positive,
     unpack,
 )
 from rubberband.executor.training.sampler import reseed
@@ -211,7 +213,7 @@ def run_segment(
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        failure = describe(error, in_gang=segment.num_workers > 1)
+        failure = describe(error, in_gang=segment.num_workers > 1 or segment.training is not None)
     finally:
         while resources:
             _close(resources.pop(), segment)
@@ -294,6 +296,7 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
 def _make_torch_runner(trial_class: type[TorchTrial], segment: Segment, resources: list[_Closable]) -> Runner:
     import torch
 
+    from rubberband.executor.training.asynchronous.runner import AsyncRunner
     from rubberband.executor.training.gang import Gang
     from rubberband.executor.training.loop import TorchRunner
 
@@ -301,11 +304,41 @@ def _make_torch_runner(trial_class: type[TorchTrial], segment: Segment, resource
         # A worker stands for one logical GPU: with torch's default every worker would take all cores of the machine,
         # and a gang of four would be slower than one worker.
         torch.set_num_threads(1)
+    if segment.training is not None:
+        return AsyncRunner(trial_class(), segment)
     gang = Gang.join(
         rank=segment.rank, num_workers=segment.num_workers, rendezvous=segment.rendezvous, device=segment.device
     )
     resources.append(gang)
     return TorchRunner(trial_class(), segment, gang)
+
+
+def run_server(entrypoint: Entrypoint, segment: Segment, index: int, listener: socket.socket) -> SegmentFailure | None:
+    """Serve as parameter server `index` of a segment, in this process, until rank 0 ends it; return why that failed.
+
+    It accepts workers at `listener`, which is closed in the end.
+    """
+    import torch
+
+    from rubberband.executor.training.asynchronous.applying import ServedShard
+    from rubberband.executor.training.asynchronous.server import ParameterServer
+
+    with listener:
+        try:
+            if segment.device == "cpu":
+                torch.set_num_threads(1)
+            target = entrypoint.load()
+            if not (isinstance(target, type) and issubclass(target, TorchTrial)):
+                raise ValueError(f"{entrypoint} is no TorchTrial, and cannot be trained asynchronously")
+            trial = target()
+            every = positive("checkpoint_every", trial.checkpoint_every)
+            shard = ServedShard(trial, segment, index)
+            ParameterServer(shard, segment, index, checkpoint_every=every).run(listener)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return describe(error, in_gang=True)
+    return None
 
 
 def _close(resource: _Closable, segment: Segment) -> None:

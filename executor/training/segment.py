@@ -13,6 +13,7 @@ from typing import Any, Literal
 from rubberband.executor.core.events import CheckpointRef, FailureKind
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchMode, BatchPoint, BatchUse
 from rubberband.values.balance import Balance, BalanceUse
+from rubberband.values.training import AsyncTraining, AsyncUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,12 @@ class Segment:
     """Whether to adapt the batch, or, for profiling, hold or sweep it."""
     max_iterations: int | None = None
     """Iterations of a trial that trains to the end, for LR schedules; None: `until_iterations`."""
+    training: AsyncTraining | None = None
+    """Settings of asynchronous training; None: it is synchronous."""
+    servers: tuple[str, ...] = ()
+    """`host:port` of each parameter server."""
+    secret: str = ""
+    """Lets a worker in at the servers; hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,8 @@ class BatchReport:
     """Limits of the sizes."""
     samples_per_iteration: int | None = None
     """Samples of an iteration at the initial batch size."""
+    updates: AsyncUse | None = None
+    """Updates of asynchronous training; None for synchronous."""
     balance: BalanceUse | None = None
     """Shares of the workers and their times; None if they are equal by the settings, or were not exchanged since the
     last report."""

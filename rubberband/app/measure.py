@@ -395,6 +395,7 @@ def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: Ex
         log_limit_bytes=experiment.resources.log_limit_bytes,
         batch=experiment.batch.to_plain(),
         balance=experiment.batch.balance.to_plain(),
+        training=experiment.training.to_plain(),
         profiling_s=spent.seconds,
         profiling_cost_usd=spent.cost_usd,
         experiment=experiment.to_words(),

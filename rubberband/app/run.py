@@ -283,7 +283,11 @@ def find_entrypoint(
     if experiment.resources.kind.is_simulated:
         return None
     found = named_entrypoint(experiment, search_path)
-    found.check(widest_gang(experiment, table, profiles), adaptive=experiment.batch.policy == "goodput")
+    found.check(
+        widest_gang(experiment, table, profiles),
+        adaptive=experiment.batch.policy == "goodput",
+        asynchronous=experiment.training.mode == "async",
+    )
     return found
 
 

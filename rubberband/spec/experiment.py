@@ -47,6 +47,7 @@ from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.balance import Balance, BalancePolicy
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
+from rubberband.values.training import AsyncTraining
 
 EC2_MINIMUM_BILLED_S = 60.0
 
@@ -175,6 +176,35 @@ class Batch(Words):
         return None if self.policy == "fixed" else AdaptiveBatch(**self.model_dump(exclude=set(_FOR_ALL_BATCHES)))
 
 
+class Training(Words):
+    """Whether a trial's workers take each optimizer step together. All keys but `mode` are for `mode: async`."""
+
+    mode: Literal["sync", "async"] = "sync"
+    """sync: the gradients of all workers are averaged; async: parameter servers apply each worker's on its own."""
+    servers: Count = 1
+    """Parameter servers of each trial: processes beside its workers, each with a part of the model."""
+    max_staleness: Tally | None = None
+    """Most updates by which a worker may be ahead of the slowest one; 0: all share the batch of each update, as in
+    sync; by default there is no bound."""
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Training:
+        if self.mode == "sync":
+            for key in ("servers", "max_staleness"):
+                if key in self.model_fields_set:
+                    raise fault("is for mode: async; leave it out, or set mode: async", at=key)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_keys_of_async(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        words: dict[str, Any] = serialize(self)
+        return words if self.mode == "async" else {"mode": self.mode}
+
+    def to_plain(self) -> AsyncTraining | None:
+        """Return the settings of the trials; None: training is synchronous."""
+        return None if self.mode == "sync" else AsyncTraining(**self.model_dump(exclude={"mode"}))
+
+
 def _written_kind(value: Any) -> str:
     return "path" if isinstance(value, str) else "inline"
 
@@ -244,6 +274,8 @@ class Experiment(Words):
     """The profile itself, the path of a file that `rubberband profile` wrote, or one of these per type."""
     batch: Batch = Field(default_factory=Batch.model_construct)
     """The choice of a trial's batch size: fixed, or adapted within limits."""
+    training: Training = Field(default_factory=Training.model_construct)
+    """Whether a trial's workers take each optimizer step together, or train asynchronously."""
     track: Trackers | None = None
     """Where trials are recorded while it runs: csv, tensorboard, mlflow, wandb."""
 
@@ -262,6 +294,7 @@ class Experiment(Words):
         if isinstance(self.profile, ProfilesByType):
             _check_profiles(self.profile, self.resources)
         _check_batch(self.batch, self.resources)
+        _check_training(self.training, self.batch)
         return self
 
     @classmethod
@@ -479,6 +512,21 @@ def _check_batch(batch: Batch, resources: Resources) -> None:
         raise fault(
             f"{batch.max} samples are too few for resources.gpus_per_trial.min={least} GPUs; raise it to {least}",
             at=("batch", "max"),
+        )
+
+
+def _check_training(training: Training, batch: Batch) -> None:
+    if training.mode == "async" and "balance" in batch.model_fields_set:
+        raise fault(
+            "divides a batch among workers, and with training.mode: async each has its own; leave it out, or set "
+            "training.mode to sync",
+            at=("batch", "balance"),
+        )
+    if training.mode == "async" and batch.policy != "fixed":
+        raise fault(
+            f"{batch.policy} adapts the batch that all workers share, and with training.mode: async each has its own; "
+            "set batch.policy to fixed, or training.mode to sync",
+            at=("batch", "policy"),
         )
 
 

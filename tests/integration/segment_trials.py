@@ -140,6 +140,14 @@ class Weighed(Accumulating):
         self.average.load_state_dict(state)
 
 
+class Counted(Weighed):
+    """The same without what follows every step."""
+
+    on_step = rubberband.TorchTrial.on_step
+    state_dict = rubberband.TorchTrial.state_dict
+    load_state_dict = rubberband.TorchTrial.load_state_dict
+
+
 class Adversarial(rubberband.TorchTrial):
     """Two small networks against each other, with an optimizer each, and their noise among the data."""
 

@@ -70,7 +70,7 @@ def run(reader: Reader, block: Block) -> None:
 def read_yaml(reader: Reader, block: Block) -> None:
     """An experiment, or keys to add to one; or the file of another program, which has a title."""
     words = yaml.safe_load(block.text)
-    if {"search", "batch", "profile", "resources"} & words.keys():
+    if {"search", "batch", "training", "profile", "resources"} & words.keys():
         example = yaml.safe_load((ROOT / "examples/digits.yaml").read_text(encoding="utf-8"))
         if "search" in words and "name" not in words:
             rest = yaml.safe_dump({key: value for key, value in example.items() if key not in words})

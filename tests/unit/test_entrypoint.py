@@ -98,6 +98,20 @@ def test_only_a_torch_trial_can_adapt_its_batch(parse, attribute, kind):
     parse("Whole").check(8, adaptive=True)
 
 
+@pytest.mark.parametrize(("attribute", "kind"), [("train", "function"), ("Fine", "rubberband.Trial")])
+def test_only_a_torch_trial_can_be_trained_asynchronously(parse, attribute, kind):
+    with pytest.raises(EntrypointError, match=f"is a {kind}, .*training.mode: async.*TorchTrial, or set training.mode"):
+        parse(attribute).check(1, asynchronous=True)
+    parse("Whole").check(8, asynchronous=True)
+
+
+@pytest.mark.parametrize(("name", "method"), [("Quasi", "step"), ("Weighed", "on_step")])
+def test_a_trial_with_a_step_of_its_own_is_not_trained_asynchronously(name, method):
+    entrypoint = Entrypoint.parse(f"tests.integration.segment_trials:{name}", (os.getcwd(),))
+    with pytest.raises(EntrypointError, match=rf"overrides {method}\(\), .*, or set training.mode to sync"):
+        entrypoint.check(1, asynchronous=True)
+
+
 def test_a_missing_module_names_the_folders(tmp_path):
     with pytest.raises(EntrypointError, match=f"no module 'nowhere_at_all' in {tmp_path}"):
         Entrypoint.parse("nowhere_at_all.digits:Trial", [tmp_path]).load()

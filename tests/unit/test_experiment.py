@@ -16,6 +16,7 @@ from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, Throughput
 from rubberband.values.balance import Balance
 from rubberband.values.plan import Stage
 from rubberband.values.profile import FIXED, Profile, Spread, measured
+from rubberband.values.training import AsyncTraining
 from tests.builders.experiment_words import words
 
 GOODPUT: dict[str, Any] = {
@@ -72,6 +73,14 @@ def test_a_batch_that_adapts_is_plain_values_for_the_trials() -> None:
     )
     assert Experiment(**experiment.to_words()) == experiment
     assert Experiment(**words(batch={"policy": "goodput"})).batch.to_plain() == AdaptiveBatch()
+
+
+def test_training_is_synchronous_unless_asked() -> None:
+    assert Experiment(**words()).training.to_plain() is None
+    asked = Experiment(**words(training={"mode": "async", "servers": 3, "max_staleness": 2}))
+    assert asked.training.to_plain() == AsyncTraining(servers=3, max_staleness=2)
+    assert Experiment(**asked.to_words()) == asked
+    assert Experiment(**words()).to_words()["training"] == {"mode": "sync"}
 
 
 def test_a_trial_has_no_more_gpus_than_its_largest_batch_has_samples() -> None:
@@ -213,6 +222,25 @@ def test_the_entry_point_may_be_a_class() -> None:
         ),
         ({"batch": {"balance": "auto"}}, "batch.balance: 'auto' is not a mapping; write keys and values"),
         ({"batch": {"initial": 9}}, "batch.initial: is for policy: goodput; leave it out, or set policy: goodput"),
+        ({"training": {"servers": 2}}, "training.servers: is for mode: async; leave it out, or set mode: async"),
+        (
+            {"training": {"mode": "sync", "max_staleness": 2}},
+            "training.max_staleness: is for mode: async; leave it out, or set mode: async",
+        ),
+        ({"training": {"mode": "async", "servers": 0}}, "training.servers: 0 must be at least 1; raise it"),
+        (
+            {"training": {"mode": "async", "max_staleness": -1}},
+            "training.max_staleness: -1 must be at least 0; raise it",
+        ),
+        (
+            {"training": {"mode": "async"}, "batch": {"policy": "goodput"}},
+            "batch.policy: goodput adapts the batch that all workers share, and with training.mode: async each has its "
+            "own; set batch.policy to fixed, or training.mode to sync",
+        ),
+        (
+            {"training": {"mode": "async"}, "batch": {"balance": {"policy": "equal"}}},
+            "batch.balance: divides a batch among workers, and with training.mode: async each has its own; leave it",
+        ),
         (
             {"batch": {"policy": "fixed", "interval": 20}},
             "batch.interval: is for policy: goodput; leave it out, or set policy: goodput",

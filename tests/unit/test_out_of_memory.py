@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rubberband.cloud.local.ray_node import SETTINGS, environment
 from rubberband.cloud.node import memory_kills
-from rubberband.executor.ray.attempt import RAN_OUT, _Gathered
+from rubberband.executor.ray.attempt import RAN_OUT, Gathered
 from rubberband.executor.training.segment import SegmentFailure
 
 
@@ -21,12 +21,12 @@ def test_the_kernel_s_count_is_read(tmp_path: Path) -> None:
 
 def test_a_death_by_lack_of_memory_is_distinguished_from_other_deaths() -> None:
     echo = SegmentFailure(kind="raised", message="gloo lost a peer", details="", secondary=True)
-    died = _Gathered(failures=[echo], deaths=["rank 0: The actor is dead"])
+    died = Gathered(failures=[echo], deaths=["rank 0: The actor is dead"])
     assert "its process exited" in died.cause()[1]
     died.ran_out = True
     assert died.cause() == ("died", RAN_OUT, "rank 0: The actor is dead")
     raised = SegmentFailure(kind="raised", message="boom", details="", secondary=False)
-    assert _Gathered(failures=[raised], deaths=["rank 0"], ran_out=True).cause()[1] == "boom"
+    assert Gathered(failures=[raised], deaths=["rank 0"], ran_out=True).cause()[1] == "boom"
 
 
 def test_the_kernel_chooses_the_process_that_lack_of_memory_ends(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""An asynchronous gang in processes of this machine, without Ray: workers come and go as a test says."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment, run_server
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
+from rubberband.values.training import AsyncTraining
+from tests.integration.forked import CONTEXT, start
+
+
+def _worker(entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, items: Connection) -> None:
+    for item in run_segment(entrypoint, segment, store):
+        items.send(item)
+    items.close()
+
+
+def _server(entrypoint: Entrypoint, segment: Segment, index: int, listener: socket.socket, items: Connection) -> None:
+    failure = run_server(entrypoint, segment, index, listener)
+    if failure is not None:
+        items.send(failure)
+    items.close()
+
+
+@dataclass(eq=False)
+class Process:
+    """A worker or a server."""
+
+    process: BaseProcess
+    items: Connection
+
+    def next(self) -> Any:
+        """The next item; None where the process has ended."""
+        try:
+            return self.items.recv()
+        except EOFError:
+            return None
+
+    def rest(self) -> list[Any]:
+        """All items that are left."""
+        return list(iter(self.next, None))
+
+    def kill(self) -> None:
+        """End it as a kernel does that lacks memory."""
+        self.process.kill()
+        self.process.join()
+
+
+@dataclass(eq=False)
+class AsyncGang:
+    """Servers, and workers that join them."""
+
+    entrypoint: Entrypoint
+    segment: Segment
+    store: CheckpointStore
+    servers: list[Process] = field(default_factory=list)
+    workers: list[Process] = field(default_factory=list)
+
+    def join(self, rank: int, **changes: Any) -> Process:
+        """Start a worker."""
+        segment = replace(self.segment, rank=rank, **changes)
+        ours, theirs = CONTEXT.Pipe(duplex=False)
+        worker = Process(start(_worker, self.entrypoint, segment, self.store, theirs), ours)
+        theirs.close()
+        self.workers.append(worker)
+        return worker
+
+    def all(self) -> list[SegmentReport]:
+        """Start all workers; the reports of the whole segment."""
+        workers = [self.join(rank) for rank in range(self.segment.num_workers)]
+        found = [item for item in workers[0].rest() if isinstance(item, (SegmentReport, SegmentFailure))]
+        assert all(isinstance(item, SegmentReport) for item in found), found
+        for worker in workers[1:]:
+            assert not [item for item in worker.rest() if isinstance(item, SegmentFailure)]
+        return [item for item in found if isinstance(item, SegmentReport)]
+
+
+@contextlib.contextmanager
+def async_gang(
+    entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, training: AsyncTraining, workers: int = 2
+) -> Iterator[AsyncGang]:
+    """Start the servers of a segment; all processes end with the block."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(training.servers)]
+    segment = replace(
+        segment,
+        num_workers=workers,
+        training=training,
+        servers=tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in listeners),
+        secret=secrets.token_hex(32),
+    )
+    gang = AsyncGang(entrypoint, segment, store)
+    try:
+        for index, listener in enumerate(listeners):
+            ours, theirs = CONTEXT.Pipe(duplex=False)
+            gang.servers.append(Process(start(_server, entrypoint, segment, index, listener, theirs), ours))
+            theirs.close()
+            listener.close()
+        yield gang
+    finally:
+        for each in [*gang.workers, *gang.servers]:
+            each.kill()
+            each.items.close()

@@ -1,0 +1,150 @@
+"""Asynchronous gangs of real processes: equal to synchronous training without staleness, and alive without a worker."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
+from rubberband.values.training import AsyncTraining
+from tests.builders.segments import SEGMENT, reports
+from tests.integration.async_gang import async_gang
+
+SHARED = AsyncTraining(servers=2, max_staleness=0)
+FREE = AsyncTraining(servers=2)
+ITERATIONS = 150
+"""Enough for a worker to die and another to come."""
+
+
+def entry(name: str) -> Entrypoint:
+    return Entrypoint.parse(f"tests.integration.segment_trials:{name}", (os.getcwd(),))
+
+
+def content(store: CheckpointStore, ref: CheckpointRef | None) -> dict[str, Any]:
+    assert ref is not None
+    found: dict[str, Any] = torch.load(io.BytesIO(store.load(ref)), weights_only=False)
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+def test_without_staleness_it_equals_synchronous_training(store: CheckpointStore) -> None:
+    segment = replace(SEGMENT, config={"optimizer": "adam", "scheduler": "plateau"})
+    alone = reports(list(run_segment(entry("Counted"), segment, store)))
+    with async_gang(entry("Counted"), segment, store, SHARED) as gang:
+        found = gang.all()
+    assert [each.iterations for each in found] == [1, 2, 3, 4]
+    for one, other in zip(alone, found, strict=True):
+        assert other.metrics == pytest.approx(one.metrics, rel=0.0, abs=1e-12)
+        assert other.batch.updates is not None
+        assert (other.batch.updates.updates, other.batch.updates.max_staleness) == (4, 0)
+    expected, held = content(store, alone[-1].checkpoint), content(store, found[-1].checkpoint)
+    for name, weight in expected["model"].items():
+        assert torch.allclose(held["model"][name], weight, rtol=0.0, atol=1e-12)
+    assert held["scheduler"].pop("best") == pytest.approx(expected["scheduler"].pop("best"), rel=1e-12)
+    assert held["scheduler"] == expected["scheduler"]
+    assert held["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+    for number, state in expected["optimizer"]["state"].items():
+        for name, value in state.items():
+            assert torch.allclose(held["optimizer"]["state"][number][name], value, rtol=0.0, atol=1e-12)
+
+
+def test_it_resumes_with_another_number_of_workers_and_trains_every_batch_once(store: CheckpointStore) -> None:
+    with async_gang(entry("Regression"), replace(SEGMENT, until_iterations=2), store, FREE) as gang:
+        first = gang.all()
+    held = content(store, first[-1].checkpoint)["batching"]["data"]
+    used = set(range(held["next_ticket"])) - set(held["returned"])
+    assert len(used) == 8  # of 50 samples in batches of 16
+    rest = replace(SEGMENT, from_iterations=2, checkpoint=first[-1].checkpoint)
+    with async_gang(entry("Regression"), rest, store, replace(FREE, max_staleness=1), workers=1) as gang:
+        second = gang.all()
+    assert [each.iterations for each in first + second] == [1, 2, 3, 4]
+    data = content(store, second[-1].checkpoint)["batching"]["data"]
+    assert len(set(range(data["next_ticket"])) - set(data["returned"])) == 16
+    for each in first:
+        assert each.batch.updates is not None
+        assert (each.batch.updates.servers, each.batch.updates.updates) == (2, 4)
+
+
+@pytest.mark.parametrize("training", [FREE, pytest.param(SHARED, marks=pytest.mark.long)], ids=["free", "shared"])
+def test_it_goes_on_without_a_worker_that_is_killed_and_takes_in_another(
+    store: CheckpointStore, training: AsyncTraining
+) -> None:
+    segment = replace(SEGMENT, until_iterations=ITERATIONS)
+    with async_gang(entry("Regression"), segment, store, training) as gang:
+        first, second = gang.join(0), gang.join(1)
+        items = [first.next() for _ in range(4)]
+        second.kill()
+        gang.join(1)
+        items += first.rest()
+    found = [item for item in items if isinstance(item, SegmentReport)]
+    assert [each.iterations for each in found] == list(range(1, ITERATIONS + 1)), items[-1]
+    uses = [each.batch.updates for each in found if each.batch.updates is not None]
+    assert sum(use.updates + (use.lost if training is FREE else 0) for use in uses) == 4 * ITERATIONS
+    assert sum(use.lost for use in uses) <= 1
+    assert {use.workers for use in uses} == {1, 2}
+
+
+def test_rank_0_returns_to_the_servers_without_losing_an_update(store: CheckpointStore) -> None:
+    segment = replace(SEGMENT, until_iterations=ITERATIONS)
+    with async_gang(entry("Regression"), segment, store, FREE) as gang:
+        first, _ = gang.join(0), gang.join(1)
+        items = [first.next() for _ in range(4)]
+        first.kill()
+        items += first.rest()
+        last = [item for item in items if isinstance(item, SegmentReport)][-1]
+        again = gang.join(0, from_iterations=last.iterations, checkpoint=last.checkpoint)
+        found = again.rest()
+    assert [item.iterations for item in found if isinstance(item, SegmentReport)] == list(
+        range(last.iterations + 1, ITERATIONS + 1)
+    )
+
+
+def test_workers_end_when_a_server_is_killed(store: CheckpointStore) -> None:
+    with async_gang(entry("Regression"), replace(SEGMENT, until_iterations=10_000), store, FREE) as gang:
+        first, second = gang.join(0), gang.join(1)
+        first.next(), first.next()
+        gang.servers[1].kill()
+        ends = [each.rest()[-1] for each in (first, second)]
+    assert all(isinstance(end, SegmentFailure) and end.secondary for end in ends)
+    assert "a parameter server is gone" in ends[0].message
+
+
+@pytest.mark.parametrize(
+    ("words", "training", "message"),
+    [
+        ({"precision": "fp16"}, FREE, 'precision = "fp16" scales losses by steps that all workers take; use "bf16"'),
+        ({"static_graph": True}, FREE, "static_graph is for DistributedDataParallel, which is not used; leave it out"),
+        ({"gradient_compression": "bf16"}, FREE, "gradient_compression is for gangs that average gradients; leave it"),
+        ({"gradient_clip_norm": 1.0}, SHARED, "gradient_clip_norm needs the gradient of all workers, and with"),
+        ({}, AsyncTraining(servers=5), "training.servers=5 are more than the tensors that are trained (4)"),
+    ],
+)
+def test_words_that_do_not_go_with_it_are_refused_in_one_line(
+    store: CheckpointStore, words: dict[str, Any], training: AsyncTraining, message: str
+) -> None:
+    segment: Segment = replace(SEGMENT, config={"words": words}, training=training, num_workers=2)
+    (failure,) = run_segment(entry("Regression"), segment, store)
+    assert isinstance(failure, SegmentFailure)
+    assert failure.message.startswith(message)
+    assert "\n" not in failure.message
+
+
+def test_a_dataset_without_positions_is_refused(store: CheckpointStore) -> None:
+    segment = replace(SEGMENT, config={"num_workers": 0, "shards": 1}, training=FREE)
+    (failure,) = run_segment(entry("Loaded"), segment, store)
+    assert isinstance(failure, SegmentFailure)
+    assert "read from front to end, and asynchronous workers take batches in any order" in failure.message
