@@ -9,6 +9,7 @@ import argparse
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from page import Figure, write_page
@@ -214,19 +215,24 @@ def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, axis: int =
     }
 
 
-def show(compute: Callable[[], Report]) -> None:
-    """Run an example: print the report, and with --html write it as one self-contained page."""
+def show(compute: Callable[..., Report], *, data: str = "") -> None:
+    """Run an example: print the report, and with --html write it as one self-contained page.
+
+    With `data`, its help, the example has an argument: a folder that `compute` gets.
+    """
     parser = argparse.ArgumentParser(description="One of the paper's simulated experiments.")
+    if data:
+        parser.add_argument("data", metavar="DATA", type=Path, help=data)
     parser.add_argument("--html", metavar="PATH", help="write tables and plot as one page, too")
-    path = parser.parse_args().html
-    report = compute()
+    asked = parser.parse_args()
+    report = compute(asked.data) if data else compute()
     print(as_text(report))
-    if path:
+    if asked.html:
         try:
-            write_page(path, report)
+            write_page(asked.html, report)
         except OSError as error:
-            raise SystemExit(f"--html {path}: {error}; choose a path that can be written") from None
-        print(f"\nwritten: {path}")
+            raise SystemExit(f"--html {asked.html}: {error}; choose a path that can be written") from None
+        print(f"\nwritten: {asked.html}")
 
 
 def as_text(report: Report) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from rubberband.planner.sharing.demand import Demand
+from rubberband.planner.sharing.table import Floats
 
 _DONE = 1e-9
 """Share of a job that is rounding only."""
@@ -35,6 +38,10 @@ class CurveJob:
     left: float = 1.0
     """Share of the job that is not done."""
     resizing_s: float = 0.0
+    _curve: Floats = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._curve = np.asarray(self.seconds, dtype=np.float64)
 
     def resize(self, placement: tuple[int, ...]) -> None:
         """Give it other GPUs, as counts of instance after instance; none at all stops it."""
@@ -70,7 +77,7 @@ class CurveJob:
         return Demand(
             name=self.name,
             arrived_at=self.submitted_at,
-            seconds_left=[self.left * each for each in self.seconds[:gpus]],
+            seconds_left=(self.left * self._curve[:gpus]).tolist(),
             delta_s=self.resize_s,
             moves=max(0, self.moves),
             deadline_s=self.deadline_s,

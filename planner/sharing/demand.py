@@ -70,7 +70,8 @@ class Demand:
     """Share of its work that is done, from 0 to 1."""
 
     def __post_init__(self) -> None:
-        if not len(self.seconds_left) or any(not seconds >= 0.0 for seconds in self.seconds_left):
+        seconds = self.seconds_left
+        if not len(seconds) or not min(seconds) >= 0.0 or math.isnan(sum(seconds)):
             raise ValueError(
                 f"seconds_left of {self.name!r} must be one number >= 0 or more; give inf where it cannot run"
             )

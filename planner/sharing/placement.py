@@ -101,6 +101,8 @@ class _Board:
         if spanning and number in self.spanned:
             return _NEVER
         lacking, cost = count - self.free[number], 0
+        if lacking <= 0:
+            return 0
         for size in sorted(self.found[name][number] for name in self.guests[number]):
             if lacking <= 0:
                 break

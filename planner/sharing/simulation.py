@@ -73,8 +73,6 @@ class Outcome:
     """Instants at which the allotments changed, and the GPUs of every job from then on."""
     cpu_s: float
     """CPU seconds of the whole simulation."""
-    policy_cpu_s: float
-    """CPU seconds of the policy."""
 
     @property
     def jcts_s(self) -> list[float]:
@@ -154,7 +152,6 @@ class _Run:
     allotments: Allotments = field(default_factory=dict)
     allotted: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     started_at: dict[str, float] = field(default_factory=dict)
-    policy_cpu_s: float = 0.0
     idle: int = 0
     """Decisions in a row that gave no GPUs to any job while none was to come."""
 
@@ -169,9 +166,7 @@ class _Run:
     def decide(self) -> None:
         demands = [job.demand(self.now_s, self.capacity.gpus) for job in self.active.values()]
         current = {name: where for name, where in self.allotments.items() if name in self.active}
-        began_s = time.process_time()
         found = self.policy.allot(demands, self.capacity, current, self.now_s)
-        self.policy_cpu_s += time.process_time() - began_s
         for name, job in self.active.items():
             where = found.get(name, {})
             if where != current.get(name, {}):
@@ -215,5 +210,4 @@ class _Run:
             ended_at=self.now_s if len(ends) < len(jobs) else max(ends, default=self.now_s),
             allotted=self.allotted,
             cpu_s=cpu_s,
-            policy_cpu_s=self.policy_cpu_s,
         )

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.builders.adaptdl_data import write_data
+
 FOLDER = Path(__file__).parents[2] / "examples" / "paper"
 NAMES = (
     "figure_09",
@@ -18,10 +20,12 @@ NAMES = (
     "table_3",
     "async_sgd_07",
     "async_sgd_10",
+    "async_sgd_12",
     "async_sgd_15",
     "lb_bsp_cpus",
     "lb_bsp_gpus",
     "lb_bsp_overhead",
+    "pollux",
 )
 TINY = 1e-9
 
@@ -40,8 +44,8 @@ def load() -> Iterator[dict[str, ModuleType]]:
             sys.modules.pop(name, None)
 
 
-def reduced(load: dict[str, ModuleType], name: str) -> object:
-    """The report of an example, smaller where it has a size."""
+def reduced(load: dict[str, ModuleType], name: str, folder: Path | None = None) -> object:
+    """The report of an example, smaller where it has a size; one that needs data gets some in `folder`."""
     arguments: dict[str, dict[str, object]] = {
         "figure_09": {"sigmas_s": (1.0, 4.0), "num_samples": 1000, "readings": ("each stage",)},
         "figure_10": {"prices_usd_per_gb": (0.0, 0.16)},
@@ -52,6 +56,8 @@ def reduced(load: dict[str, ModuleType], name: str) -> object:
         "lb_bsp_cpus": {"steps": 120, "first": 60},
         "lb_bsp_gpus": {"steps": 200},
         "lb_bsp_overhead": {"workers": (4, 8), "looks": 20},
+        "async_sgd_12": {"loads": (0.2, 0.7), "num_jobs": 40},
+        "pollux": {"folder": folder and write_data(folder, num_jobs=4)},
     }
     return load[name].compute(**arguments.get(name, {}))
 
@@ -61,7 +67,7 @@ def test_prints_tables_findings_and_assumptions_and_writes_one_page(
     load: dict[str, ModuleType], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load["page"], "PLOTLY", "report.js")
-    report = reduced(load, name)
+    report = reduced(load, name, tmp_path)
 
     text = load["common"].as_text(report)
     load["page"].write_page(str(tmp_path / "page.html"), report)
@@ -197,3 +203,14 @@ def test_forecasts_from_resources_beat_those_from_past_speeds_alone(load: dict[s
     for name in ("NARX", "normalised EMA"):
         assert all(found[name].rmse < found[other].rmse for other in ("Memoryless", "EMA", "ARIMA"))
         assert cpus.clairvoyant_time(made, 200) < found[name].time < 0.6
+
+
+def test_knee_and_hell_are_alike_at_low_load_and_srpt_is_the_worst(load: dict[str, ModuleType]) -> None:
+    example = load["async_sgd_12"]
+    curves = example.malleable((0.2, 0.7), 40, tuple(example.DNNS))
+    low, high = ({name: points[at].mean_h for name, points in curves.items()} for at in (0, 1))
+
+    assert low["knee"] == pytest.approx(low["hell"], rel=0.2)
+    for means in (low, high):
+        assert max(means, key=lambda name: means[name]) == "srpt"
+        assert means["default"] < means["hell"]

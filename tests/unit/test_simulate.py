@@ -14,13 +14,13 @@ from rubberband.commands.simulate import WorkloadFormat, simulate
 from rubberband.errors import InputError
 from rubberband.spec.loading import load_pool
 from rubberband.views.simulation import render_simulation
+from tests.builders.adaptdl_data import HEADER, write_data
 
 PROFILE = {
     "schema": "rubberband.profile/1",
     "seconds_per_iteration": {"1": 60.0, "2": 32.0, "4": 18.0, "8": 12.0},
     "trial_startup_s": 5.0,
 }
-BATCHES = (32, 128)
 
 
 def write(path: Path, text: str) -> Path:
@@ -43,29 +43,12 @@ def jobs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
-    """A model with a step of 10 ms + 1 ms per sample, and 20 ms to synchronise (40 ms across instances)."""
-    folder = tmp_path / "traces" / "toy"
-    placements = ["placement,local_bsz,step_time,sync_time"]
-    larger = ["num_nodes,num_replicas,local_bsz,step_time,sync_time"]
-    for name in ("1", "2", "3", "4", "11", "22", "44"):
-        gpus = sum(map(int, name))
-        sync_s = 0.0 if gpus == 1 else 0.02 * len(name)
-        placements += [f"{name},{size},{0.01 + 0.001 * size + sync_s},{sync_s}" for size in (8, 16, 32)]
-    for instances in (6, 8):
-        larger += [f"{instances},{4 * instances},{size},{0.1 + 0.001 * size},0.09" for size in (8, 16, 32)]
-    write(folder / "placements.csv", "\n".join(placements))
-    write(folder / "scalability.csv", "\n".join(larger))
-    for batch in BATCHES:
-        steps = [1000 * (epoch + 1) for epoch in range(4)]
-        rows = [f"{step},{step * 40 // batch},0.5,1.0,{4.0 + epoch}" for epoch, step in enumerate(steps)]
-        write(folder / f"validation-{batch}.csv", "\n".join(["progress,iteration,metric,grad_sqr,grad_var", *rows]))
-    return tmp_path / "traces"
+    return write_data(tmp_path) / "traces"
 
 
 @pytest.fixture
-def public(tmp_path: Path) -> Path:
-    rows = [f"toy-{number},{70 * number},toy,{1 + number % 4},{BATCHES[number % 2]}" for number in range(6)]
-    return write(tmp_path / "public.csv", "\n".join(["name,time,application,num_replicas,batch_size", *rows]))
+def public(traces: Path) -> Path:
+    return traces.parent / "workloads" / "workload-1.csv"
 
 
 def test_policies_are_compared_in_json(pool: Path, jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +80,7 @@ def test_traces_in_the_public_format(policy: str, pool: Path, public: Path, trac
 
 
 def test_a_rigid_job_trains_at_the_measured_speed(pool: Path, tmp_path: Path, traces: Path) -> None:
-    rigid = write(tmp_path / "one.csv", "name,time,application,num_replicas,batch_size\ntoy-0,0,toy,4,128\n")
+    rigid = write(tmp_path / "one.csv", f"{HEADER}\ntoy-0,0,toy,4,128\n")
     (job,) = adaptdl.read_jobs(rigid, traces, "rigid")
     outcome = simulated(load_pool(pool), rigid, ["tiresias"], traces).outcomes["tiresias"]
     # 4 epochs of 1,000 steps, each worth gain(M) = (var + 1) / (var / 4 + 1); a step of 32 samples takes 62 ms
@@ -116,7 +99,7 @@ def test_placements_are_looked_up_up_to_rotation_and_interpolated(public: Path, 
 
 
 def test_a_job_larger_than_the_pool_is_unfinished(tmp_path: Path, pool: Path, traces: Path) -> None:
-    large = write(tmp_path / "large.csv", "name,time,application,num_replicas,batch_size\ntoy-0,0,toy,12,128\n")
+    large = write(tmp_path / "large.csv", f"{HEADER}\ntoy-0,0,toy,12,128\n")
     assert simulated(load_pool(pool), large, ["tiresias"], traces).outcomes["tiresias"].summary()["unfinished"] == 1
 
 
@@ -154,7 +137,7 @@ def test_wrong_traces_policies_and_pools_are_one_line(tmp_path: Path, pool: Path
         simulated(asked, public, ["default"], tmp_path / "nothing")
     with pytest.raises(InputError, match=r"placements.csv cannot be read \(No such file or directory\)"):
         simulated(asked, public, ["default"], tmp_path)
-    negative = write(tmp_path / "negative.csv", "name,time,application,num_replicas,batch_size\ntoy-0,-1,toy,1,32\n")
+    negative = write(tmp_path / "negative.csv", f"{HEADER}\ntoy-0,-1,toy,1,32\n")
     with pytest.raises(InputError, match="line 2: time='-1' is not a number >= 0"):
         simulated(asked, negative, ["default"], traces)
     with pytest.raises(InputError, match="policy 'best' does not exist; choose one of default"):

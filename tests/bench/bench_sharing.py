@@ -1,0 +1,102 @@
+"""What sharing policies cost and win: `python -m tests.bench.bench_sharing [DATA [POLICY …]]`.
+
+Prints the CPU seconds of one decision. With DATA, the folder of Pollux's public measurements (`traces/MODEL/…` and
+`workloads/workload-N.csv`), it also simulates every workload there on 16 instances of 4 GPUs, and compares with the
+published results. Asserts nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rubberband.app.simulating import simulated
+from rubberband.planner.sharing import POLICIES, Capacity, Demand, make_policy
+from rubberband.spec.pool import PoolFile
+
+SIZES = ((160, 64), (1000, 1000))
+"""Demands and GPUs of a decision; AdaptDL takes 6.8 to 8.8 CPU s for the first."""
+PUBLISHED_S = {
+    "fitness": {"1": 2088.8, "2": 3322.9, "3": 2188.5, "4": 2721.0},
+    "tiresias": {"1": 2473.7, "2": 5145.0, "3": 3876.3, "4": 3280.3},
+    "optimus": {"1": 4087.1, "2": 6913.9, "3": 3944.0, "4": 5967.8},
+}
+"""Policy -> workload -> published mean JCT; `fitness` is Pollux."""
+PUBLISHED_P99_S = {"1": 41_818.0, "2": 49_042.0, "3": 14_635.0, "4": 53_032.0}
+"""Workload -> published 99th percentile of Pollux."""
+
+
+def demands(num: int, gpus: int, seed: int = 0) -> list[Demand]:
+    """Return random demands that scale well, badly, or best on some number of GPUs."""
+    random, sizes = np.random.default_rng(seed), np.arange(1, gpus + 1)
+    found = []
+    for number in range(num):
+        share = random.uniform(0.0, 0.2)
+        seconds = random.lognormal(8.0, 1.5) * (share + (1.0 - share) / sizes ** random.uniform(0.5, 1.0))
+        if number % 3 == 0:
+            seconds = seconds + 0.3 * sizes
+        found.append(
+            Demand(
+                name=f"job-{number}",
+                arrived_at=-float(random.uniform(60.0, 1e5)),
+                seconds_left=seconds.tolist(),
+                delta_s=30.0,
+                moves=int(random.integers(0, 20)),
+                attained_gpu_s=1.0,
+            )
+        )
+    return found
+
+
+def decisions(names: Sequence[str]) -> None:
+    """Print the CPU seconds of a first decision, and of the next one after some demands have ended."""
+    print(f"{'policy':>10} {'demands':>8} {'GPUs':>6} {'first CPU s':>12} {'next CPU s':>12}")
+    for num, gpus in SIZES:
+        asked, capacity = demands(num, gpus), Capacity(instances=gpus // 4, gpus_per_instance=4)
+        for name in names:
+            policy, times_s, current = make_policy(name), [], {}
+            for left in (asked, asked[num // 50 :]):
+                kept = {demand.name: current[demand.name] for demand in left if demand.name in current}
+                began_s = time.process_time()
+                current = policy.allot(left, capacity, kept, 0.0)
+                times_s.append(time.process_time() - began_s)
+            print(f"{name:>10} {num:>8} {gpus:>6} {times_s[0]:>12.3f} {times_s[1]:>12.3f}", flush=True)
+
+
+def workloads(data: Path, names: Sequence[str]) -> None:
+    """Print the results of every workload, and their means next to Pollux's published one."""
+    pool = PoolFile(instances=16, gpus_per_instance=4)
+    files = sorted((data / "workloads").glob("workload-*.csv"))
+    print(f"\n{'policy':>10} {'workload':>8} {'mean JCT':>10} {'published':>10} {'p99':>9} {'/Pollux':>8} {'CPU s':>7}")
+    for name in names:
+        means_s, over_pollux = [], []
+        for file in files:
+            number = file.stem.removeprefix("workload-")
+            outcome = simulated(pool, file, [name], data / "traces").outcomes[name]
+            figures = outcome.summary()
+            mean_s, p99_s = figures["mean_jct_s"] or 0.0, figures["p99_jct_s"] or 0.0
+            known = PUBLISHED_S.get(name, {}).get(number)
+            shown = "-" if known is None else f"{100.0 * (mean_s / known - 1.0):+.2f} %"
+            p99 = f"{p99_s / PUBLISHED_P99_S[number]:.3f}" if number in PUBLISHED_P99_S else "-"
+            print(f"{name:>10} {number:>8} {mean_s:>10.1f} {shown:>10} {p99_s:>9.0f} {p99:>8} {outcome.cpu_s:>7.1f}")
+            means_s.append(mean_s)
+            over_pollux.append(PUBLISHED_S["fitness"].get(number, mean_s))
+        total = statistics.mean(means_s)
+        print(f"{name:>10} {'mean':>8} {total:>10.1f} {total / statistics.mean(over_pollux):>9.3f}x Pollux", flush=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print all figures."""
+    names = list(arguments[1:]) or list(POLICIES)
+    decisions(names)
+    if arguments:
+        workloads(Path(arguments[0]), names)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
