@@ -372,6 +372,16 @@ def types_of(resources: Resources) -> tuple[str, ...]:
     )
 
 
+def similar_types(resources: Resources, name: str, table: Table) -> list[str]:
+    """Return the experiment's other types with as many GPUs as `name`, each with as much memory or more."""
+    row = table.get(name)
+    rows = {other: table[other] for other in types_of(resources) if other != name and other in table}
+    if row is None:
+        return []
+    memory_gib = row.gpu_memory_gib or 0.0
+    return [o for o, found in rows.items() if found.gpus == row.gpus and (found.gpu_memory_gib or 0.0) >= memory_gib]
+
+
 def _profile_of(profiles: Profile | Mapping[str, Profile] | None, name: str) -> Profile | None:
     if profiles is None or isinstance(profiles, Profile):
         return profiles

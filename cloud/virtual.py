@@ -58,6 +58,8 @@ class Fate:
     """From the end of its lease until it has noticed, and is off."""
     price_usd_per_hour: float | None = None
     """Price at purchase; None: the offer's for its market."""
+    instance_type: str = ""
+    """Type that is bought; empty: the offer's."""
     hour_prices_usd: tuple[float, ...] | None = None
     """USD per hour of each hour since it began to run, as EC2 bills spot; the last one stays. None: the price at
     purchase. With prices, an interruption in the first hour makes it free."""
@@ -192,6 +194,7 @@ class VirtualProvider:
             reason=machine.reason,
             market=machine.market,
             price_usd_per_hour=fate.price_usd_per_hour,
+            instance_type=fate.instance_type,
             interrupted_at=notice_at if notice_at <= min(now, machine.ended_at) else None,
             preempted=machine.preempted,
             hour_prices_usd=self._hour_prices_usd(machine, min(now, machine.ended_at)),

@@ -18,7 +18,7 @@ from typing import Literal
 from rubberband.cloud import catalogue
 from rubberband.cloud.aws.calls import AwsSession, Machines
 from rubberband.cloud.aws.client import open_session
-from rubberband.cloud.aws.errors import in_one_line
+from rubberband.cloud.aws.errors import FAILURES, in_one_line
 from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Ec2Fleet
 from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.images import type_facts
@@ -289,6 +289,7 @@ def open_provider(
     run: str,
     session: AwsSession | None = None,
     dearest_usd_per_hour: float | None = None,
+    speeds: Mapping[str, float] | None = None,
     table: Table | None = None,
     environment: Mapping[str, str] = os.environ,
     not_before: float = 0.0,
@@ -296,8 +297,9 @@ def open_provider(
 ) -> AwsProvider:
     """Open EC2 for one run of the experiment `name`, which keeps its records in `directory`.
 
-    If `offer`'s type is sold out, other types of the experiment are used that have the same GPUs and cost no more than
-    `dearest_usd_per_hour` (None: than the offer); `table` has their prices.
+    If `offer`'s type is sold out, other types of the experiment are used that have the same GPUs, or GPUs of a known
+    speed (`speeds`, see `stand_ins`), and cost no more than `dearest_usd_per_hour` (None: than the offer); `table` has
+    their prices.
 
     `together`: trials may span instances, so all of them must be in one zone.
 
@@ -318,7 +320,11 @@ def open_provider(
         device=device,
     )
     limit_usd = max(offer.price_usd_per_hour, dearest_usd_per_hour or 0.0)
-    others = stand_ins(resources, offer, table=table, environment=environment)
+    others = [
+        other
+        for other in stand_ins(resources, offer, speeds=speeds, table=table, environment=environment)
+        if other.instance_type not in (speeds or {}) or _boots_alike(session, other.instance_type, offer.instance_type)
+    ]
     head = RayHead(name, directory, host=host, lease_s=resources.lease_length_s, not_before=not_before)
     return AwsProvider(
         name,
@@ -367,20 +373,40 @@ def _host(resources: Resources, place: OwnInstance | None) -> str:
     return place.address
 
 
+def _boots_alike(session: AwsSession, other: str, name: str) -> bool:
+    """Whether a type boots the image of another one, as far as EC2 says: it has the same processor architecture."""
+    try:
+        found, wanted = type_facts(session, other).architectures, type_facts(session, name).architectures
+    except InputError:
+        return False
+    except FAILURES:
+        return True
+    return not set(found).isdisjoint(wanted)
+
+
 def stand_ins(
-    resources: Resources, offer: Offer, *, table: Table | None = None, environment: Mapping[str, str] = os.environ
+    resources: Resources,
+    offer: Offer,
+    *,
+    speeds: Mapping[str, float] | None = None,
+    table: Table | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> list[Offer]:
-    """Return the offers of the experiment's other types with the same number and model of GPUs, cheapest first."""
-    known = catalogue.table_of(resources, environment, table)
-    row = known.get(offer.instance_type)
+    """Return the offers of the experiment's other types with the same number and model of GPUs, cheapest first.
+
+    After these come types of another model with as many GPUs, of as much memory, whose speed over the offer's is known
+    (`speeds`), since unequal workers are balanced: the cheapest for its speed first.
+    """
+    known, model = catalogue.table_of(resources, environment, table), ""
+    if offer.instance_type in known:
+        model = known[offer.instance_type].gpu_model
     found = []
-    for name in catalogue.types_of(resources):
-        other = known.get(name)
-        if name == offer.instance_type or row is None or other is None:
-            continue
-        if (other.gpus, other.gpu_model) == (row.gpus, row.gpu_model):
-            found.append(catalogue.offer(resources, instance_type=name, environment=environment, table=known))
-    return sorted(found, key=lambda offer: offer.price_usd_per_hour)
+    for name in catalogue.similar_types(resources, offer.instance_type, known):
+        is_other = known[name].gpu_model != model
+        if not is_other or name in (speeds or {}):
+            price = catalogue.offer(resources, instance_type=name, environment=environment, table=known)
+            found.append((is_other, price.price_usd_per_hour / (speeds or {}).get(name, 1.0), price))
+    return [price for *_, price in sorted(found, key=lambda one: one[:2])]
 
 
 def device_of(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from rubberband.executor.core.budget import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
 from rubberband.executor.core.fleet import InstanceStatus
+from rubberband.executor.core.mixture import gang_factor, lane_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
 from rubberband.executor.core.rules import target_iterations
 from rubberband.executor.core.state import Job, Lane, Phase, State, TrialState, TrialStatus
@@ -244,7 +245,9 @@ def _trial_left_s(
 ) -> float:
     """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
     left, own = target_iterations(job, lane, trial) - trial.iterations, _own_speed(job, state, lane, trial)
-    training_s = left * state.profile.iteration_s(state.chosen(lane).gpus_per_trial) * own.factor
+    runs = trial.status is TrialStatus.RUNNING
+    mixed = gang_factor(job, state, trial.gang) if runs else lane_factor(job, state, lane)
+    training_s = left * state.profile.iteration_s(state.chosen(lane).gpus_per_trial) * own.factor * mixed
     if late and left > 0:
         deviation = math.sqrt(math.log1p(own.error**2 + state.profile.iteration_cv**2 / left))
         training_s *= math.exp(late * deviation - deviation**2 / 2.0)
@@ -268,5 +271,5 @@ def _own_speed(job: Job, state: State, lane: Lane, trial: TrialState) -> OwnSpee
     if use.training_at is None or use.repeated_until is not None or trial.reports[-done].reported_at <= use.training_at:
         return known  # it began anew in between
     taken_s = trial.reports[-1].reported_at - use.training_at
-    ratio = taken_s / (done * state.profile.iteration_s(len(use.gang)))
+    ratio = taken_s / (done * state.profile.iteration_s(len(use.gang)) * gang_factor(job, state, use.gang))
     return updated(known, ratio, done, state.profile.iteration_cv)

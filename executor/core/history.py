@@ -79,4 +79,4 @@ class Replacement:
     saved_s: float
     """Seconds by which the stage was expected to end earlier, the start of the other one included."""
     extra_usd: float
-    """What that was expected to cost; negative if it saves money."""
+    """Its expected cost; negative if it saves money."""

@@ -24,6 +24,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, runs_in_s, stage_left_s
+from rubberband.executor.core.mixture import speed_of
 from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.core.state import Job, Lane, Phase, State
 from rubberband.executor.core.trials import stop
@@ -334,7 +335,7 @@ def release_left(job: Job, state: State, lane: Lane) -> list[Command]:
 
 
 def release_surplus(job: Job, state: State, lane: Lane) -> list[Command]:
-    """Give back what the lane's stage that begins does not need: those billed longest, and all of another market.
+    """Give back what the lane's stage that begins does not need: slow types, those billed longest, other markets.
 
     As long as there is no spot capacity, what was bought on demand instead stays.
     """
@@ -343,7 +344,9 @@ def release_surplus(job: Job, state: State, lane: Lane) -> list[Command]:
     live = state.held(lane).live
     ours = [r for r in live if r.market == chosen.market or (stays and r.instead_of_spot)]
     others = [record for record in live if record not in ours]
-    unbilled_first = sorted(ours, key=lambda record: (record.running_at is not None, record.market == chosen.market))
+    unbilled_first = sorted(
+        ours, key=lambda one: (one.running_at is not None, one.market == chosen.market, speed_of(job, one))
+    )
     surplus = max(0, len(ours) - state.most(lane))
     return give_up(job, state, lane, [*others, *unbilled_first[:surplus]])
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from rubberband.executor.core.events import Slot
+from rubberband.executor.core.mixture import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
 from rubberband.executor.core.rules import promoted
 from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus
@@ -316,7 +317,7 @@ def _speeds(job: Job, state: State, expected: Expected) -> tuple[dict[int, _Spee
     """
     seen: dict[int, dict[int, list[float]]] = {}
     for use in state.allocations:
-        if ratios := _ratios(state, use, expected):
+        if ratios := _ratios(job, state, use, expected):
             seen.setdefault(len(use.gang), {}).setdefault(use.trial, []).extend(ratios)
     speeds, own = dict[int, _Speed](), _own(job.profile, seen, {})
     for gpus, trials in seen.items():
@@ -337,17 +338,21 @@ def _own(profile: Profile, seen: Mapping[int, Mapping[int, list[float]]], speeds
     return own_speeds(ratios, profile.trial_cv, profile.iteration_cv)
 
 
-def _ratios(state: State, use: Allocation, expected: Expected) -> list[float]:
-    """Return the times of the iterations reported from one stretch on a gang, each over the expected one."""
+def _ratios(job: Job, state: State, use: Allocation, expected: Expected) -> list[float]:
+    """Return the times of the iterations reported from one stretch on a gang, each over the expected one.
+
+    On instances of other types that is the one that their speeds lead one to expect.
+    """
     if use.training_at is None:
         return []
     until = math.inf if use.ended_at is None else use.ended_at
     began_at, found = use.repeated_until or use.training_at, list[float]()
+    mixed = gang_factor(job, state, use.gang)
     for report in state.trials[use.trial].reports:
         if not use.training_at < report.reported_at <= until:
             continue
         if is_settled(report) and not any(began_at < woke_at <= report.reported_at for woke_at in state.woke_at):
-            expected_s = expected.mean_s(len(use.gang), [noise_scale_of(report)])
+            expected_s = mixed * expected.mean_s(len(use.gang), [noise_scale_of(report)])
             found.append((report.reported_at - began_at) / expected_s)
         began_at = report.reported_at
     return found

@@ -18,10 +18,12 @@ from rubberband.executor.core.budget import bill_usd, held_s
 from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import forecast, later_stages, stage_left
 from rubberband.executor.core.measured import MeasuredTerms, measured
+from rubberband.executor.core.mixture import assumed, lane_factor
 from rubberband.executor.core.state import Job, Lane, Phase, State, TrialStatus
 from rubberband.planner.replan import Replanned, replan
 from rubberband.planner.reserve import Reserve
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Prediction, Stage, StagePrediction
+from rubberband.values.profile import Profile
 
 ADDED_MARGIN = 0.05
 """This part of the time that is left stays where a bracket was added: it must not make a run late whose instances start
@@ -137,7 +139,7 @@ def _within_stage(job: Job, state: State, lane: Lane, now: float) -> Remainder:
         spent_usd=bill_usd(job, state, now) + elsewhere_usd,
         others_end_s=others_end_s,
         seen=seen,
-        because=f"{_allotted(state)}, {seen.findings}".removesuffix(", "),
+        because=", ".join(filter(None, (_allotted(state), assumed(job, state, lane), seen.findings))),
     )
 
 
@@ -160,7 +162,7 @@ def after_sync(job: Job, state: State, lane: Lane, now: float) -> Remainder:
         spent_usd=bill_usd(job, state, now) + elsewhere_usd,
         others_end_s=others_end_s,
         seen=seen,
-        because=", ".join(finding for finding in (_losses(state, lane), seen.findings) if finding),
+        because=", ".join(filter(None, (_losses(state, lane), assumed(job, state, lane), seen.findings))),
     )
 
 
@@ -245,7 +247,7 @@ def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remain
             terms = replace(terms, deadline_s=late_s if terms.deadline_s is None else min(late_s, terms.deadline_s))
     return replan(
         standing.stages,
-        standing.seen.profile,
+        on_held_types(job, state, standing.lane, standing.seen.profile),
         offer,
         terms,
         done=standing.done,
@@ -257,6 +259,16 @@ def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remain
         because=standing.because,
         speeds=speeds if are_all else None,
         name_of=job.stage_name,
+    )
+
+
+def on_held_types(job: Job, state: State, lane: Lane, profile: Profile) -> Profile:
+    """The profile of trials on the types that the lane holds; as it is unless others are used."""
+    mixed = lane_factor(job, state, lane)
+    if mixed == 1.0:
+        return profile
+    return replace(
+        profile, seconds_per_iteration={gpus: mixed * taken for gpus, taken in profile.seconds_per_iteration.items()}
     )
 
 

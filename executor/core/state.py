@@ -118,6 +118,10 @@ class Job:
     """In the order of their stages; empty: one, of all stages."""
     lane_instances: tuple[int, ...] = ()
     """The most instances that each lane may have; empty: the offer's, of the one lane."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Type that may be used instead of the offer's -> speed of one of its GPUs over that of the offer's."""
+    balances: bool = True
+    """Whether unequal workers of a gang divide a batch by their speeds."""
     widening: Sha | None = None
     """The smallest bracket on which time and money that are left are spent; None: they are not."""
 

@@ -23,7 +23,7 @@ from rubberband.executor.core.trials import stop
 from rubberband.values.balance import BalanceUse
 
 MOST_REPLACEMENTS = 3
-"""Of a run: what is slow after that is slow for another reason."""
+"""Limit of replacements in a run: later slowness has another reason."""
 LEAST_SAVED = 0.05
 """Part of the stage's remaining time that a replacement must save: forecasts are no more exact."""
 
@@ -150,13 +150,13 @@ def _iteration_s(state: State, trial: TrialState, use: BalanceUse) -> float:
 
 
 def _rest_usd(job: Job, state: State, lane: Lane, left_s: float, *, instances: int) -> float:
-    """Return what so many of the lane's instances, and the head node, cost for the rest of the stage."""
+    """Return the cost of a number of the lane's instances, and of the head node, for the rest of the stage."""
     usd_per_s = market_usd_per_s(job.offer, state.chosen(lane).market)
     return instances * usd_per_s * left_s + job.offer.head_cost_usd(left_s)
 
 
 def _growth_usd(job: Job, state: State, record: InstanceRecord, held_s: float) -> float:
-    """Return what an instance costs that is held for so long from now on; a minimum that is paid is used up first."""
+    """Return the cost of an instance that is held for `held_s` from now on; a minimum that is paid is used up first."""
     return instance_cost_usd(job, record, state.now + held_s) - instance_cost_usd(job, record, state.now)
 
 

@@ -13,9 +13,9 @@ from statistics import median_low
 from rubberband.values.balance import BalanceUse
 
 SAMPLES = 64
-"""Of one worker in a step with equal shares."""
+"""Samples of one worker in a step with equal shares."""
 STEPS = 50
-"""Of an iteration."""
+"""Steps of an iteration."""
 STRAGGLES = 4.0
 """A worker that is slower than the median by this factor is reported as a straggler."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rubberband.cloud.catalogue import Table, offers
+from rubberband.cloud.catalogue import Table, offers, similar_types, table_of
 from rubberband.errors import InputError
 from rubberband.planner.estimate import Case
 from rubberband.spec.experiment import Experiment
@@ -13,6 +14,7 @@ from rubberband.spec.fields import LognormalDelay, delay_of
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
+from rubberband.values.mixture import mixed_factor, relative_speed
 from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import Market, PlanningConstraints, Prediction
 from rubberband.values.profile import Profile
@@ -149,6 +151,39 @@ def _asynchronous_case(offer: Offer, profile: Profile, constraints: PlanningCons
     found = gang_sizes(offer.gpus, constraints.min_gpus_per_trial, constraints.max_gpus_per_trial)
     sizes = [gpus for gpus in found if gpus >= profile.smallest_gpus]
     return Case(offer=offer, profile=scaled(profile, sizes) if sizes else profile, constraints=constraints)
+
+
+def stand_in_speeds(experiment: Experiment, case: Case, options: Sequence[Case]) -> dict[str, float]:
+    """Return the types that are used instead of a case's where it is sold out: type -> speed of a GPU over the case's.
+
+    These are the experiment's other types with as many GPUs of as much memory; the speeds follow from their profiles.
+    """
+    if not experiment.resources.kind.is_rented:
+        return {}
+    planned, table = case.fixed or case.profile, table_of(experiment.resources)
+    similar = similar_types(experiment.resources, case.offer.instance_type, table)
+    return {
+        one.offer.instance_type: relative_speed(one.fixed or one.profile, planned)
+        for one in options
+        if one.offer.instance_type in similar
+    }
+
+
+def mixture_notes(experiment: Experiment, case: Case, options: Sequence[Case], gpus: int) -> list[str]:
+    """Return a remark on each type of another speed that may be used instead, for gangs of `gpus` GPUs."""
+    balanced, planned = experiment.batch.balance.policy != "equal", case.offer.instance_type
+    found, instances = [], max(1, gpus // case.offer.gpus)
+    for name, speed in stand_in_speeds(experiment, case, options).items():
+        if not balanced or math.isclose(speed, 1.0, rel_tol=0.01):
+            continue
+        mixed = mixed_factor([*[1.0] * (instances - 1), speed], balanced=True)
+        gang = "a trial on it" if instances == 1 else f"a gang on {instances} instances, one of them {name},"
+        adds_up = "" if instances == 1 else "; speeds add up"
+        found.append(
+            f"instances: {name} is used instead of {planned} where that is sold out, and is {speed:.2g}x as fast by "
+            f"the profile. An iteration of {gang} takes {mixed:.2f}x as long{adds_up}."
+        )
+    return found
 
 
 def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from rubberband.app.affordable import CasesLeft, Profiles, RunPlanner, dearest
-from rubberband.app.cases import Room, Spent
+from rubberband.app.cases import Room, Spent, stand_in_speeds
 from rubberband.cloud.catalogue import Table, types_of
 from rubberband.cloud.start_limits import start_limits
 from rubberband.errors import InfeasibleError, InputError
@@ -49,7 +50,8 @@ def plan_job(
     except InfeasibleError as error:
         raise planner.advised(error, cases_of, used, most_usd) from None
     case = next(case for case in options if case.offer.instance_type == narrowed.offer.instance_type)
-    return _job(experiment, case, planned, policy, dearest(experiment, options))
+    job = _job(experiment, case, planned, policy, dearest(experiment, options))
+    return replace(job, speeds=stand_in_speeds(experiment, case, options))
 
 
 def _job(
@@ -84,6 +86,7 @@ def _job(
         draws=experiment.search.sampler.learns,
         brackets=brackets,
         lane_instances=tuple(lane.max_instances for lane in planned.lanes) if brackets else (),
+        balances=experiment.batch.balance.policy != "equal",
         widening=None if experiment.constraints.spend is None else experiment.search.widening(),
     )
 

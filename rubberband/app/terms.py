@@ -19,6 +19,7 @@ from rubberband.app.cases import (
     async_notes,
     batch_notes,
     cases,
+    mixture_notes,
     sampler_notes,
     spending_notes,
     with_start_times,
@@ -127,7 +128,12 @@ def answer(
     return EstimateAnswer(
         estimate=best,
         assumptions=assumptions(best, _bases(written, best.case, terms.table, seen)),
-        notes=(*remarks, *_planned_notes(best, experiment), *_notes(experiment, best.case, terms.table), *terms.notes),
+        notes=(
+            *remarks,
+            *_planned_notes(best, experiment, found),
+            *_notes(experiment, best.case, terms.table),
+            *terms.notes,
+        ),
         bill=bill_lines(best),
         size=sized,
     )
@@ -202,13 +208,15 @@ def _beside(scheduler: object) -> Beside | None:
     return None
 
 
-def _planned_notes(best: Estimate, experiment: Experiment) -> list[str]:
+def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Case]) -> list[str]:
     """Return remarks on the plan; none without one."""
     if best.job is None:
         return []
     spending = spending_notes(experiment, best.constraints, best.job.prediction)
     workers = async_notes(best.profile.asynchronous, {stage.gpus_per_trial for stage in best.job.plan.stages})
-    return [*sampler_notes(experiment, len(best.job.lanes)), *spending, *workers]
+    widest = max(stage.gpus_per_trial for stage in best.job.plan.stages)
+    mixed = mixture_notes(experiment, best.case, options, widest)
+    return [*sampler_notes(experiment, len(best.job.lanes)), *spending, *workers, *mixed]
 
 
 def _with_remedies(
