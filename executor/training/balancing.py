@@ -257,7 +257,7 @@ class Balancing:
             shares=self._now,
             compute_s=tuple(seconds / stretch.steps for seconds in stretch.compute_s),
             step_s=step_s,
-            equal_step_s=step_s + slower_s,
+            equal_step_s=step_s + slower_s if math.isfinite(slower_s) else step_s,
             steps=stretch.steps,
             stragglers=self._balancer.stragglers(),
         )

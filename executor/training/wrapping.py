@@ -106,6 +106,6 @@ def skip_pass(wrapped: nn.Module) -> None:
     """Take part in DDP's average of a step with gradients of 0, without a pass through the model."""
     assert isinstance(wrapped, DistributedDataParallel)
     parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
-    wrapped._pre_forward()  # type: ignore[no-untyped-call]
+    wrapped._pre_forward(None)  # type: ignore[no-untyped-call]
     wrapped._post_forward(None)  # type: ignore[no-untyped-call]
     torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])

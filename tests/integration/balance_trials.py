@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from segment_trials import Regression
+from segment_trials import Loaded, Regression
 
 
 def rank() -> int:
@@ -46,3 +46,7 @@ class Normed(Sleepy):
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
         model = super().build_model(config)
         return torch.nn.Sequential(torch.nn.BatchNorm1d(5, momentum=None), model).double()
+
+
+class SleepyLoaded(Sleepy, Loaded):
+    """With loader workers, as many as the configuration says."""

@@ -12,7 +12,9 @@ import torch
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler, reseed
+from rubberband.executor.training.segment import SegmentReport
 from rubberband.values.balance import Balance
 from tests.builders import segments
 from tests.builders.segments import reports
@@ -120,3 +122,20 @@ def test_shares_are_equal_on_demand(workers, store):
     segment = replace(SEGMENT, config={"pass_s": [0.0, 0.0, 0.01]}, balance=Balance(policy="equal"))
     found = reports(run_gang(workers, SLEEPY, segment, store)[0])
     assert [each.batch.balance for each in found] == [None, None]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_balanced_by_speed_they_learn_the_same_through_a_resize_and_a_resume(workers, store, num_workers):
+    entrypoint = Entrypoint.parse("balance_trials:SleepyLoaded", HERE)
+    config = {"num_workers": num_workers, "sample_s": [0.0002, 0.003, 0.0005]}
+    segment = replace(SEGMENT, until_iterations=6, config=config, metric="train_loss")
+    whole = reports(list(run_segment(entrypoint, replace(segment, config={"num_workers": 0}), store)))
+    found: list[SegmentReport] = []
+    for size, until in ((3, 2), (2, 4), (3, 5), (3, 6)):
+        checkpoint = found[-1].checkpoint if found else None
+        part = replace(segment, from_iterations=len(found), until_iterations=until, checkpoint=checkpoint)
+        found += reports(run_gang(workers[:size], entrypoint, part, store)[0])
+    for straight, balanced in zip(whole, found, strict=True):
+        assert balanced.metrics == pytest.approx(dict(straight.metrics), rel=1e-12)
+    used = [each.batch.balance for each in found if each.batch.balance is not None]
+    assert any(len(set(use.shares)) > 1 for use in used), "shares follow the speed"

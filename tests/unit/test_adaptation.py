@@ -86,6 +86,7 @@ def make(device: Device, noise_scale: float | None = 500.0, limits: BatchLimits 
         synchronize=lambda: None,
         clock=lambda: device.now,
         own_clock=lambda: device.now - device.disturbed_s,
+        **more,
     )
 
 
@@ -305,3 +306,20 @@ def test_no_batch_is_larger_than_an_iteration_unless_the_initial_one_is():
             AdaptiveBatch(), batch_size=16, per_gpu=None, num_samples=SAMPLES, samples_per_iteration=samples
         )
         assert found.max == largest
+
+
+@pytest.mark.parametrize(
+    ("max_per_gpu", "accumulation", "passes", "most"),
+    [(None, True, 48, None), (20, True, 16, None), (20, False, 16, 20)],
+)
+def test_the_largest_of_unequal_shares_goes_through_at_once_if_memory_allows(max_per_gpu, accumulation, passes, most):
+    limits = BatchLimits(initial=64, max=64, max_per_gpu=max_per_gpu, accumulation=accumulation)
+    segment = replace(SEGMENT, num_workers=4)
+    shares = [[16, 16, 16, 16]]
+    batching = make(Device(), limits=limits, segment=segment, shares=lambda batch_size, num_workers: shares[-1])
+    assert batching.per_gpu == 16
+    shares.append([4, 4, 8, 48])
+    batching.before_shares_change()
+    batching.after_shares_change()
+    assert batching.per_gpu == passes
+    assert batching.most_per_worker == most

@@ -178,3 +178,16 @@ def test_one_wild_timing_does_not_keep_the_batch_small():
         choices.append(used := agent.choose(used, 1000.0))
     assert choices[3].batch_size == 64
     assert choices[-1].batch_size > 256
+
+
+def test_timings_of_other_sizes_follow_the_pace_of_unequal_workers():
+    pace = [1.0]
+    agent = BatchAgent(LIMITS, instances=1, gpus=4, clock=Clock(), pace=lambda: pace[0])
+    small, large = agent.split(64), agent.split(256)
+    agent.observe(small, 10, 10 * 0.4)
+    pace[0] = 1.1
+    agent.observe(large, 10, 10 * 1.0)
+    assert sorted(point.step_s for point in agent.points()) == pytest.approx([0.4, 1.0]), "that may be noise"
+    pace[0] = 0.5  # their shares are balanced now
+    agent.observe(large, 30, 30 * 0.5)
+    assert sorted(point.step_s for point in agent.points()) == pytest.approx([0.2, 0.5], rel=0.1)

@@ -291,3 +291,27 @@ def test_cpus_of_other_processes_are_not_available(machine, monkeypatch):
     assert found.cpus() == pytest.approx(0.5)
     (machine / "proc/meminfo").unlink()
     assert Availability(1, root=machine, clock=clock).memory() == 1.0
+
+
+def test_the_pace_is_that_of_the_slowest_worker_at_the_same_batch_size():
+    run = Run()
+    run.steps(8, 0.4)
+    assert run.balancing.pace() == 1.0
+    run.balancer.wanted = (2, 4, 6)
+    run.steps(2, 0.4)
+    run.steps(8, 0.2)
+    assert run.balancing.pace() == pytest.approx(0.5)
+    run.balancer.wanted = (4, 8, 12)
+    run.steps(9, 0.3, batch_size=24)
+    assert run.balancing.pace() == pytest.approx(0.5), "the larger batch is no change of pace"
+    run.balancer.wanted = (2, 4, 18)
+    run.steps(2, 0.3, batch_size=24)
+    run.steps(12, 0.6, batch_size=24)
+    assert run.balancing.pace() == pytest.approx(1.0)
+
+
+def test_equal_workers_have_one_pace_whatever_their_times_do():
+    run = Run()
+    for step_s in (0.1, 0.4, 0.2):
+        run.steps(10, step_s)
+    assert run.balancing.pace() == 1.0
