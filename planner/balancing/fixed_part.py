@@ -33,28 +33,31 @@ class FixedPart:
     def __init__(self) -> None:
         self._unit = 0.0
         self._errors: Floats = PRIOR * np.arange(len(CANDIDATES), dtype=np.float64)
-        self._last: tuple[Floats, Floats, Floats] | None = None
+        self._last: tuple[Floats, Floats] | None = None
 
     @property
     def samples(self) -> float:
         """Return x0; 0 until looks say otherwise."""
         return self._unit * float(CANDIDATES[int(self._errors.argmin())])
 
-    def observe(self, shares: Floats, times_s: Floats, log_f: Floats) -> None:
-        """Take in a look; times may be nan. `log_f` is the logarithm of the speeds that the resources alone explain."""
+    def observe(self, shares: Floats, times_s: Floats, log_gains: Floats) -> None:
+        """Take in a look; times may be nan.
+
+        `log_gains` are the logarithms of the speeds over those of the look before, as far as resources explain them.
+        """
         if self._unit == 0.0:
             self._unit = float(shares.mean())
         if self._last is not None:
-            old_shares, old_times_s, old_log_f = self._last
+            old_shares, old_times_s = self._last
             both = ~np.isnan(times_s) & ~np.isnan(old_times_s) & (shares > 0.0) & (old_shares > 0.0)
             both[both] = np.abs(np.log(shares[both] / old_shares[both])) > MOVED
             if both.any():
                 x0 = self._unit * CANDIDATES
                 expected = np.log((x0 + shares[both, None]) / (x0 + old_shares[both, None]))
-                found = np.log(times_s[both] / old_times_s[both]) + (log_f - old_log_f)[both]
+                found = np.log(times_s[both] / old_times_s[both]) + log_gains[both]
                 errors = np.clip(expected - found[:, None], -FAR, FAR)
                 self._errors = FORGETTING * self._errors + np.square(errors).sum(axis=0)
-        self._last = shares, times_s, log_f
+        self._last = shares, times_s
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, in plain values."""
@@ -65,5 +68,5 @@ class FixedPart:
         """Go on where `state` was taken."""
         self._unit, self._errors = state["unit"], np.asarray(state["errors"], dtype=np.float64)
         if state["last"] is not None:
-            shares, times_s, log_f = (np.asarray(array, dtype=np.float64) for array in state["last"])
-            self._last = shares, times_s, log_f
+            shares, times_s = (np.asarray(array, dtype=np.float64) for array in state["last"])
+            self._last = shares, times_s

@@ -14,6 +14,8 @@ from rubberband.planner.balancing.predictors import Floats, Memoryless, Predicto
 
 RATE = 0.05
 """Weight of the last step in the mean times that are compared."""
+FIRST_LOOKS = 10
+"""Looks before the means are compared."""
 
 
 class Gated:
@@ -28,8 +30,8 @@ class Gated:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the predictor is used."""
-        return self._times[0] <= self._times[1]
+        """Return whether the predictor is used; in the first looks it is."""
+        return self._times[0] <= self._times[1] or self._looks < FIRST_LOOKS
 
     @property
     def _used(self) -> Predictor:

@@ -29,6 +29,8 @@ NEAR = 0.7
 """Difference of the logarithms of two shares at which a look counts for half."""
 SLOPE_DOUBT = 0.5
 """Relative standard deviation of the slope's prior."""
+PRIOR_RATE = 0.1
+"""Part by which the prior follows the fitted slope at every look, so that it is known when its looks are forgotten."""
 FIRST_NOISE = 0.07
 """Assumed relative noise of a look, until it is measured."""
 FIRST_LOOKS = 2
@@ -54,6 +56,8 @@ class LineFit:
         self._base_s: Floats = np.zeros(num_workers)
         self._slope_s: Floats = np.zeros(num_workers)
         """0 for a worker that has never had samples."""
+        self._prior_s: Floats = np.zeros(num_workers)
+        """The slopes that looks at one share only leave as they are."""
         self._doubts: Floats = np.zeros(num_workers)
         """Logarithm of how far the last look was off, where it was an outlier."""
         self._idle: Floats = np.zeros(num_workers)
@@ -103,6 +107,7 @@ class LineFit:
         self._weights[changed] = 0.0
         self._base_s[changed] *= factors[changed]
         self._slope_s[changed] *= factors[changed]
+        self._prior_s[changed] = self._slope_s[changed]
 
     def _learn_noise(self, off: Floats) -> None:
         if len(off):
@@ -128,26 +133,43 @@ class LineFit:
         from_mean = x - mean_x[:, None]
         spread = (weights * from_mean * from_mean).sum(axis=1)
         both = (weights * from_mean * t).sum(axis=1)
-        prior = np.where(
-            self._slope_s[kept] > 0.0, self._slope_s[kept], np.where(self._base_s[kept] > 0.0, 0.0, mean_t / mean_x)
-        )
+        prior = np.where(self._base_s[kept] + self._slope_s[kept] > 0.0, self._prior_s[kept], mean_t / mean_x)
         trust = self._variance / np.square(SLOPE_DOUBT * mean_t / mean_x)
         slope = np.maximum((both + trust * prior) / (spread + trust), 0.0)
         base = mean_t - slope * mean_x
         through_zero = (weights * x * t).sum(axis=1) / (weights * x * x).sum(axis=1)
         self._slope_s[kept] = np.where(base < 0.0, through_zero, slope)
         self._base_s[kept] = np.maximum(base, 0.0)
+        self._prior_s[kept] = prior + PRIOR_RATE * (self._slope_s[kept] - prior)
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, in plain values."""
-        arrays = (self._shares, self._times_s, self._weights, self._base_s, self._slope_s, self._doubts, self._idle)
+        arrays = (
+            self._shares,
+            self._times_s,
+            self._weights,
+            self._base_s,
+            self._slope_s,
+            self._prior_s,
+            self._doubts,
+            self._idle,
+        )
         return {"looks": self.num_looks, "variance": self._variance, "arrays": [array.tolist() for array in arrays]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, of as many workers."""
         self.num_looks, self._variance = state["looks"], state["variance"]
         arrays = (np.asarray(array, dtype=np.float64) for array in state["arrays"])
-        self._shares, self._times_s, self._weights, self._base_s, self._slope_s, self._doubts, self._idle = arrays
+        (
+            self._shares,
+            self._times_s,
+            self._weights,
+            self._base_s,
+            self._slope_s,
+            self._prior_s,
+            self._doubts,
+            self._idle,
+        ) = arrays
 
     def lines(self) -> tuple[Line, ...]:
         """Return the lines; one of a worker that has never had samples is the mean of the others'. Empty at first."""

@@ -227,10 +227,10 @@ class NormalisedEma(Remembering):
         found = (cv * mm - mv * cm) / divisor, (mv * cc - cv * cm) / divisor
         return min(max(found[0], 0.0), self.most), min(max(found[1], 0.0), self.most)
 
-    def log_f(self) -> Floats:
-        """(n,) log f(c, m) of the steps to come."""
+    def log_f(self, resources: Floats) -> Floats:
+        """(n,) log f(c, m) of log c and log m, (n, 2)."""
         p, q = self.exponents()
-        return p * self.resources[:, 0] + q * self.resources[:, 1]
+        return p * resources[:, 0] + q * resources[:, 1]
 
     def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
         self.looks += 1
@@ -257,7 +257,7 @@ class NormalisedEma(Remembering):
         self.moments = self.forgetting * self.moments + inputs.T @ np.column_stack([inputs, from_mean[:, 0]])
 
     def _follow(self, seen: npt.NDArray[np.bool_], log_speeds: Floats) -> None:
-        levels = log_speeds - self.log_f()
+        levels = log_speeds - self.log_f(self.resources)
         fresh = seen & np.isnan(self.level)
         self.level = np.where(fresh, levels, self.level)
         off = np.where(seen, levels - self.level, 0.0)
@@ -280,7 +280,7 @@ class NormalisedEma(Remembering):
         self.off = np.where(shifted, 0.0, self.off)
 
     def forecast(self) -> Floats:
-        return known(np.exp(self.level + self.log_f()))
+        return known(np.exp(self.level + self.log_f(self.resources)))
 
     def rescale(self, factors: Floats) -> None:
         logs = np.log(factors)

@@ -98,29 +98,39 @@ class SpeedBalancer(ForecastBalancer):
         self._gated = Gated(self._normalised, num_workers)
         super().__init__(num_workers, self._gated)
         self._fixed = FixedPart()
+        self._resources = self._normalised.resources
+        """Of the steps of the look before, as logarithms."""
 
     def _learn(self, look: Look) -> None:
         """Restate what is known of speeds where another x0 is found, and take in the look."""
         shares = np.asarray(look.shares, dtype=np.float64)
-        self._fixed.observe(shares, shares / speeds_of(look), self._normalised.log_f())
+        self._fixed.observe(shares, shares / speeds_of(look), self._log_gains())
         found = self._fixed.samples
-        if found != self._fixed_samples and self._speeds is not None:
-            usual = np.where(shares > 0.0, shares, shares.mean())
+        if found != self._fixed_samples and self._speeds is not None and self._shares is not None:
+            measured = np.asarray(self._shares, dtype=np.float64)  # the shares of the speeds that are known so far
+            usual = np.where(measured > 0.0, measured, measured.mean())
             factors = (found + usual) / (self._fixed_samples + usual)
             self._gated.rescale(factors)
             self._speeds = self._speeds * factors
         self._fixed_samples = found
         super()._learn(look)
 
+    def _log_gains(self) -> Floats:
+        """What the resources of the steps that have passed explain of the change of speeds since those before."""
+        before, self._resources = self._resources, self._normalised.resources.copy()
+        changed = self._resources - before if self._normalised.looks > 1 else np.zeros_like(before)
+        return self._normalised.log_f(changed)
+
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs, in plain values."""
-        return {**super().state(), "fixed": self._fixed.state()}
+        return {**super().state(), "fixed": self._fixed.state(), "resources": self._resources.tolist()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken; one of another number of workers is ignored."""
         super().restore(state)
         if state.get("num_workers") == self.num_workers:
             self._fixed.restore(state["fixed"])
+            self._resources = np.asarray(state["resources"], dtype=np.float64)
 
 
 def speeds_of(look: Look, fixed_samples: float = 0.0) -> Floats:
