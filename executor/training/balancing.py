@@ -95,19 +95,21 @@ class Balancing:
         step: Step,
         batch_size: int,
         *,
+        num_samples: int,
         has_loaders: bool,
         clock: Callable[[], float] = time.perf_counter,
         balancer: Balancer | None = None,
     ) -> None:
-        """`has_loaders`: loader workers have loaded ahead what a change of the shares makes useless."""
+        """`num_samples`: no batch is larger. `has_loaders`: a change makes useless what is loaded ahead."""
         self._segment, self._gang, self._timer, self._step = segment, gang, timer, step
         self._has_loaders = has_loaders
         self._clock = clock
         self._is_cuda = segment.device == "cuda"
         self._balancer = balancer or make_balancer(segment.balance, segment.device, segment.num_workers)
         self._availability = None if self._is_cuda else Availability(torch.get_num_threads())
-        self._size = batch_size
-        self._now = even_shares(batch_size, segment.num_workers)
+        self._num_samples = num_samples
+        self._size = min(batch_size, num_samples)
+        self._now = even_shares(self._size, segment.num_workers)
         """Shares of batches of that size."""
         self._interval, self._since = FIRST_INTERVAL, 0
         self._untimed = 1
@@ -150,7 +152,7 @@ class Balancing:
 
     def look_if_due(self, batching: Batching) -> None:
         """Exchange the times, if a look is due, and divide the next batches by them."""
-        batch_size = batching.batch_size
+        batch_size = min(batching.batch_size, self._num_samples)
         if self._since < self._interval and batch_size == self._size:
             return
         if self._is_cuda:
@@ -166,7 +168,7 @@ class Balancing:
             self._observe(rows)
             decided = [*self._decided(batch_size, batching.most_per_worker), self._next_interval(rows)]
         *shares, interval = map(round, self._gang.share(decided))
-        self._adopt(batching, tuple(shares))
+        self._adopt(batching, batch_size, tuple(shares))
         self._interval, self._since = interval, 0
         self._steps, self._step_s = 0, 0.0
         self._looks_s.append(self._clock() - began)
@@ -219,9 +221,8 @@ class Balancing:
         share = LOOKS_SHARE if self._quiet < QUIET_LOOKS else QUIET_SHARE
         return min(max(1, math.ceil(look_s / (share * step_s))), 2 * self._interval, MOST_INTERVAL)
 
-    def _adopt(self, batching: Batching, shares: tuple[int, ...]) -> None:
+    def _adopt(self, batching: Batching, batch_size: int, shares: tuple[int, ...]) -> None:
         self._quiet += 1
-        batch_size = batching.batch_size
         if tuple(self.shares(batch_size, len(shares))) == shares:
             self._move_to(batch_size, shares)
             return

@@ -155,7 +155,13 @@ class TorchRunner(Runner):
         self._balancing: Balancing | None = None
         if balances:
             self._balancing = Balancing(
-                segment, self._gang, self._timer, self._step, self._batch_size, has_loaders=self._feed.has_workers
+                segment,
+                self._gang,
+                self._timer,
+                self._step,
+                self._batch_size,
+                num_samples=self._feed.num_samples,
+                has_loaders=self._feed.has_workers,
             )
             self._shares = self._balancing.shares
 

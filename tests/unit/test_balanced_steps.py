@@ -87,7 +87,9 @@ class Wanted:
 class Run:
     """A gang that trains in simulated time."""
 
-    def __init__(self, *, look_s: float = 0.0005, has_loaders: bool = False, **words: Any) -> None:
+    def __init__(
+        self, *, look_s: float = 0.0005, num_samples: int = 1200, has_loaders: bool = False, **words: Any
+    ) -> None:
         self.clock, self.balancer = Clock(), Wanted()
         self.gang = Alone(self.clock, look_s)
         self.batching = FixedBatching(GlobalBatchSampler(1200, 0), 12, 12, 1200, self.gang)
@@ -97,6 +99,7 @@ class Run:
             CpuTimer(self.gang, self.clock),
             Steps(),
             12,
+            num_samples=num_samples,
             has_loaders=has_loaders,
             clock=self.clock,
             balancer=self.balancer,
@@ -160,6 +163,20 @@ def test_the_first_step_and_batches_of_other_sizes_are_not_timed():
     run.steps(1, 0.1)
     assert [look.compute_s for look in run.balancer.looks] == [pytest.approx((0.1, 0.1, 0.1))]
     assert [look.steps for look in run.balancer.looks] == [1]
+
+
+def test_workers_are_timed_also_if_the_training_set_is_smaller_than_a_batch():
+    run = Run(num_samples=9)
+    run.balancer.wanted = (6, 2, 1)
+    run.batching.batch_size = 12
+    for _ in range(3):
+        shares = tuple(run.balancing.shares(9, 3))
+        run.balancing.begin_step()
+        run.clock.now += 0.1
+        run.balancing.end_step(GlobalBatch(indices=np.arange(9), shares=shares))
+        run.balancing.look_if_due(run.batching)
+    assert shares == (6, 2, 1)
+    assert [look.shares for look in run.balancer.looks] == [(3, 3, 3)]
 
 
 def test_changes_are_rare_where_each_of_them_empties_the_loaders():
