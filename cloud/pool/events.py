@@ -46,7 +46,7 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEvent:
-    """What has happened, at the instant `at`."""
+    """Something that has happened, at the instant `at`."""
 
     at: float
 

@@ -16,7 +16,7 @@ from rubberband.values.plan import Market
 
 
 class PoolCalls(Protocol):
-    """What a tenant may ask of a pool, in this process (`Pool`) or in the broker's (`RemotePool`)."""
+    """Requests of a tenant to a pool, in this process (`Pool`) or in the broker's (`RemotePool`)."""
 
     def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float) -> None: ...
     def describe(self, tenant: str) -> list[LentInstance]: ...
@@ -45,7 +45,7 @@ class PoolProvider:
         remote: bool = False,
         look_s: float = 0.25,
     ) -> None:
-        """`run` tells this experiment from others of the same name, and finds what it holds after a crash.
+        """`run` differs for experiments of one name; after a crash it finds the slices that this one holds.
 
         `clock` is the pool's. `lease_s` is the first lease where none was renewed before.
         """

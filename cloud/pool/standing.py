@@ -1,4 +1,4 @@
-"""What a pool holds now, who holds it, and what it has cost: the JSON of `rubberband pool status`."""
+"""A pool as of now: its machines, its tenants and its bill, the JSON of `rubberband pool status`."""
 
 from __future__ import annotations
 

@@ -31,18 +31,18 @@ class Machine:
     running_at: float | None = None
     ended_at: float | None = None
     free_since: float
-    """When it was last given back by its last tenant, or ordered."""
+    """Instant at which its last tenant gave it back, or at which it was ordered."""
     retired: str = ""
     """Why it is lent no more; empty: it may be lent."""
     warned_at: float | None = None
-    """When its loss was announced."""
+    """Instant at which its loss was announced."""
     reason: str = ""
     """Why it ended."""
     preempted: bool = False
     instance_type: str = ""
     zone: str = ""
     slices: list[Slice] = field(default_factory=list)
-    """Those that are held."""
+    """Slices that are held now."""
 
     @property
     def is_live(self) -> bool:

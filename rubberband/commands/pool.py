@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rubberband.commands.common import TableFormat, argument, print_json, print_table
+from rubberband.commands.common import TableFormat, argument, option, print_json, print_table, write_page
 from rubberband.errors import InputError
 from rubberband.units import format_duration, format_usd
 
@@ -59,6 +59,7 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")]) -> None:
 def status(
     name: NameArgument = None,
     output: Annotated[TableFormat, typer.Option("--output", "-o", help="Print a table or JSON.")] = TableFormat.table,
+    html: Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")] = None,
 ) -> None:
     """Show a pool: its instances, who holds them, who waits, and what it has cost."""
     from rubberband.cloud.pool import RemotePool
@@ -67,6 +68,10 @@ def status(
     if not folder.is_up:
         raise InputError(f"pool {folder.name} is down; start it again with `rubberband pool up FILE`")
     standing = RemotePool(folder).status()
+    if html is not None:
+        from rubberband.views.pool import render_pool
+
+        write_page(html, render_pool(standing))
     if output is TableFormat.json:
         print_json(standing)
         return

@@ -50,7 +50,7 @@ class PoolFile(Words):
     policy: Annotated[str, Field(min_length=1)] = "default"
     """Sharing policy, by its name."""
     idle_s: Duration = Field(300.0, alias="idle")
-    """An instance that nobody holds is released after this time, and not before its minimum is used up."""
+    """An idle instance is released after this time, and not before its minimum is used up."""
     lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")
     """Time that an instance outlives a broker that died; by default a minute, or 10 on EC2."""
     aws: Aws = Field(default_factory=Aws.model_construct)
@@ -123,7 +123,7 @@ class PoolFolder:
             raise InputError(f"{self.path} cannot be written ({reason}); make room or give access") from None
 
     def read(self) -> dict[str, Any]:
-        """Return the pool file's words. Raises InputError if there is no such pool."""
+        """Return the pool file's words. Raises InputError if it was never up."""
         try:
             found: dict[str, Any] = json.loads(self.file.read_text())
         except (OSError, ValueError):

@@ -144,7 +144,7 @@ COMMANDS = {
     "image list": {"file", "--owner", "--region", "-r"},
     "image delete": {"key", "file", "--owner", "--region", "-r"},
     "pool up": {"file"},
-    "pool status": {"name", "--output", "-o"},
+    "pool status": {"name", "--html", "--output", "-o"},
     "pool down": {"name", "--yes", "-y"},
     "token create": {"name", "--expires", "--scope", "--store"},
     "token list": {"--store"},

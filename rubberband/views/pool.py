@@ -1,0 +1,186 @@
+"""Page of a pool: who held which GPUs from when to when, what it cost, and who waits. From the JSON of its status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rubberband.units import format_duration, format_usd
+from rubberband.views.charts import LEGEND, STAGE_COLOURS, Figure, scatter, time_unit
+from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
+from rubberband.views.tables import TextTable
+from rubberband.views.words import counted
+
+Standing = Mapping[str, Any]
+"""JSON of `rubberband pool status -o json`."""
+
+_ROW_PX, _AROUND_PX, _SPEND_PX = 22, 130, 320
+_MOST_LOANS = 2000
+"""Loans of the chart; of more, the latest."""
+_LOANS = "A row is a GPU of an instance, a bar what one experiment held. The empty parts were idle, and are the pool's."
+_SPEND = "Cost of each experiment over time, at its share of the instances that it held."
+
+
+def experiments_table(standing: Standing) -> TextTable:
+    """Return a row for each run of an experiment, the latest first."""
+    loans: dict[str, list[Standing]] = {}
+    for loan in standing["loans"]:
+        loans.setdefault(loan["tenant"], []).append(loan)
+    rows = []
+    for tenant in reversed(standing["tenants"]):
+        own = loans.get(tenant["tenant"], [])
+        waited_s = sum(loan["running_at"] - loan["requested_at"] for loan in own)
+        gpu_s = sum(loan["gpus"] * ((loan["ended_at"] or standing["now"]) - loan["running_at"]) for loan in own)
+        rows.append(
+            (
+                tenant["experiment"],
+                str(tenant["gpus"]),
+                str(tenant["waiting_gpus"]) if tenant["waiting_gpus"] else "-",
+                f"{gpu_s / 3600.0:.2f}",
+                f"{sum(loan['was_warm'] for loan in own)} of {len(own)}",
+                format_duration(waited_s / len(own)) if own else "-",
+                format_usd(tenant["usd"]),
+            )
+        )
+    header = ("experiment", "GPUs", "waits for", "GPU hours", "warm instances", "mean wait", "cost")
+    return TextTable(title="Experiments", header=header, rows=tuple(rows))
+
+
+def money_table(standing: Standing) -> TextTable:
+    """Return how the provider's bill is made of the experiments' bills and the pool's idle time."""
+    usd = standing["usd"]
+    rows = (("experiments", format_usd(usd["lent"])), ("idle", format_usd(usd["idle"])))
+    return TextTable(
+        title="Bill", header=("part", "cost"), rows=rows, total=("provider's bill", format_usd(usd["bill"]))
+    )
+
+
+def render_pool(standing: Standing) -> str:
+    """Return the page, which needs no network."""
+    usd = standing["usd"]
+    loans = standing["loans"][-_MOST_LOANS:]
+    drawn = {} if not loans else {"loans": _loans(standing, loans), "spend": _spend(standing, loans)}
+    warm = sum(loan["was_warm"] for loan in standing["loans"])
+    of_month = "no cap" if usd["max_per_month"] is None else f"of {format_usd(usd['max_per_month'])}"
+    of_hour = "no cap" if usd["max_per_hour"] is None else f"of {format_usd(usd['max_per_hour'])}"
+    cards = [
+        card(
+            "instances",
+            str(standing["instances"]),
+            f"of {standing['max_instances']}; {standing['free_gpus']} GPUs free",
+        ),
+        card("this month", format_usd(usd["month"]), of_month),
+        card("per hour now", format_usd(usd["per_hour"]), of_hour),
+        card("lent warm", f"{warm} of {len(standing['loans'])}", f"{counted(standing['started'], 'instance')} started"),
+    ]
+    waiting = len(standing["waiting"])
+    answers = [f"{counted(waiting, 'request')} wait{'s' * (waiting == 1)}"] if waiting else []
+    body = "\n".join(
+        [
+            page_header(standing["name"], "done", "pool", answers, cards),
+            STRIP,
+            chart_section("loans", "Loans over time", _LOANS, drawn),
+            chart_section("spend", "Spend", _SPEND, drawn),
+            STRIP_END,
+            table_section(experiments_table(standing), sortable=True),
+            table_section(money_table(standing)),
+        ]
+    )
+    return page(f"{standing['name']} - RubberBand pool", body, drawn)
+
+
+def _loans(standing: Standing, loans: Sequence[Standing]) -> Figure:
+    """Return bars over time: a row for each GPU of each instance."""
+    begin, now = min(loan["running_at"] for loan in loans), standing["now"]
+    unit, unit_s = time_unit(now - begin)
+    rows = _lanes(loans, standing["gpus_per_instance"])
+    names = sorted({row for lanes in rows for row in lanes}, key=_row_order)
+    colours = _colours(loans)
+    traces = []
+    for experiment, colour in colours.items():
+        bars = [
+            (row, loan)
+            for loan, lanes in zip(loans, rows, strict=True)
+            if loan["experiment"] == experiment
+            for row in lanes
+        ]
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": experiment,
+                "y": [row for row, _ in bars],
+                "base": [(loan["running_at"] - begin) / unit_s for _, loan in bars],
+                "x": [((loan["ended_at"] or now) - loan["running_at"]) / unit_s for _, loan in bars],
+                "marker": {"color": colour},
+                "hovertext": [_told(loan, now) for _, loan in bars],
+                "hoverinfo": "text",
+            }
+        )
+    layout = {
+        "height": _ROW_PX * len(names) + _AROUND_PX,
+        "barmode": "overlay",
+        "bargap": 0.15,
+        "xaxis": {
+            "title": {"text": f"time since the first loan ({unit})"},
+            "range": [0, (now - begin) * 1.02 / unit_s],
+        },
+        "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": names[::-1], "fixedrange": True},
+        **LEGEND,
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _told(loan: Standing, now: float) -> str:
+    held = format_duration((loan["ended_at"] or now) - loan["running_at"])
+    warm = "taken warm" if loan["was_warm"] else "started for it"
+    return f"{loan['experiment']}: {loan['machine']}, {counted(loan['gpus'], 'GPU')} for {held}, {warm}"
+
+
+def _row_order(row: str) -> tuple[int, int]:
+    machine, _, gpu = row.partition(" GPU ")
+    return int(machine.removeprefix("m")), int(gpu or 0)
+
+
+def _lanes(loans: Sequence[Standing], gpus: int) -> list[list[str]]:
+    """Return for each loan the rows that it fills: the first GPUs of its instance that are free from its start on."""
+    free_at: dict[str, float] = {}
+    found: dict[int, list[str]] = {}
+    for index, loan in sorted(enumerate(loans), key=lambda pair: pair[1]["running_at"]):
+        rows = [f"{loan['machine']} GPU {gpu}" for gpu in range(gpus)]
+        free = [row for row in rows if free_at.get(row, 0.0) <= loan["running_at"]] or rows
+        found[index] = free[: loan["gpus"]]
+        for row in found[index]:
+            free_at[row] = float("inf") if loan["ended_at"] is None else loan["ended_at"]
+    return [found[index] for index in range(len(loans))]
+
+
+def _colours(loans: Sequence[Standing]) -> dict[str, str]:
+    names = dict.fromkeys(loan["experiment"] for loan in loans)
+    return {name: STAGE_COLOURS[number % len(STAGE_COLOURS)] for number, name in enumerate(names)}
+
+
+def _spend(standing: Standing, loans: Sequence[Standing]) -> Figure:
+    """Return the cost of each experiment over time; a loan costs the same at every moment."""
+    begin, now = min(loan["running_at"] for loan in loans), standing["now"]
+    unit, unit_s = time_unit(now - begin)
+    traces = []
+    for experiment, colour in _colours(loans).items():
+        own = [loan for loan in loans if loan["experiment"] == experiment]
+        instants = sorted(
+            {begin, now, *(loan["running_at"] for loan in own), *(loan["ended_at"] or now for loan in own)}
+        )
+        points = []
+        for at in instants:
+            usd = sum(loan["usd"] * _share(loan, at, now) for loan in own)
+            points.append(((at - begin) / unit_s, usd, f"{experiment}: {format_usd(usd)}"))
+        traces.append(scatter(experiment, points, line={"color": colour}))
+    axes = {"xaxis": {"title": {"text": f"time since the first loan ({unit})"}}, "yaxis": {"title": {"text": "USD"}}}
+    return {"data": traces, "layout": {"height": _SPEND_PX, **axes, **LEGEND}}
+
+
+def _share(loan: Standing, at: float, now: float) -> float:
+    """Return the part of a loan that has passed by `at`."""
+    length_s = (loan["ended_at"] or now) - loan["running_at"]
+    passed_s = min(max(0.0, at - loan["running_at"]), length_s)
+    return passed_s / length_s if length_s > 0.0 else float(at >= loan["running_at"])
