@@ -1,7 +1,7 @@
 """Planning of asynchronous training: its throughput with any number of workers, from the times of one (Lin et al., §3).
 
 With m servers (§7), a server's links carry the share f of the model that the busiest server holds: f S^U and f S^D. The
-rest of a transfer passes on the worker's own link, which it shares with nobody, so that it is a delay.
+rest of a transfer passes on the worker's own link, which it shares with no other, so that it is a delay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_WORKERS = 1024
 """Most workers among which a knee is looked for."""
 _BLENDS = np.linspace(0.0, 1.0, 1001)
 _NARROW = 0.01
-"""A band that is relatively narrower than this tells nothing of the blend."""
+"""A band that is relatively narrower than this does not show the blend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def knee(profile: AsyncProfile, most: int = MOST_WORKERS) -> int:
 def calibrated(profile: AsyncProfile, throughputs: Mapping[int, float]) -> AsyncProfile:
     """Return the profile with the blend that fits observations best: workers -> updates per second of all together.
 
-    Those of one worker tell nothing, nor do those where the band is narrow; without any other the blend stays. Fits
+    Those of one worker do not show it, nor do those where the band is narrow; without any other the blend stays. Fits
     relative errors; outside the band the nearer end is taken.
     """
     network = network_of(profile)

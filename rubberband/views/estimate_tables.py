@@ -169,7 +169,7 @@ def tables(
 def screen_tables(answer: Estimate, notes: Sequence[str] = ()) -> list[TextTable]:
     """Return the tables of one screen: stages (or remedies), options, and four other deadlines.
 
-    Of the `notes`, those on asynchronous training are shown.
+    It also shows those `notes` that are about asynchronous training.
     """
     first = remedy_table(answer) if answer.job is None else stage_table(answer)
     shown = tuple(note for note in first.notes if "extrapolated" in note)
