@@ -58,6 +58,16 @@ def curve(profile: AsyncProfile, workers: int) -> Curve:
     return Curve(low=exact(network, workers), point=blended(network, workers, blend), high=highest(network, workers))
 
 
+def with_servers(profile: AsyncProfile, servers: int) -> AsyncProfile:
+    """Return the model for another number of servers, which divide the parameters evenly."""
+    if servers == profile.servers:
+        return profile
+    server_s = profile.times.server_s / servers / profile.hottest_share
+    return replace(
+        profile, times=replace(profile.times, server_s=server_s), servers=servers, largest_shard=None, blend=None
+    )
+
+
 def knee(profile: AsyncProfile, most: int = MOST_WORKERS) -> int:
     """Return the smallest number of workers beyond which one more shortens an update by less than `KNEE_GAIN`.
 
@@ -87,9 +97,16 @@ def calibrated(profile: AsyncProfile, throughputs: Mapping[int, float]) -> Async
 
 
 def seconds_per_iteration(profile: AsyncProfile, gang_sizes: Sequence[int]) -> dict[int, float]:
-    """e(g) = updates of an iteration / X(g), plus its overhead, in seconds; a gang of g GPUs has g workers."""
+    """e(g) = updates of an iteration / X(g), plus its overhead, in seconds; a gang of g GPUs has g workers.
+
+    During the overhead one worker is missing, and the others begin the next iteration: it counts as 1/g of it, as long
+    as the iteration takes longer than the overhead.
+    """
     point = curve(profile, max(gang_sizes)).point
-    return {g: profile.updates_per_iteration / float(point[g - 1]) + profile.overhead_s for g in gang_sizes}
+    return {
+        g: max(profile.updates_per_iteration / float(point[g - 1]) + profile.overhead_s / g, profile.overhead_s)
+        for g in gang_sizes
+    }
 
 
 def scaled(profile: Profile, gang_sizes: Sequence[int]) -> Profile:
@@ -122,12 +139,12 @@ def updates_per_s(profile: Profile, workers: int) -> float:
     """Return the throughput of a gang by its time of an iteration. The profile must have a model."""
     assert profile.asynchronous is not None, "only asynchronous training has updates"
     model = profile.asynchronous
-    return model.updates_per_iteration / (profile.iteration_s(workers) - model.overhead_s)
+    return model.updates_per_iteration / (profile.iteration_s(workers) - model.overhead_s / workers)
 
 
 def _throughputs(model: AsyncProfile, measured_s: Mapping[int, float]) -> dict[int, float]:
     """Workers -> updates per second by measured times of iterations, beside a single worker's at its modelled speed."""
-    updates_s = {g: time_s - model.overhead_s for g, time_s in measured_s.items() if time_s > model.overhead_s}
+    updates_s = {g: time_s - model.overhead_s / g for g, time_s in measured_s.items() if time_s > model.overhead_s}
     alone_s = model.updates_per_iteration * model.times.update_s
     slower = updates_s.get(1, alone_s) / alone_s
     return {g: model.updates_per_iteration * slower / time_s for g, time_s in updates_s.items()}

@@ -110,7 +110,7 @@ def _within(offer: Offer, room: Room) -> Offer:
 def known_gpus(experiment: Experiment, offer: Offer, profile: Profile) -> int:
     """Return the largest number of GPUs of a trial that a profile knows: measured, or of one instance by its model."""
     adapts = experiment.batch.policy != "fixed" and profile.goodput is not None
-    modelled = adapts or profile.asynchronous is not None
+    modelled = adapts or _workers_model(experiment, profile) is not None
     return max(profile.largest_gpus, offer.gpus) if modelled else profile.largest_gpus
 
 
@@ -119,8 +119,8 @@ def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) ->
     resources = experiment.resources.model_copy(update={"max_instances": offer.max_instances})
     allowed = experiment.model_copy(update={"resources": resources})
     constraints = allowed.planning_constraints(now, offer.gpus, largest)
-    fixed = replace(profile, goodput=None)
-    if profile.asynchronous is not None:
+    fixed = replace(profile, goodput=None, asynchronous=_workers_model(experiment, profile))
+    if fixed.asynchronous is not None:
         return _asynchronous_case(offer, fixed, constraints)
     if batch is None or profile.goodput is None:
         return Case(offer=offer, profile=fixed, constraints=constraints)
@@ -142,6 +142,19 @@ def _case(experiment: Experiment, offer: Offer, profile: Profile, now: float) ->
         constraints=replace(constraints, max_gpus_per_trial=sizes[-1]),
         fixed=fixed,
     )
+
+
+def _workers_model(experiment: Experiment, profile: Profile) -> AsyncProfile | None:
+    """Return the model of the workers, if they train asynchronously and the profile has one.
+
+    Workers that share the batch of each update (max_staleness 0) wait for each other, and the model does not hold.
+    """
+    asked = experiment.training.to_plain()
+    if asked is None or asked.max_staleness == 0 or profile.asynchronous is None:
+        return None
+    from rubberband.planner.queueing.planning import with_servers
+
+    return with_servers(profile.asynchronous, asked.servers)
 
 
 def _asynchronous_case(offer: Offer, profile: Profile, constraints: PlanningConstraints) -> Case:
@@ -243,10 +256,16 @@ def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[st
     return notes
 
 
-def async_notes(model: AsyncProfile | None, used: Collection[int]) -> list[str]:
-    """Return remarks on a plan whose trials train asynchronously on `used` numbers of GPUs; none without a model."""
-    if model is None or not used:
+def async_notes(experiment: Experiment, model: AsyncProfile | None, used: Collection[int]) -> list[str]:
+    """Return remarks on a plan whose trials train asynchronously on `used` numbers of GPUs, with a case's model."""
+    asked = experiment.training.to_plain()
+    if asked is None or asked.max_staleness == 0 or not used:
         return []
+    if model is None:
+        return [
+            "async: the profile has no model of the workers, so that gangs that were not measured are interpolated; "
+            "measure one with `rubberband profile`."
+        ]
     from rubberband.planner.queueing.planning import KNEE_GAIN, curve, knee
 
     most, bend = max(used), knee(model)

@@ -57,7 +57,10 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
         hardware["aws"] = {name: resources.get("aws", {}).get(name) for name in ("image", "install", "setup")}
     else:
         hardware["machine"] = [platform.node(), platform.machine(), os.cpu_count(), *real_gpus()]
-    trial = digest(str(entrypoint), content, words["search"]["space"], words.get("batch"), hardware)
+    settings = [words.get("batch")]
+    if experiment.training.mode == "async":
+        settings.append(words["training"])
+    trial = digest(str(entrypoint), content, words["search"]["space"], *settings, hardware)
     is_rented = experiment.resources.kind.is_rented
     together = None if is_rented else min(experiment.resources.max_instances, SHARED_INSTANCES)
     return ProfileContent(trial=trial, key=digest(trial, resources.get("gpus_per_trial"), together))

@@ -213,9 +213,9 @@ def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Cas
     if best.job is None:
         return []
     spending = spending_notes(experiment, best.constraints, best.job.prediction)
-    workers = async_notes(best.profile.asynchronous, {stage.gpus_per_trial for stage in best.job.plan.stages})
-    widest = max(stage.gpus_per_trial for stage in best.job.plan.stages)
-    mixed = mixture_notes(experiment, best.case, options, widest)
+    sizes = {stage.gpus_per_trial for stage in best.job.plan.stages}
+    workers = async_notes(experiment, best.profile.asynchronous, sizes)
+    mixed = mixture_notes(experiment, best.case, options, max(sizes))
     return [*sampler_notes(experiment, len(best.job.lanes)), *spending, *workers, *mixed]
 
 

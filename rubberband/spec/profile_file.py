@@ -152,7 +152,7 @@ class AsyncWords(Words):
     updates_per_iteration: Annotated[float, Field(strict=True, gt=0, le=1e15)]
     """Updates of an iteration, by all workers together."""
     overhead_s: Seconds = 0.0
-    """Time of an iteration beside its updates: evaluation, checkpoint."""
+    """Time that one worker spends on an iteration beside its updates: evaluation, checkpoint."""
     servers: Count = 1
     """Parameter servers."""
     largest_shard: Annotated[float, Field(strict=True, gt=0, le=1)] | None = None

@@ -41,7 +41,7 @@ class AsyncProfile:
     updates_per_iteration: float
     """Updates of an iteration, by all workers together."""
     overhead_s: float = 0.0
-    """Time of an iteration beside its updates: evaluation, checkpoint."""
+    """Time that one worker spends on an iteration beside its updates: evaluation, checkpoint."""
     servers: int = 1
     """m, the parameter servers."""
     largest_shard: float | None = None

@@ -96,6 +96,7 @@ def test_a_change_of_the_trial_is_measured_again_and_its_undoing_is_not(file: Pa
         ("resources.gpus_per_instance=4", True),
         ("resources.gpus_per_trial.max=2", True),
         ("batch.policy=goodput", True),
+        ("training.mode=async", True),
         ("constraints.deadline=3h", False),
         ("name=other", False),
         ("search.scheduler={type: sha, num_samples: 99, max_t: 9}", False),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rubberband.planner.queueing.homogeneous import Network, blended, exact, first_come, highest, hybrid
-from rubberband.planner.queueing.planning import calibrated, curve, knee, scaled, seconds_per_iteration
+from rubberband.planner.queueing.planning import calibrated, curve, knee, scaled, seconds_per_iteration, with_servers
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
 
@@ -50,6 +50,14 @@ def test_more_servers_do_not_speed_up_a_workers_own_link():
     assert two.high[-1] == pytest.approx(2.0 / 0.072)
 
 
+def test_servers_divide_the_time_at_the_server_and_on_its_links():
+    two = with_servers(MODEL, 2)
+    assert two.times.server_s == pytest.approx(0.009)
+    assert with_servers(two, 1) == MODEL
+    uneven = replace(MODEL, servers=2, largest_shard=0.75)
+    assert with_servers(uneven, 3).times.server_s == pytest.approx(0.018 / 0.75 / 3)
+
+
 def test_the_largest_shard_bounds_the_throughput():
     uneven = curve(replace(MODEL, servers=3, largest_shard=0.6), 50)
     assert uneven.high[-1] == pytest.approx(1.0 / (0.6 * 0.072))
@@ -85,7 +93,11 @@ def test_a_single_worker_does_not_show_the_blend():
 
 def test_an_iteration_is_its_updates_and_its_overhead():
     table = seconds_per_iteration(replace(MODEL, overhead_s=3.0, blend=0.0), [1, 4])
-    assert table == pytest.approx({1: 100 * 0.191 + 3.0, 4: 100 / 10.6430 + 3.0}, rel=1e-5)
+    assert table == pytest.approx({1: 100 * 0.191 + 3.0, 4: 100 / 10.6430 + 3.0 / 4}, rel=1e-5)
+
+
+def test_no_iteration_is_shorter_than_its_overhead():
+    assert seconds_per_iteration(replace(MODEL, overhead_s=30.0), [8]) == {8: 30.0}
 
 
 def test_measured_times_stay_and_others_follow_from_the_model():

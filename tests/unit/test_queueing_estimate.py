@@ -24,14 +24,16 @@ MODEL = AsyncProfile(times=AsyncTimes(**TIMES), updates_per_iteration=100)
 
 
 def experiment(
-    table: dict[int, float] | None = None, *, gpus: dict[str, int] | None = None, **model: Any
+    table: dict[int, float] | None = None, *, gpus: dict[str, int] | None = None, mode: str = "async", **model: Any
 ) -> Experiment:
+    training = {"mode": "async", "servers": model.get("servers", 1)} if mode == "async" else {}
     block = {"times": TIMES, "updates_per_iteration": 100, **model}
     return Experiment(
         **words(
             profile={"seconds_per_iteration": table or {1: 19.1}, "asynchronous": block},
             resources__gpus_per_trial=gpus or {"max": 16},
             constraints__deadline="10h",
+            training=training,
         )
     )
 
@@ -53,10 +55,8 @@ def test_gangs_that_were_not_measured_are_planned_by_the_model():
 
 
 def test_more_servers_make_large_gangs_faster():
-    one, two = (experiment(servers=servers).loaded_profile() for servers in (1, 2))
-    assert one is not None
-    assert two is not None
-    slow, fast = (cases(experiment(), each, 0.0)[0].profile.iteration_s(16) for each in (one, two))
+    profile = Profile(seconds_per_iteration={1: 19.1}, asynchronous=MODEL)
+    slow, fast = (cases(experiment(servers=m), profile, 0.0)[0].profile.iteration_s(16) for m in (1, 2))
     assert fast < 0.6 * slow
 
 
@@ -81,8 +81,19 @@ def test_an_estimate_has_the_cost_of_the_low_end_until_a_gang_is_measured():
     assert name not in {one.name for one in estimated(measured).assumptions}
 
 
-def test_synchronous_trials_get_no_note():
-    assert async_notes(None, {4}) == []
+def test_workers_that_wait_for_each_other_are_not_planned_by_the_model():
+    profile = Profile(seconds_per_iteration={1: 19.1, 4: 10.0}, asynchronous=MODEL)
+    together = words(training={"mode": "async", "max_staleness": 0}, resources__gpus_per_trial={"max": 4})
+    for asked in (experiment(mode="sync", gpus={"max": 4}), Experiment(**together)):
+        found = cases(asked, profile, 0.0)[0].profile
+        assert found.seconds_per_iteration == profile.seconds_per_iteration
+        assert found.asynchronous is None
+        assert async_notes(asked, None, {4}) == []
+
+
+def test_an_estimate_without_the_model_says_so():
+    (note,) = async_notes(experiment(), None, {4})
+    assert note.startswith("async: the profile has no model of the workers")
 
 
 def test_a_measurement_is_reported_with_its_knee():
