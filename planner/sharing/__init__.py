@@ -6,17 +6,18 @@ promised. All of it is pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from rubberband.errors import InputError
 from rubberband.planner.sharing.baselines import Optimus, Tiresias
 from rubberband.planner.sharing.calendar import Calendar, Slot, Span
 from rubberband.planner.sharing.demand import Allotment, Allotments, Capacity, Demand, Policy
 from rubberband.planner.sharing.fitness import fitness
-from rubberband.planner.sharing.greedy import gain, hell, knee
+from rubberband.planner.sharing.greedy import Resizing, gain, hell, knee
 from rubberband.planner.sharing.placement import place
 from rubberband.planner.sharing.simple import equal, fifo, srpt
 from rubberband.planner.sharing.table import Ints, Table
@@ -46,7 +47,8 @@ class Counting:
         self, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float
     ) -> dict[str, dict[int, int]]:
         """Count the GPUs of every demand, and place them."""
-        counted = self.count(Table.of(demands, capacity, current, now_s)).tolist()
+        table = Table.of(demands, capacity, current, now_s)
+        counted = table.rounded(self.count(table)).tolist()
         gpus = {demand.name: count for demand, count in zip(demands, counted, strict=True)}
         return place(gpus, capacity, current, {demand.name: demand.min_gpus for demand in demands})
 
@@ -72,10 +74,46 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
 
 
 def make_policy(name: str, **options: Any) -> Policy:
-    """Return a policy by its name, with its options: `fitness` has p, `knee` alpha, `hell` gamma.
+    """Return a policy by its name, with options: `fitness` has p and shortest, `knee` alpha, `hell` gamma.
 
-    `knee` and `hell` also take resizing="moldable". Raises InputError if no policy has the name.
+    They may also be written behind the name, as `knee:alpha=0.05`. `knee` and `hell` take resizing=moldable, too.
+
+    Raises InputError for a name or an option that does not exist, and for a value out of range.
     """
-    if name not in POLICIES:
-        raise InputError(f"policy {name!r} does not exist; choose one of {', '.join(POLICIES)}")
-    return POLICIES[name](**options)
+    bare, _, written = name.partition(":")
+    if bare not in POLICIES:
+        raise InputError(f"policy {bare!r} does not exist; choose one of {', '.join(POLICIES)}")
+    for part in filter(None, written.split(",")):
+        key, _, value = part.partition("=")
+        options[key.strip()] = _value(name, key.strip(), value.strip())
+    for key in options:
+        if key not in OPTIONS.get(bare, ()):
+            known = ", ".join(OPTIONS.get(bare, ())) or "none"
+            raise InputError(f"policy {bare!r} has no option {key!r}; its options: {known}")
+    return POLICIES[bare](**options)
+
+
+OPTIONS: Mapping[str, Sequence[str]] = {
+    "default": ("p", "shortest"),
+    "fitness": ("p", "shortest"),
+    "hell": ("gamma", "resizing"),
+    "knee": ("alpha", "resizing"),
+    "tiresias": ("threshold_gpu_s",),
+}
+"""Policy -> its options."""
+_RANGES = {"p": (-100.0, 1.0), "shortest": (0.0, 2.0), "gamma": (0.0, 10.0), "alpha": (0.0, 1.0)}
+
+
+def _value(policy: str, key: str, text: str) -> float | str:
+    if key == "resizing":
+        if text not in get_args(Resizing):
+            raise InputError(f"policy {policy!r}: resizing={text!r}; write one of {', '.join(get_args(Resizing))}")
+        return text
+    low, high = _RANGES.get(key, (0.0, math.inf))
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise InputError(f"policy {policy!r}: {key}={text!r} is not a number from {low:g} to {high:g}; correct it")
+    return value

@@ -28,7 +28,6 @@ class CurveJob:
     """Seconds without training after each change of its GPUs, the start included."""
     min_gpus: int = 1
     max_gpus: int | None = None
-    deadline_s: float | None = None
     weight: float = 1.0
     done_at: float | None = None
     moves: int = -1
@@ -80,7 +79,6 @@ class CurveJob:
             seconds_left=(self.left * self._curve[:gpus]).tolist(),
             delta_s=self.resize_s,
             moves=max(0, self.moves),
-            deadline_s=self.deadline_s,
             weight=self.weight,
             min_gpus=self.min_gpus,
             max_gpus=self.max_gpus,

@@ -92,9 +92,27 @@ class Table:
         return np.where(np.isfinite(found), found, 1.0)
 
     def allowed(self, values: Floats) -> Floats:
-        """(J, G + 1) `values`, -inf below what is promised, beyond what is of use, and for parts of instances.
+        """(J, G + 1) `values`, -inf for the counts that a demand cannot have."""
+        return np.where(self._possible(), values, -np.inf)
 
-        A gang that spans instances takes them whole: then gangs seldom find their GPUs scattered, or must move.
+    def rounded(self, counts: Ints) -> Ints:
+        """(J,) Counts that each demand can have, near `counts`: rounded down, and up again as far as GPUs are left."""
+        possible, rows, sizes = self._possible(), np.arange(len(counts)), np.arange(self.gpus + 1)
+        below = np.maximum.accumulate(np.where(possible, sizes, 0), axis=1)[rows, counts]
+        above = np.minimum.accumulate(np.where(possible, sizes, self.gpus + 1)[:, ::-1], axis=1)[:, ::-1]
+        free = self.gpus - int(below.sum())
+        cut = np.flatnonzero(below < counts)
+        for row in cut[np.argsort(above[cut, counts[cut]] - below[cut], kind="stable")].tolist():
+            more = int(above[row, counts[row]] - below[row])
+            if more <= free:
+                below[row] += more
+                free -= more
+        return np.maximum(below, self.floor)
+
+    def _possible(self) -> Bools:
+        """(J, G + 1) Counts from what is promised to what is of use: 1, 2, 4, … GPUs of an instance, or whole ones.
+
+        Then gangs seldom find their GPUs scattered, or must move. The least that a demand needs is possible, too.
         """
         sizes = np.arange(self.gpus + 1)
         inside = (sizes >= self.floor[:, None]) & (sizes <= self.most[:, None])
@@ -102,4 +120,4 @@ class Table:
         least = np.maximum(self.floor, np.argmax(np.isfinite(self.seconds), axis=1))[:, None]
         slices = (sizes < self.gpus_per_instance) & (sizes & (sizes - 1) == 0)
         whole = slices | (sizes % self.gpus_per_instance == 0) | (sizes == least)
-        return np.where(inside & ~useless & whole, values, -np.inf)
+        return np.asarray(inside & ~useless & whole)

@@ -56,7 +56,7 @@ def simulated(
     made = {name: make_policy(name) for name in policies}
     outcomes: dict[str, Outcome] = {}
     for name, policy in made.items():
-        elasticity = ELASTICITY.get(name, "adaptive")
+        elasticity = ELASTICITY.get(name.partition(":")[0], "adaptive")
         jobs: Sequence[SimulatedJob]
         if traces is None:
             jobs = workload.read_jobs(file, capacity.gpus, capacity.gpus_per_instance, elasticity)

@@ -84,7 +84,7 @@ def _cell(where: str, name: str, read: Callable[[str], str | float], text: str) 
 
 
 COLUMNS: Columns = {"at": parse_duration, "name": str, "kind": str, "iterations": positive}
-OPTIONAL: Columns = {"gpus": count, "min_gpus": count, "weight": positive, "deadline": parse_duration}
+OPTIONAL: Columns = {"gpus": count, "min_gpus": count, "weight": positive}
 
 
 def read_jobs(path: Path, gpus: int, gpus_per_instance: int, elasticity: Elasticity) -> list[CurveJob]:
@@ -118,7 +118,6 @@ def _curve(profile: Profile, gpus: int, gpus_per_instance: int, elasticity: Elas
 def _job(row: Row, curve: list[float], profile: Profile, gpus: int, elasticity: Elasticity) -> CurveJob:
     most = int(row.get("gpus", gpus))
     least = most if elasticity == "rigid" else int(row.get("min_gpus", 1))
-    deadline = row.get("deadline")
     return CurveJob(
         name=str(row["name"]),
         submitted_at=float(row["at"]),
@@ -128,5 +127,4 @@ def _job(row: Row, curve: list[float], profile: Profile, gpus: int, elasticity: 
         min_gpus=max(least, profile.smallest_gpus),
         max_gpus=most,
         weight=float(row.get("weight", 1.0)),
-        deadline_s=None if deadline is None else float(deadline),
     )
