@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 from rubberband.api.experiments.limit_preview import instant_of
 from rubberband.api.plans.previews import PlanAnswer
@@ -25,7 +24,8 @@ from rubberband.planner.sharing import Calendar, Slot, Span
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration, format_instant, format_usd
 
-Json = Mapping[str, Any]
+START_S = 15.0
+"""Time from a submission to its first request for an instance: its process starts, and its code is checked."""
 PlanOf = Callable[[Experiment], Awaitable[PlanAnswer]]
 """Plans an experiment that would start now. Raises Problem."""
 
@@ -84,15 +84,15 @@ class Admission:
         resources, deadline = experiment.resources, experiment.constraints.deadline
         if resources.provider != self._pool.provider or deadline is None:
             return None
-        gpus = max(offer.gpus for offer in offers(resources))
-        calendar = await asyncio.to_thread(self.calendar)
-        deadline_at, found = instant_of(deadline, now).timestamp(), _read(answer, gpus)
+        gpus, sooner = max(offer.gpus for offer in offers(resources)), _sooner(experiment)
+        in_time = await plan(sooner)
+        found = _read(in_time if in_time.status == 200 else answer, gpus)
+        calendar, deadline_at = await asyncio.to_thread(self.calendar), instant_of(deadline, now).timestamp()
         slot = calendar.fits(found.spans, deadline_at, now)
-        if (
-            slot is None
-            and (narrower := await self._narrower(experiment, calendar, now, deadline_at, plan)) is not None
-        ):
-            slot, found = calendar.fits(narrower.spans, deadline_at, now), narrower
+        if slot is None:
+            narrower = await self._narrower(sooner, calendar, now, deadline_at, plan)
+            if narrower is not None and (slot := calendar.fits(narrower.spans, deadline_at, now)) is not None:
+                found = narrower
         if slot is None:
             raise self._too_late(calendar, found, now)
         spans = tuple((span.gpus, span.duration_s) for span in found.spans)
@@ -143,7 +143,7 @@ def calendar_of(pool: SharedPool, promises: Sequence[Promise]) -> Calendar:
 
 
 def _read(answer: PlanAnswer, gpus: int) -> _Plan:
-    """Read the plan of an estimate: GPUs over time, with times as long as its 95th percentile."""
+    """Read the plan of an estimate: GPUs over time, from the start of its process, as long as its 95th percentile."""
     estimate = json.loads(answer.body)
     jct_s = estimate["prediction"]["jct_s"]
     slack = max(1.0, jct_s["p95"] / jct_s["mean"]) if jct_s["mean"] else 1.0
@@ -156,7 +156,16 @@ def _read(answer: PlanAnswer, gpus: int) -> _Plan:
         Span(gpus=gpus * sum(k for begin_s, end_s, k in stages if begin_s <= at < end_s), duration_s=(to - at) * slack)
         for at, to in pairwise(edges)
     ]
-    return _Plan(spans=tuple(spans), cost_usd=estimate["prediction"]["cost_usd"]["mean"])
+    starts = Span(gpus=spans[0].gpus, duration_s=START_S)
+    return _Plan(spans=(starts, *spans), cost_usd=estimate["prediction"]["cost_usd"]["mean"])
+
+
+def _sooner(experiment: Experiment) -> Experiment:
+    """Return an experiment whose plan leaves the time that its process takes to start."""
+    constraints, deadline = experiment.constraints, experiment.constraints.deadline
+    assert deadline is not None, "what is promised has a deadline"
+    sooner = deadline - timedelta(seconds=START_S) if isinstance(deadline, datetime) else max(1.0, deadline - START_S)
+    return experiment.model_copy(update={"constraints": constraints.model_copy(update={"deadline": sooner})})
 
 
 def _always_free(calendar: Calendar, from_at: float, to_at: float) -> int:

@@ -70,8 +70,9 @@ class Sharing:
         self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
         demands = [found for member in running if (found := self._demand(member, promised)) is not None]
         self._current = self._policy.allot(demands, self._capacity, self._current, now)
+        asking = {found.name for found in demands}
         for member in running:
-            if member.observed is not None:
+            if member.observed is not None and member.row.name in asking:
                 gpus = sum(self._current.get(member.row.name, {}).values())
                 self._ask(member.row, gpus // member.observed.controller.job.offer.gpus, member.observed)
 

@@ -325,9 +325,17 @@ class Watcher:
 
     def _share(self) -> None:
         """Let the pool decide who may hold how many instances."""
-        if self._sharing is not None:
-            at_work = [row for row in self._rows.values() if row.state in AT_WORK]
+        if self._sharing is None:
+            return
+        at_work = [row for row in self._rows.values() if row.state in AT_WORK]
+        try:
             self._sharing.round([Member(row=row, observed=self.observed(row.name)) for row in at_work])
+        except JournalError:
+            raise
+        except Exception:
+            if "the pool" not in self._told:
+                self._told.add("the pool")
+                log.exception("the pool cannot be shared; retrying")
 
     def _prune(self, now: float) -> None:
         """Delete old data; events a few in each round, so that running experiments do not wait."""

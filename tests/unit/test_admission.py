@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.experiments.admission import calendar_of
+from rubberband.api.experiments.admission import START_S, calendar_of
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service, words
 
 POOL = SharedPool(name="small", provider="virtual", instances=2, gpus_per_instance=1)
-TIGHT = {"constraints__deadline": "130s", "constraints__objective": "min_cost"}
+TIGHT = {"constraints__deadline": "150s", "constraints__objective": "min_cost"}
 """Two instances are needed all the time: 8 x 10 s, then 2 x 80 s."""
 
 
@@ -36,7 +36,9 @@ def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service:
     assert refused.status_code == 422
     problem = refused.json()
     assert problem["type"] == "/problems/infeasible"
-    assert problem["detail"].startswith("the pool is promised to others: the plan can start in 2m")
+    assert problem["detail"].startswith(
+        "the pool is promised to others: the plan can start in 2m15s and ends in 4m30s, for 0.24 USD"
+    )
     assert "set constraints.deadline=" in problem["detail"]
     assert "\n" not in problem["detail"]
     deadline = problem["nearest_words"]["deadline"]
@@ -46,13 +48,13 @@ def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service:
     later = submit(service, "two", constraints__deadline=deadline)
     assert later.status_code == 201, later.json()
     starts = [promise.start_at for promise in service.store.promises()]
-    assert starts[1] - starts[0] == pytest.approx(120.0, abs=5.0)
+    assert starts[1] - starts[0] == pytest.approx(135.0, abs=5.0)
 
 
 def test_a_preview_says_what_would_be_promised_and_promises_nothing(service: FakeService) -> None:
     preview = service.client.post("/v1/plans", json=words(**TIGHT)).json()
     span = preview["promise"]
-    assert span["end_at"] - span["start_at"] == pytest.approx(120.0)
+    assert span["end_at"] - span["start_at"] == pytest.approx(120.0 + START_S)
     assert abs(span["start_at"] - time.time()) < 30.0
     assert service.store.promises() == []
 

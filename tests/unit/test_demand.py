@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,7 +28,6 @@ from rubberband.values.submission import Submission
 from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun
 from tests.property.chaos_cases import random_case
-
 
 WIDE = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=2)
 """Gangs of two GPUs are faster, so that four instances are of use."""
@@ -72,7 +72,7 @@ def test_more_instances_never_take_longer(source: Any) -> None:
     assert found is not None
     whole = found.seconds_left[case.job.offer.gpus - 1 :: case.job.offer.gpus]
     if not case.job.is_divided:  # lanes get whole instances, by their quotas
-        assert all(more <= fewer + 1e-9 for fewer, more in zip(whole, whole[1:], strict=False))
+        assert all(more <= fewer + 1e-9 for fewer, more in pairwise(whole))
     assert all(seconds > 0.0 for seconds in whole)
 
 
