@@ -36,7 +36,7 @@ class Service:
 
     @property
     def admission(self) -> Admission | None:
-        """What a pool promises; None without a pool."""
+        """Promises of the pool; None without a pool."""
         return self.runs.admission
 
 

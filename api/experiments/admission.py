@@ -169,7 +169,7 @@ def _sooner(experiment: Experiment) -> Experiment:
 
 
 def _always_free(calendar: Calendar, from_at: float, to_at: float) -> int:
-    """Return the GPUs that are promised to nobody at any time between two instants."""
+    """Return the GPUs that no promise covers at any time between two instants."""
     instants = [from_at]
     for start_at, plan in calendar.promises.values():
         at = start_at

@@ -259,7 +259,7 @@ class Runs:
         self.extensions = Extensions(settings, store, self._watcher, self._journals)
         """Other limits for experiments."""
         self.admission = None if settings.pool is None else Admission(settings.pool, store)
-        """What a pool promises; None without a pool."""
+        """Promises of the pool; None without a pool."""
         self._resuming = threading.Lock()
 
     def start(self) -> None:

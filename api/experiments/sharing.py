@@ -1,6 +1,6 @@
 """The sharing of a pool: a policy says how many instances each running experiment may hold, and its driver obeys.
 
-Every experiment tells its demand (`rubberband.executor.core.demand`). The policy gives each at least what it is
+Every experiment reports its demand (`rubberband.executor.core.demand`). The policy gives each at least what it is
 promised, and divides the rest. It decides again when an experiment begins, ends or passes a SYNC, when a promise begins
 or ends, and every half minute.
 """
@@ -92,7 +92,7 @@ class Sharing:
         )
 
     def _ask(self, row: Submission, instances: int, observed: Observed | None = None) -> None:
-        """Tell its driver, unless it was told so last, or holds to it already."""
+        """Ask its driver to hold so many instances, unless that was the latest request, or is in force already."""
         key = row.name, row.attempt
         if self._asked.get(key) == instances:
             return
@@ -109,7 +109,7 @@ class Sharing:
 
 
 def _stage_of(member: Member) -> tuple[str, int, int, str]:
-    """What a decision follows from: another experiment, attempt, or stage of one, or its end."""
+    """Return the facts that make it decide again: another experiment, attempt, stage, or end."""
     state = None if member.observed is None else member.observed.controller.state
     begun, course = (-1, "") if state is None else (len(state.stages), state.course)
     return member.row.name, member.row.attempt, begun, course

@@ -111,7 +111,7 @@ class Promise:
 
     @property
     def end_at(self) -> float:
-        """When it ends, at the latest."""
+        """Latest end."""
         return self.start_at + sum(duration_s for _, duration_s in self.spans)
 
 

@@ -306,7 +306,7 @@ def _pool(file: Path | None, weights: Sequence[str]) -> SharedPool | None:
     from rubberband.api.settings import SharedPool
     from rubberband.cloud.catalogue import offers
     from rubberband.planner.sharing import make_policy
-    from rubberband.spec.pool import load_pool
+    from rubberband.spec.loading import load_pool
     from rubberband.spec.resources import Resources
 
     if file is None:
