@@ -1,4 +1,4 @@
-"""The demand of an experiment: its use for the GPUs of a pool that it shares with others, from where it stands. Pure."""
+"""The demand of an experiment: its use for the GPUs of a pool that it shares, from where it stands. Pure."""
 
 from __future__ import annotations
 
