@@ -49,6 +49,7 @@ from rubberband.executor.profiling_points import (
     MeasuredNoise,
     Point,
     Timed,
+    UpdateReports,
     noise_of,
     profile_of,
 )
@@ -132,6 +133,7 @@ class ProfilingSession:
         self._attempt = 0
         self._purpose: Purpose = "warm up"
         self.batches = BatchReports()
+        self.updates = UpdateReports()
         self.failed_sweeps: list[str] = []
         """Why trials stopped trying batch sizes, a line each."""
         self.is_unsaved = False
@@ -333,6 +335,7 @@ class ProfilingSession:
         took_s = times[-1] - times[-2] if len(times) > 1 and report.attempt == self._attempt else None
         if took_s is not None and self._purpose != "sweep":
             self._slowest_s = max(self._slowest_s or 0.0, took_s)
+        self.updates.add(report, took_s if self._purpose == "time" else None)
         self.batches.add(
             report,
             is_timed=self._purpose != "warm up",
@@ -441,6 +444,7 @@ def measure(
     one_machine: bool = False,
     warm_up_iterations: int = 1,
     sweep: bool = False,
+    models_updates: bool = False,
     limits: ProfilingLimits | None = None,
     on_point: Callable[[Point], None] = lambda point: None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -449,8 +453,9 @@ def measure(
 
     The backend knows `num_trials` trials (None: enough for every slot). As many are measured as train side by side, or
     `least_trials` in turn (None: more if that takes seconds). With `sweep`, they then try the batch sizes that they may
-    choose among. Instances on `one_machine` slow each other's start. `on_point` gets every point as soon as it is
-    measured, and `cancelled` is polled. The instances are released in the end; the caller closes the backend.
+    choose among; with `models_updates`, the profile has the model of their asynchronous updates. Instances on
+    `one_machine` slow each other's start. `on_point` gets every point as soon as it is measured, and `cancelled` is
+    polled. The instances are released in the end; the caller closes the backend.
 
     Raises ProviderError if an instance is refused or lost; RubberbandError if a limit or a hang of all trials leaves no
     point, every trial fails, or none reports the metric; and Cancelled.
@@ -464,7 +469,10 @@ def measure(
 
     turns = _turns(names, gpus_per_instance, min_gpus_per_trial, max_gpus_per_trial)
     points, stopped_by = _points(session, names, turns, measure_on, sweep, on_point)
-    return _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
+    found = _measured(session, points, stopped_by, one_machine=one_machine, sweep=sweep)
+    if not models_updates:
+        return found
+    return replace(found, profile=replace(found.profile, asynchronous=session.updates.model()))
 
 
 def _points(

@@ -9,7 +9,7 @@ run estimates the speeds of its trials with `executor.core.own_speeds`, which is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median, variance
 
@@ -20,7 +20,9 @@ from rubberband.executor.core.events import TrialReported
 from rubberband.planner.goodput.fit import fit as fit_throughput
 from rubberband.planner.goodput.fit import relative_errors
 from rubberband.values.adaptive import BatchLimits, BatchPoint, BatchUse, GoodputProfile
+from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import FIXED, Profile, measured
+from rubberband.values.training import AsyncUse
 
 Floats = npt.NDArray[np.float64]
 
@@ -317,6 +319,48 @@ class BatchReports:
         every = sorted(self._limits.values(), key=lambda limits: (limits.initial, limits.max))
         per_gpu = [limits.max_per_gpu for limits in every if limits.max_per_gpu is not None]
         return replace(every[(len(every) - 1) // 2], max_per_gpu=min(per_gpu, default=None))
+
+
+class UpdateReports:
+    """The trials' reports of their updates, and the queueing model made of them; synchronous ones are ignored."""
+
+    def __init__(self) -> None:
+        self._alone: list[AsyncUse] = []
+        self._overheads_s: list[float] = []
+
+    def add(self, report: TrialReported, iteration_s: float | None) -> None:
+        """Add a report of an iteration that took `iteration_s`, if that was timed; a lone worker's counts."""
+        use = report.updates
+        if use is None or use.workers > 1 or use.updates < 1 or iteration_s is None:
+            return
+        self._alone.append(use)
+        self._overheads_s.append(max(0.0, iteration_s - use.updates * _update_s(use)))
+
+    def model(self) -> AsyncProfile | None:
+        """Return the model with the mean times of workers that trained alone; None if there were none."""
+        if not self._alone:
+            return None
+        updates = sum(use.updates for use in self._alone)
+
+        def mean_s(time_of: Callable[[AsyncUse], float]) -> float:
+            return sum(use.updates * time_of(use) for use in self._alone) / updates
+
+        return AsyncProfile(
+            times=AsyncTimes(
+                compute_s=mean_s(lambda use: use.compute_s),
+                up_s=mean_s(lambda use: use.up_s),
+                server_s=mean_s(lambda use: use.server_s + use.wait_s),
+                down_s=mean_s(lambda use: use.down_s),
+            ),
+            updates_per_iteration=updates / len(self._alone),
+            overhead_s=fmean(self._overheads_s),
+            servers=self._alone[0].servers,
+            largest_shard=self._alone[0].largest_shard,
+        )
+
+
+def _update_s(use: AsyncUse) -> float:
+    return use.compute_s + use.up_s + use.wait_s + use.server_s + use.down_s
 
 
 def _mean_step_s(uses: list[BatchUse]) -> float:

@@ -43,6 +43,7 @@ from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.kinds import KINDS
 from rubberband.values.offer import BillLine
 from rubberband.values.plan import Market
+from rubberband.values.training import AsyncUse
 
 if TYPE_CHECKING:
     import pandas
@@ -74,6 +75,8 @@ class TrialResult:
     """Its batch sizes, in order; empty if the batch is fixed."""
     balance: tuple[BalanceStretch, ...] = ()
     """Shares and times of its workers, in order; empty where they were equal."""
+    updates: tuple[AsyncUse, ...] = ()
+    """Its iterations of asynchronous training, in order; empty if it is synchronous."""
     seed: int = 0
     """The seed of its initial weights and the order of its data."""
 
@@ -429,6 +432,7 @@ def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: 
         bracket=next((each.bracket for each in job.brackets if trial in job.trials_of(each)), None),
         batches=batch_history(record.reports, state.started_at),
         balance=balance_history(record.reports, (u for u in state.allocations if u.trial == trial), state.started_at),
+        updates=tuple(report.updates for report in record.reports if report.updates is not None),
         seed=seed,
     )
 

@@ -25,12 +25,13 @@ from rubberband.executor.profiling_points import Component, InstanceStarts, Meas
 from rubberband.executor.session import Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planner.goodput.planning import scaled_size
-from rubberband.planner.queueing.planning import curve, knee, scaled
+from rubberband.planner.queueing.planning import curve, knee
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
 from rubberband.spec.samplers import trial_seed
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import PlanningConstraints, Stage, total_iterations
 from rubberband.values.profile import Profile
@@ -66,12 +67,10 @@ def _trials_line(noise: MeasuredNoise) -> str:
     return f"trials differ in speed by {_spread(noise.trial, f', {noise.num_trials} trials')}{mean}{few}"
 
 
-def async_lines(profile: Profile) -> list[str]:
+def async_lines(model: AsyncProfile | None) -> list[str]:
     """Return lines on the times of an update, and on how far its workers scale; none for synchronous training."""
-    if profile.asynchronous is None:
+    if model is None:
         return []
-    model = scaled(profile, sorted(profile.seconds_per_iteration)).asynchronous
-    assert model is not None, "it had one"
     times, bend = model.times, knee(model)
     found = curve(model, bend)
     return [
@@ -161,7 +160,7 @@ class MeasuredProfile(ProfilingResult):
         return [
             *points,
             *self._goodput_lines(),
-            *async_lines(self.profile),
+            *async_lines(self.profile.asynchronous),
             *noise,
             *starts,
             cost,
@@ -243,6 +242,8 @@ def measure_profile(
             least_trials=least_trials,
             one_machine=setup.kind.is_this_machine,
             sweep=setup.batch is not None,
+            # Where all workers share each batch, they wait for each other: the model does not hold.
+            models_updates=setup.training is not None and setup.training.max_staleness != 0,
             limits=bounds,
             on_point=lambda point: announce(point_line(point)),
             cancelled=cancelled,

@@ -125,7 +125,7 @@ def trial_view(trial: TrialResult, *, curves: bool) -> dict[str, Any]:
         "bracket",
         "seed",
     )
-    return _some(trial, (*names, "curve", "batches", "balance") if curves else names)
+    return _some(trial, (*names, "curve", "batches", "balance", "updates") if curves else names)
 
 
 def allocations(result: Result | None) -> dict[str, Any]:

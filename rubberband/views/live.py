@@ -29,6 +29,8 @@ from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.driver import Observer
 from rubberband.values.balance import BalanceUse
+from rubberband.values.training import AsyncUse
+from rubberband.views.asynchronous import update_line
 from rubberband.views.narration import Narrator
 from rubberband.views.words import counted, duration, number, unequal, usd, usd_decimals
 
@@ -85,6 +87,8 @@ class Progress:
     """Last reported by the running trials; empty if the batch is fixed."""
     balances: tuple[tuple[int, BalanceUse], ...]
     """Running trials whose workers are unequal, with the latest shares."""
+    updates: tuple[tuple[int, AsyncUse], ...]
+    """Running trials that train asynchronously, with their latest iteration."""
     state: State
     """Copy of the data for the bill and the forecast."""
 
@@ -133,6 +137,11 @@ def observe(job: Job, state: State) -> Progress:
             (trial.trial, use)
             for trial in state.running()
             if trial.reports and (use := trial.reports[-1].balance) is not None
+        ),
+        updates=tuple(
+            (trial.trial, made)
+            for trial in state.running()
+            if trial.reports and (made := trial.reports[-1].updates) is not None
         ),
         state=_copy(job, state),
     )
@@ -394,6 +403,9 @@ def summary(progress: Progress, now: float) -> list[Text]:
         trial, use = max(progress.balances, key=lambda one: one[1].saved)
         more = f"; {counted(len(progress.balances) - 1, 'more trial')}" if len(progress.balances) > 1 else ""
         lines.append(Text(f"workers  trial {trial}: {unequal(use)}{more}"))
+    if progress.updates:
+        trial, made = max(progress.updates, key=lambda one: one[1].updates_per_s)
+        lines.append(Text(f"updates  trial {trial}: {update_line(made)}"))
     if progress.best is not None:
         trial, value = progress.best
         lines.append(Text(f"best     {job.metric}={number(value)} (trial {trial})"))

@@ -18,6 +18,7 @@ from typing import Any
 
 from rubberband.executor.result import Result
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
+from rubberband.views.asynchronous import updates
 from rubberband.views.batch_charts import BATCHES_NOTE, batches_by_gpus, batches_over_time
 from rubberband.views.charts import Figure
 from rubberband.views.importance import IMPORTANCE_NOTE
@@ -87,6 +88,7 @@ def render_html(result: Result, importance: Figure | str = "") -> str:
             f'<p class="note">{html.escape(importance)}</p>' if isinstance(importance, str) else "",
             table_section(batch_sizes(result, MOST_TRIALS), sortable=True),
             table_section(workers(result, MOST_TRIALS), sortable=True),
+            table_section(updates(result, MOST_TRIALS), sortable=True),
             table_section(pareto(result, MOST_TRIALS), sortable=True),
             table_section(comparison(result)),
             table_section(stages(result)),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rubberband.executor.result import Result
+from rubberband.views.asynchronous import updates
 from rubberband.views.pareto import pareto
 from rubberband.views.tables import (
     TextTable,
@@ -48,6 +49,7 @@ def tables(result: Result, most_trials: int | None = None) -> list[TextTable]:
         bill(result.bill),
         batch_sizes(result, most_trials),
         workers(result, most_trials),
+        updates(result, most_trials),
         failures(result),
         incidents(result),
         pareto(result, most_trials),
