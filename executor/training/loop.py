@@ -5,7 +5,8 @@ The learning curve does not depend on the gang, except for the order of floating
 * The global batches come from (seed, epoch) alone (`sampler.py`). Each worker takes its share m_i of the M samples, in
   micro-batches of at most `max_batch_size_per_gpu`. DistributedDataParallel averages gradients over the n workers, so a
   micro-batch of m samples with mean loss L contributes n*m/M * L: every sample counts the same. A worker without a
-  share takes part with samples of weight 0. A worker that runs out of memory takes smaller ones (`memory.py`).
+  share takes no pass, or one of weight 0. A worker that runs out of memory takes smaller ones (`memory.py`). Shares
+  follow the workers' speed (`balancing.py`).
 * Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and resuming from it is
   exact. Random draws of the model (dropout) differ with the number of workers, and are equal only in distribution; so
   are the statistics of BatchNorm, which see a worker's micro-batch. Random draws of the dataset (augmentation) follow

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rubberband.executor.training.availability import Availability
 from rubberband.executor.training.balancing import Balancing, at_least, can_balance
 from rubberband.executor.training.batching import FixedBatching
-from rubberband.executor.training.compute_time import ComputeTimer, CpuTimer
+from rubberband.executor.training.compute_time import ComputeTimer, CpuTimer, CudaTimer
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.planner.balancing import Line, Look, ShareLimits, even_shares
@@ -332,3 +333,24 @@ def test_equal_workers_have_one_pace_whatever_their_times_do():
     for step_s in (0.1, 0.4, 0.2):
         run.steps(10, step_s)
     assert run.balancing.pace() == 1.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_timed_without_the_wait_and_without_waiting_for_it():
+    timer = CudaTimer()
+    matrix = torch.randn(4096, 4096, device="cuda", requires_grad=True)
+    weight = torch.ones(4096, 4096, device="cuda")
+    for _ in range(3):
+        timer.begin()
+        loss = (matrix @ weight).sum()
+        timer.watch(loss)
+        loss.backward()
+        torch.cuda._sleep(200_000_000)  # what waits for other workers
+        timer.averaged()
+        timer.end(counts=True)
+    assert timer.take()[0] < 3
+    torch.cuda.synchronize()
+    steps, own_s = timer.take()
+    assert steps >= 1
+    assert 0.0 < own_s / steps < 0.05
