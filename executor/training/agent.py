@@ -247,7 +247,7 @@ class BatchAgent:
         limits = [limit for limit in (self.limits.max_per_gpu, state["max_per_gpu"]) if limit is not None]
         self.limits = replace(self.limits, max_per_gpu=min(limits, default=None))
         self._news = bool(self._seen)
-        self._paces = {}
+        self._paces = dict.fromkeys((key for key in self._seen if key[:2] == (self.instances, self.gpus)), 1.0)
 
 
 def _point(layout: Layout, seconds: float) -> BatchPoint:

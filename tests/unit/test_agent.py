@@ -191,3 +191,7 @@ def test_timings_of_other_sizes_follow_the_pace_of_unequal_workers():
     pace[0] = 0.5  # their shares are balanced now
     agent.observe(large, 30, 30 * 0.5)
     assert sorted(point.step_s for point in agent.points()) == pytest.approx([0.2, 0.5], rel=0.1)
+    resumed = BatchAgent(LIMITS, instances=1, gpus=4, clock=Clock(), pace=lambda: 2.0)  # a worker has become slow
+    resumed.restore(agent.state())
+    resumed.observe(large, 100, 100 * 1.0)
+    assert sorted(point.step_s for point in resumed.points()) == pytest.approx([0.4, 1.0], rel=0.1)
