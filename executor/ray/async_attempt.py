@@ -59,15 +59,24 @@ class AsyncAttempt(Attempt):
             gathered.deaths.clear()
             gathered.failures.clear()
             gang = _Gang()
-            self._busy = dict(enumerate(current))
+            with self._mutex:
+                if self._stopped:
+                    return  # the workers may train something else by now
+                self._busy = dict(enumerate(current))
             lost = self._open(gang, gathered)
             if not lost:
                 lost = self._follow_gang(gang, gathered)
             self._drop_servers()
-            if not lost or self._stopped or self._restarts >= 1:
+            if not lost or self._stopped:
+                break
+            if self._restarts >= 1:
+                # That another server started shows that the instance lives.
+                gathered.failures.clear()
+                gathered.deaths.append("parameter servers were lost twice without a report in between")
                 break
             self._restarts += 1
-            fresh = self._after_loss(current)
+            self._replace_busy()
+            fresh = self._await_workers()
             if fresh is None:
                 break
             current = fresh
@@ -85,9 +94,7 @@ class AsyncAttempt(Attempt):
             if workers is None:
                 return False
             self._servers[index] = workers.server((slot.gpu, index // len(self.start.gang)))
-            streams.append(
-                self._servers[index].run.options(num_returns="streaming").remote(self.segment, index)  # its first item
-            )
+            streams.append(self._servers[index].run.options(num_returns="streaming").remote(self.segment, index))
         try:
             addresses = [ray.get(next(stream), timeout=_SERVERS_S) for stream in streams]
         except RayError as error:
@@ -184,11 +191,6 @@ class AsyncAttempt(Attempt):
                 del gang.coming[rank]
                 self._busy[rank] = coming.result()
                 self._order(gang, rank, coming.result())
-
-    def _after_loss(self, current: list[Worker]) -> list[Worker] | None:
-        """Return the gang's workers once all are free and warm; None if there is nothing to start any more."""
-        self._replace_busy()
-        return self._await_workers()
 
     def _take_in(self, item: SegmentItem, gathered: Gathered) -> None:
         if isinstance(item, SegmentStarted):
