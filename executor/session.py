@@ -315,7 +315,7 @@ def make_ray_backend(
         not_before=not_before,
         largest_gang=largest_gang,
     )
-    # On a pool's machines, workers of several experiments start on their own: they import different code.
+    # A pool has a fork server of its own: its experiments have different code.
     forks = not kind.is_rented and setup.pool is None
     return RayBackend(
         provider,

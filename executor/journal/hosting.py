@@ -44,6 +44,8 @@ class HostedRun:
     """Entry points that may run: `module:attribute`, or `module:*` for those that the module itself defines."""
     most_usd: float | None = None
     """The highest max_cost to suggest."""
+    pool: str | None = None
+    """Folder of the pool whose instances it shares; None: its instances are its own."""
     waits: bool = False
     """Whether it waits for a checkpoint store that is away, and then resumes."""
     store: str | None = None

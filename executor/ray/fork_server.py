@@ -53,15 +53,18 @@ _ENVIRONMENT_FIELDS = slice(47, 49)
 class ForkServer:
     """The driver's end."""
 
-    def __init__(self, experiment: str, directory: Path, entrypoint: Entrypoint) -> None:
-        """Start it, if possible, for the provider's `directory`; it imports what `entrypoint` needs."""
+    def __init__(self, experiment: str, directory: Path, entrypoint: Entrypoint | None) -> None:
+        """Start it, if possible, for the provider's `directory`; it imports what `entrypoint` needs.
+
+        None: what any trial with torch needs, and no code of a user, as experiments of a pool have different code.
+        """
         self._directory = directory.resolve()
         self._process: subprocess.Popen[bytes] | None = None
         if sys.platform == "linux":
             with contextlib.suppress(OSError, RuntimeError):  # too many processes, or no home
                 self._start(experiment, entrypoint)
 
-    def _start(self, experiment: str, entrypoint: Entrypoint) -> None:
+    def _start(self, experiment: str, entrypoint: Entrypoint | None) -> None:
         tags = {EXPERIMENT_TAG: experiment, DIRECTORY_TAG: str(self._directory), INSTANCE_TAG: _NAME}
         environment = ray_node.environment(os.environ, ray_node.default_token_path(), tags, ())
         environment.setdefault("OMP_NUM_THREADS", "1")  # as in Ray's workers; a pool of threads cannot be forked
@@ -124,7 +127,7 @@ def _end_with_driver() -> None:
         sys.exit()
 
 
-def _import(entrypoint: Entrypoint) -> bool:
+def _import(entrypoint: Entrypoint | None) -> bool:
     """Import what a worker imports, except Ray; return whether this process may be forked."""
     from rubberband.executor.ray import slot_worker as worker  # noqa: F401 - workers are made of it
     from rubberband.executor.training.run import preload

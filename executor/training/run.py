@@ -170,12 +170,12 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-def preload(entrypoint: Entrypoint) -> bool:
+def preload(entrypoint: Entrypoint | None) -> bool:
     """Import what training needs, and nothing more: this process may be forked. Returns whether it needs torch.
 
-    Raises EntrypointError.
+    Without an entry point (None) that is what any TorchTrial needs. Raises EntrypointError.
     """
-    target = entrypoint.load()
+    target = TorchTrial if entrypoint is None else entrypoint.load()
     uses_torch = isinstance(target, type) and issubclass(target, TorchTrial)
     if uses_torch:
         from rubberband.executor.training import gang, loop  # noqa: F401

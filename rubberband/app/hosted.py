@@ -94,8 +94,12 @@ def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], N
 def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
     from rubberband.app.run import run_experiment
     from rubberband.spec.experiment import Experiment
+    from rubberband.spec.pool import on_pool
 
-    experiment = Experiment.kept(order.words)
+    words = order.words
+    if order.pool is not None:
+        words = on_pool({**words, "resources": {**words.get("resources", {}), "pool": order.pool}}, folder.home)
+    experiment = Experiment.kept(words)
     if not experiment.resources.kind.is_simulated:
         _require_own(experiment.entrypoint, order)
     return run_experiment(

@@ -7,19 +7,23 @@ import fcntl
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.catalogue import Table, offer
+from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.pool import FileJournal, Pool, PoolLimits, PoolServer, RemotePool
 from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError, RubberbandError
+from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.session import local_devices
 from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder
 from rubberband.spec.resources import Resources
 from rubberband.units import format_usd
 from rubberband.values.offer import Offer
+from rubberband.values.plan import Market
 
 CLOSE_S = 120.0
 """The longest wait for a pool to end all its instances."""
@@ -98,10 +102,35 @@ def limits_of(pool: PoolFile, offered: Offer) -> PoolLimits:
     )
 
 
+class PoolMachines(LocalProvider):
+    """This machine's instances for a pool; their workers are forked from one process that has imported torch."""
+
+    def __init__(self, name: str, directory: Path, gpus: int, lease_s: float, *, devices: Sequence[str] = ()) -> None:
+        super().__init__(name, directory, gpus, lease_s, devices=devices)
+        self._name, self._directory = name, directory
+        self._forking = threading.Lock()
+        self._fork_server: ForkServer | None = None
+
+    def start_fork_server(self) -> None:
+        """Start that process, unless it runs. A pool without instances has none, as it takes memory."""
+        with self._forking:
+            if self._fork_server is None:
+                self._fork_server = ForkServer(self._name, self._directory, None)
+
+    def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
+        """Start an instance, and before the first one the process that forks workers."""
+        self.start_fork_server()
+        super().launch(instance, market, first_lease_s=first_lease_s)
+
+    def close(self) -> None:
+        """End every instance, the head and that process. Idempotent."""
+        super().close()
+        if self._fork_server is not None:
+            self._fork_server.close()
+
+
 def serve(folder: PoolFolder) -> None:
     """Be the broker of a pool until it is closed. Raises RubberbandError; returns at once if another one runs."""
-    from rubberband.cloud.local import LocalProvider
-
     with open(folder.lock, "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,10 +139,11 @@ def serve(folder: PoolFolder) -> None:
         pool_file = PoolFile(**folder.read())
         offered = offer(resources_of(pool_file))
         limits = limits_of(pool_file, offered)
-        provider = LocalProvider(
-            pool_file.name, folder.machines, offered.gpus, limits.lease_s, devices=local_devices(offered)[0]
-        )
+        devices = local_devices(offered)[0]
+        provider = PoolMachines(pool_file.name, folder.machines, offered.gpus, limits.lease_s, devices=devices)
         pool = Pool(provider, FileJournal(folder.path), limits, provider.clock)
+        if pool.state.live:
+            provider.start_fork_server()
         server = PoolServer(folder, pool, look_s=provider.look_s)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())

@@ -160,3 +160,15 @@ def test_the_server_ends_with_a_driver_that_is_killed(tmp_path: Path, source: st
     while server.is_running() and server.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_fork_server_of_a_pool_imports_torch_and_no_code_of_a_user(tmp_path: Path) -> None:
+    server = ForkServer("team", tmp_path, None)
+    try:
+        found = worker(tmp_path)
+        assert not found["imported"]
+        assert found["parent"] != os.getpid(), "it was forked"
+        log = (tmp_path / "fork-server.log").read_text()
+        assert log == "", log
+    finally:
+        server.close()
