@@ -11,6 +11,7 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
+from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import Plans
@@ -32,6 +33,11 @@ class Service:
     plans: Plans
     runs: Runs
     feed: Feed
+
+    @property
+    def admission(self) -> Admission | None:
+        """Promises of the pool; None without a pool."""
+        return self.runs.admission
 
 
 async def service_of(request: Request) -> Service:

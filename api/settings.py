@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +53,26 @@ class Keeping:
     """Signed-in browsers of one token; beyond that, the oldest are signed out."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPool:
+    """Pool of instances that the experiments of one provider share."""
+
+    name: str
+    provider: str
+    """Experiments of this provider share it."""
+    instances: int
+    gpus_per_instance: int
+    policy: str = "default"
+    """Name of the sharing policy."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Token's name -> share of its experiments relative to others; 1 where it is missing."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all instances."""
+        return self.instances * self.gpus_per_instance
+
+
 KEEPING = Keeping()
 
 
@@ -88,6 +108,8 @@ class Settings:
     """Planning processes, and as many again for plans that take long."""
     auto_resume: bool = False
     """Whether submissions restart automatically after their process was killed."""
+    pool: SharedPool | None = None
+    """Pool that the experiments share; None: each has instances of its own."""
     limits: ServiceLimits = ServiceLimits()
     keeping: Keeping = KEEPING
 

@@ -164,12 +164,12 @@ def _workers(job: JobPlan, now: Case) -> Iterator[_Change]:
     model, most = now.profile.asynchronous, max(choice.gpus_per_trial for choice in job.plan.stages)
     if model is None or model.blend is not None or most == 1:
         return
-    from rubberband.planner.queueing.planning import curve, seconds_per_iteration
+    from rubberband.planner.queueing.planning import seconds_per_iteration, updates_per_s
 
     sizes = sorted(now.profile.seconds_per_iteration)
     expected, slowest = (seconds_per_iteration(one, sizes) for one in (model, replace(model, blend=0.0)))
     table = {g: time_s * slowest[g] / expected[g] for g, time_s in now.profile.seconds_per_iteration.items()}
-    value = f"{float(curve(model, most).point[-1]):.4g} updates/s of {most}"
+    value = f"{updates_per_s(now.profile, most):.4g} updates/s of {most}"
     slower = _with_profile(now, seconds_per_iteration=table)
     yield _Change("throughput of asynchronous workers", value, "low end of its band", slower, "default")
 

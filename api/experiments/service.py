@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, cast
 
+from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.body import require_allowed
 from rubberband.api.experiments.gate import (
     KEY_GOOD_S,
@@ -26,6 +27,7 @@ from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, i
 from rubberband.api.experiments.watcher import HOSTED, Processes, Watcher
 from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, Problem, problem_of
 from rubberband.api.settings import Settings
+from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
 from rubberband.errors import DamagedJournalError
 from rubberband.executor.core.extending import Extension
@@ -256,6 +258,8 @@ class Runs:
         self._journals = Journals(store, self._watcher)
         self.extensions = Extensions(settings, store, self._watcher, self._journals)
         """Other limits for experiments."""
+        self.admission = None if settings.pool is None else Admission(settings.pool, store)
+        """Promises of the pool; None without a pool."""
         self._resuming = threading.Lock()
 
     def start(self) -> None:
@@ -279,8 +283,9 @@ class Runs:
         owner: str = "",
         plan: str | None = None,
         request: str = "",
+        promise: Promise | None = None,
     ) -> Submission:
-        """Accept an experiment; its process starts as soon as a slot is free.
+        """Accept an experiment; its process starts as soon as a slot is free, or at once with a `promise`.
 
         A repeated `request` returns the existing submission. Raises Problem (NAME_TAKEN, …).
         """
@@ -303,7 +308,7 @@ class Runs:
             return known
         with told_as_problems():
             self._watcher.folder(row.name).require_free()
-            if not self._store.add(row):
+            if not self._store.add(row, promise):
                 if (known := self.submitted(row.name, request)) is not None:
                     return known
                 raise Problem(NAME_TAKEN, f"the name {row.name!r} is taken; give another one, such as {row.name}-2")
@@ -357,6 +362,8 @@ class Runs:
         if self._has_acted(request) or (request and self._has_taken(name, id)):
             return row
         self._journals.require(row, "limit")
+        if self._settings.pool is not None and self._watcher.shares_pool(row):
+            raise conflict(row, f"pool {self._settings.pool.name} allots its instances; change its weight instead")
         asked = DriverRequest(id=id, kind="limit", asked_at=time.time(), max_instances=max_instances)
         with told_as_problems():
             Inbox(self._watcher.folder(name).inbox).put(asked)

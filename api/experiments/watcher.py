@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from rubberband.api.experiments.following import Follower, Sight, entries, standing
 from rubberband.api.experiments.gate import GOES_ON, Gate
+from rubberband.api.experiments.sharing import Member, Sharing
 from rubberband.api.settings import Settings, child_environment
 from rubberband.api.store.schema import TakenIn
 from rubberband.api.store.sql import Store
@@ -222,6 +223,8 @@ class Watcher:
         self._loaded = False
         self._is_lost = self._is_pruning = False
         self._look_at, self._pruned_at = -math.inf, -math.inf
+        pool = settings.pool
+        self._sharing = None if pool is None else Sharing(pool, store, self.folder, time.time)
         self._newcomers = Newcomers(store, wake, home=settings.home, journals=settings.store)
         self._dirty: dict[str, None] = {}
         """Names of rows that requests changed, in that order."""
@@ -256,6 +259,10 @@ class Watcher:
         """Return the journal of an experiment that is followed now."""
         follower = self._followers.get(name)
         return None if follower is None else follower.observed
+
+    def shares_pool(self, row: Submission) -> bool:
+        """Whether a pool allots an experiment its instances."""
+        return self._sharing is not None and self._sharing.is_member(row)
 
     def folder(self, name: str) -> ExperimentFolder:
         """Return the folder of an experiment."""
@@ -304,6 +311,7 @@ class Watcher:
         for name in [name for name, row in self._rows.items() if row.state not in IDLE]:
             self._alone(name, self._follow)
         self._start_queued()
+        self._share()
         now = time.monotonic()
         if now >= self._look_at:
             self._look_around()
@@ -314,6 +322,20 @@ class Watcher:
         for _ in self._newcomers.others[:FOLLOWED_AT_ONCE]:
             self._take_in(self._newcomers.others.pop())
         self._prune(now)
+
+    def _share(self) -> None:
+        """Let the pool decide who may hold how many instances."""
+        if self._sharing is None:
+            return
+        at_work = [row for row in self._rows.values() if row.state in AT_WORK]
+        try:
+            self._sharing.round([Member(row=row, observed=self.observed(row.name)) for row in at_work])
+        except JournalError:
+            raise
+        except Exception:
+            if "the pool" not in self._told:
+                self._told.add("the pool")
+                log.exception("the pool cannot be shared; retrying")
 
     def _prune(self, now: float) -> None:
         """Delete old data; events a few in each round, so that running experiments do not wait."""
@@ -416,10 +438,17 @@ class Watcher:
 
     def _start_queued(self) -> None:
         running = sum(row.state in AT_WORK and row.attempt > 0 for row in self._rows.values())
-        for name in list(self._queue):
-            if running >= self._settings.limits.max_running:
+        promised = self._promised()
+        for name in sorted(self._queue, key=lambda name: name not in promised):
+            if running >= self._settings.limits.max_running and name not in promised:
                 break
             running += bool(self._alone(name, self._begin))
+
+    def _promised(self) -> Container[str]:
+        """The queued experiments that a pool has promised instances: they wait for no slot."""
+        if self._sharing is None or not self._queue:
+            return ()
+        return {promise.experiment for promise in self._store.promises()}
 
     def _begin(self, name: str) -> bool:
         """Record a new attempt, then start its process; return False if it must wait or cannot start."""
@@ -452,6 +481,8 @@ class Watcher:
             if (row.name, row.attempt) in self._spawned:
                 raise NotStartedError(f"its process ended before the experiment started; see {folder.process_log}")
             self._spawned.add((row.name, row.attempt))
+            if self.shares_pool(row) and self._sharing is not None:
+                self._sharing.begin(row)
             self._by_hand.discard(row.name)
             self._processes.start(folder, order)
         except NotStartedError as error:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.answers import invalid, json_answer
+from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.body import JSON_TYPE, json_object, read_experiment, require_allowed
 from rubberband.api.models import (
     DETAIL,
@@ -32,6 +33,7 @@ from rubberband.api.models import (
     example,
 )
 from rubberband.api.openapi import EXPERIMENT_BODY, only_documented, refusals
+from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.problems import (
     CONFLICT,
     INFEASIBLE,
@@ -54,6 +56,7 @@ from rubberband.api.service import Known, Service, Serving
 from rubberband.api.store.schema import KeptAnswer, Principal
 from rubberband.api.store.sql import Store
 from rubberband.executor.core.extending import Extension
+from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.units import shown
 from rubberband.values.plan import Policy
@@ -287,20 +290,45 @@ async def submit(
         if known is not None:  # its answer was lost; by now there may be no feasible plan
             return _accepted(known)
         require_allowed(experiment, service.settings, to_run=True)
-        seen = plan
-        if seen is not None and await service.plans.find(seen) is None:
-            raise Problem(INVALID, f"plan: {shown(seen)} not found; preview it again, or leave plan out")
-        if experiment.profile is not None:
-            preview = await service.plans.preview(experiment, policy=policy, caller=caller_of(request))
-            if preview.status != 200:
-                return Response(preview.body, preview.status, media_type=MEDIA_TYPE)
-            seen = seen or preview.id
-        accept = partial(
-            service.runs.submit, experiment, policy=policy, owner=principal.name, plan=seen, request=given.request
-        )
-        return _accepted(await run_in_threadpool(accept))
+        if plan is not None and await service.plans.find(plan) is None:
+            raise Problem(INVALID, f"plan: {shown(plan)} not found; preview it again, or leave plan out")
+        accept = partial(service.runs.submit, policy=policy, owner=principal.name, request=given.request)
+        preview = partial(service.plans.preview, policy=policy, caller=caller_of(request))
+        if service.admission is None:
+            return await _planned(experiment, plan, preview, accept)
+        async with service.admission.lock:
+            return await _promised(service.admission, experiment, plan, preview, accept)
 
     return await once(service.store, given, act)
+
+
+_Preview = Callable[..., Awaitable[PlanAnswer]]
+_Accept = Callable[..., Submission]
+
+
+async def _planned(experiment: Experiment, seen: str | None, preview: _Preview, accept: _Accept) -> Response:
+    """Accept an experiment that has a feasible plan, or whose profile is measured first."""
+    if experiment.profile is not None:
+        found = await preview(experiment)
+        if found.status != 200:
+            return Response(found.body, found.status, media_type=MEDIA_TYPE)
+        seen = seen or found.id
+    return _accepted(await run_in_threadpool(accept, experiment, plan=seen))
+
+
+async def _promised(
+    admission: Admission, experiment: Experiment, seen: str | None, preview: _Preview, accept: _Accept
+) -> Response:
+    """Accept an experiment whose plan fits beside what the pool has promised to others."""
+    experiment = admission.within(experiment)
+    if experiment.profile is None:
+        admission.require_plan(experiment)
+        return await _planned(experiment, seen, preview, accept)
+    found = await preview(experiment)
+    if found.status != 200:
+        return Response(found.body, found.status, media_type=MEDIA_TYPE)
+    promise = await admission.promise(experiment, found, time.time(), preview)
+    return _accepted(await run_in_threadpool(accept, experiment, plan=seen or found.id, promise=promise))
 
 
 def _accepted(submission: Submission) -> Response:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from rubberband.api.answers import invalid
+from rubberband.api.experiments.admission import Admission
+from rubberband.api.experiments.body import read_experiment
 from rubberband.api.openapi import EXPERIMENT_BODY, refusals, require_documented
 from rubberband.api.plans.previews import PlanAnswer, Preview, fingerprint
 from rubberband.api.problems import (
@@ -30,7 +36,7 @@ from rubberband.api.problems import (
     Problem,
 )
 from rubberband.api.security.authentication import Reader, caller_of
-from rubberband.api.service import Serving
+from rubberband.api.service import Service, Serving
 from rubberband.units import shown
 from rubberband.values.plan import Policy
 
@@ -134,6 +140,8 @@ class PlanView(BaseModel):
     """Time in seconds and cost in US dollars, each a mean with quantiles."""
     frontier: list[dict[str, float]]
     """Plans that no other beats on both time and cost, fastest first."""
+    promise: dict[str, float] | None = None
+    """`start_at` and `end_at` (Unix time) that a pool would promise a submission; only with a pool and a deadline."""
     size: dict[str, Any] | None = None
     """The size of a search that was sized to the limits: its `key` and `number`, and, if asked for, the `frontier`:
     the largest number within each of several pairs of limits."""
@@ -203,21 +211,49 @@ async def preview_plan(request: Request, service: Serving, _reader: Reader) -> R
     The deadline may be absolute; then the answer holds for this second.
     """
     body, media_type = await request.body(), request.headers.get("content-type", "")
+    if service.admission is not None:
+        return await _beside_promises(request, service, service.admission, body, media_type)
     asked = fingerprint(body, media_type.encode("latin-1"), request.url.query.encode())
     answer = service.plans.recall(asked)
     if answer is None:
-        query = _query(request)
-        preview = Preview(
-            body=body,
-            media_type=media_type,
-            overrides=query.overrides,
-            policy=query.policy,
-            frontier=query.frontier,
-            size=query.size,
-            seed=query.seed,
-        )
+        preview = _preview(body, media_type, _query(request))
         answer = await _unless_left(request, service.plans.answer(preview, asked, caller_of(request)))
     return _response(answer)
+
+
+async def _beside_promises(
+    request: Request, service: Service, admission: Admission, body: bytes, media_type: str
+) -> Response:
+    """Plan an experiment beside what the pool has promised to others: `promise` says from when to when."""
+    query = _query(request)
+    experiment = await run_in_threadpool(read_experiment, body, media_type, query.overrides)
+    fitted = admission.within(experiment)
+    if fitted is not experiment:
+        query.overrides = [*query.overrides, f"resources.max_instances={fitted.resources.max_instances}"]
+    asked = fingerprint(body, media_type.encode("latin-1"), query.model_dump_json().encode())
+    preview, caller = _preview(body, media_type, query), caller_of(request)
+    answer = await _unless_left(request, service.plans.answer(preview, asked, caller))
+    if answer.status != 200:
+        return _response(answer)
+    plan = partial(service.plans.preview, policy=query.policy, caller=caller)
+    promise = await admission.promise(fitted, answer, time.time(), plan)
+    if promise is None:
+        return _response(answer)
+    span = {"start_at": promise.start_at, "end_at": promise.end_at}
+    told = json.dumps({**json.loads(answer.body), "promise": span}).encode()
+    return Response(told, 200, {"Cache-Control": "no-store"}, media_type="application/json")
+
+
+def _preview(body: bytes, media_type: str, query: PlanQuery) -> Preview:
+    return Preview(
+        body=body,
+        media_type=media_type,
+        overrides=query.overrides,
+        policy=query.policy,
+        frontier=query.frontier,
+        size=query.size,
+        seed=query.seed,
+    )
 
 
 @router.get(

@@ -101,6 +101,21 @@ NOBODY = Principal(token="", name="", scope="admin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """GPUs over time that a pool has promised to an experiment."""
+
+    experiment: str
+    start_at: float
+    spans: Sequence[tuple[int, float]]
+    """GPUs and seconds, one after the other."""
+
+    @property
+    def end_at(self) -> float:
+        """Latest end."""
+        return self.start_at + sum(duration_s for _, duration_s in self.spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeptAnswer:
     """Answer to a request with an Idempotency-Key."""
 
@@ -213,6 +228,14 @@ PRUNED = sql.Table(
     sql.Column("last_seq", sql.Integer, nullable=False),
 )
 """Greatest id, and greatest place in the journal (-1: none), among the deleted events of an experiment."""
+
+PROMISES = sql.Table(
+    "service_promises",
+    METADATA,
+    sql.Column("experiment", StoredText, primary_key=True),
+    sql.Column("start_at", sql.Double, nullable=False),
+    sql.Column("spans", Json, nullable=False),
+)
 
 PLANS = sql.Table(
     "service_plans",

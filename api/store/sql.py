@@ -21,6 +21,7 @@ from rubberband.api.store.schema import (
     METADATA,
     NUMBERS,
     PLANS,
+    PROMISES,
     PRUNED,
     SESSIONS,
     SUBMISSIONS,
@@ -30,6 +31,7 @@ from rubberband.api.store.schema import (
     FeedEvent,
     KeptAnswer,
     Page,
+    Promise,
     StoredPlan,
     TakenIn,
     TokenRecord,
@@ -112,14 +114,28 @@ class Store:
 
     # Experiments
 
-    def add(self, submission: Submission) -> bool:
-        """Add a new experiment, and its state to the feed; return False if the name is known already."""
+    def add(self, submission: Submission, promise: Promise | None = None) -> bool:
+        """Add a new experiment, its state to the feed and its promise; return False if the name is known already."""
         with self._database.writing() as connection:
             insert = self._database.if_absent(SUBMISSIONS).on_conflict_do_nothing(index_elements=["name"])
             if connection.execute(insert.values(_row(submission)).returning(_columns.name)).first() is None:
                 return False
             self._extend(connection, [_first_entry(submission)])
+            if promise is not None:
+                connection.execute(sql.insert(PROMISES).values(asdict(promise)))
         return True
+
+    def promises(self) -> Sequence[Promise]:
+        """Return the promises to experiments that are not over, the earliest first."""
+        states = [state.value for state in (*ACTIVE, ExperimentState.INTERRUPTED)]
+        query = (
+            sql.select(PROMISES)
+            .join(SUBMISSIONS, _columns.name == PROMISES.c.experiment)
+            .where(_columns.state.in_(states))
+            .order_by(PROMISES.c.start_at, PROMISES.c.experiment)
+        )
+        with self._database.reading() as connection:
+            return [Promise(**row._mapping) for row in connection.execute(query)]
 
     def take_in(self, taken: Sequence[TakenIn]) -> Collection[str]:
         """Add experiments that were run by hand, and their events, in one write; return the names that were new.

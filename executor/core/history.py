@@ -1,4 +1,4 @@
-"""What happened to an experiment and is reported, beside its instances, stages and trials. Plain data."""
+"""Records of an experiment that reports show, beside its instances, stages and trials. Plain data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The CPUs and the memory that a machine has for a worker at the moment (Linux).
 
-CPUs are limited by the quota of the worker's control groups, which is read anew each time, and by what other processes
-and the hypervisor take, which is measured over a short while. psutil's figures would count the worker itself as busy.
+CPUs are limited by the quota of the worker's control groups, which is read anew each time. Without one, they are
+limited by other processes: by how long the worker's thread stood in the queue while it wanted to run. psutil's figures
+would count the worker itself as busy, and all other processes as if they came first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 WINDOW_S = 0.2
-"""Other processes' use of the CPUs is measured over at least this long: the system counts in hundredths of a second."""
+"""The time in the queue is measured over at least this long."""
 MEMORY_S = 1.0
 """The memory is looked at no more often."""
 LEAST_CPUS = 0.01
@@ -28,24 +29,27 @@ class Availability:
         """`num_threads`: it uses no more CPUs at once. `root` holds `proc` and `sys`."""
         self._num_threads = num_threads
         self._clock = clock
-        self._stat, self._meminfo = root / "proc/stat", root / "proc/meminfo"
+        self._queue, self._meminfo = root / "proc/thread-self/schedstat", root / "proc/meminfo"
         self._quotas = _quota_files(root)
-        self._num_cpus = os.cpu_count() or 1
-        affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else self._num_cpus
+        affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._most = float(min(affinity, num_threads))
-        self._free = math.inf
-        self._read_at, self._others_s = self._clock(), self._others()
+        self._contended = 1.0
+        self._read_at, self._queued = self._clock(), self._times()
         self._memory, self._memory_until = 1.0, -math.inf
 
     def cpus(self) -> float:
         """Return the CPUs that this process could use now, at most one for each of its threads."""
+        quota = min(map(_quota, self._quotas), default=math.inf)
+        if quota < self._most:
+            return max(LEAST_CPUS, quota)
         now = self._clock()
         if now - self._read_at >= WINDOW_S:
-            others_s = self._others()
-            if others_s is not None and self._others_s is not None:
-                self._free = self._num_cpus - (others_s - self._others_s) / (now - self._read_at)
-            self._read_at, self._others_s = now, others_s
-        return max(LEAST_CPUS, min([self._most, self._free, *map(_quota, self._quotas)]))
+            before, self._queued = self._queued, self._times()
+            self._read_at = now
+            ran_s, waited_s = self._queued[0] - before[0], self._queued[1] - before[1]
+            if ran_s > 0.0 and waited_s >= 0.0:
+                self._contended = ran_s / (ran_s + waited_s)
+        return max(LEAST_CPUS, self._most * self._contended)
 
     def memory(self) -> float:
         """Return the fraction of the machine's memory that is available; 1 if that is not known."""
@@ -59,16 +63,13 @@ class Availability:
                 self._memory = 1.0
         return self._memory
 
-    def _others(self) -> float | None:
-        """Return the seconds that other processes and the hypervisor used the CPUs since the start; None: unknown."""
+    def _times(self) -> tuple[float, float]:
+        """Return the seconds that this thread ran, and stood in the queue; zeros if the system does not count them."""
         try:
-            with open(self._stat, "rb") as file:
-                words = file.readline().split()
-            user, nice, system, _, _, irq, softirq, steal = map(int, words[1:9])
+            ran_ns, waited_ns, *_ = self._queue.read_text().split()
+            return int(ran_ns) / 1e9, int(waited_ns) / 1e9
         except (OSError, ValueError):
-            return None
-        busy = user + nice + system + irq + softirq + steal
-        return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
+            return 0.0, 0.0
 
 
 def _quota_files(root: Path) -> list[Path]:

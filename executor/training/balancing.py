@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Protocol
 
 import torch
@@ -39,7 +39,7 @@ FIRST_INTERVAL, MOST_INTERVAL = 2, 1000
 FREE_LOOKS = 10
 """The first looks are frequent, at any cost: they find the shares."""
 TYPICAL_OF = 5
-"""The time of a look is the median of so many."""
+"""Looks whose times are taken together: for what a look takes, their mean."""
 CHANGES_SHARE = 0.02
 """Share of the time for changes of the shares where each of them makes loader workers begin again."""
 
@@ -158,10 +158,11 @@ class Balancing:
         if self._is_cuda:
             torch.cuda.synchronize()
         began = self._clock()
+        self._num_looks += 1
         steps, own_s = self._timer.take()
         available = self._availability
         cpus, memory = (math.nan, math.nan) if available is None else (available.cpus(), available.memory())
-        look_s = median(self._looks_s) if self._looks_s else 0.0
+        look_s = fmean(self._looks_s) if self._looks_s else 0.0
         rows = self._gang.table([steps, own_s, cpus, memory, look_s, self._change_s])
         decided: list[float] = [0.0] * (len(self._now) + 1)
         if self._gang.rank == 0:
@@ -171,7 +172,8 @@ class Balancing:
         self._adopt(batching, batch_size, tuple(shares))
         self._interval, self._since = interval, 0
         self._steps, self._step_s = 0, 0.0
-        self._looks_s.append(self._clock() - began)
+        if self._num_looks > 1:  # the first one takes longer
+            self._looks_s.append(self._clock() - began)
 
     def _observe(self, rows: Sequence[Sequence[float]]) -> None:
         """Show the times to the balancer, if all workers have some."""
@@ -212,7 +214,6 @@ class Balancing:
     def _next_interval(self, rows: Sequence[Sequence[float]]) -> int:
         """Return the steps until the next look. The worker that comes last to a look does not wait in it."""
         look_s = min(row[4] for row in rows)
-        self._num_looks += 1
         if not self._steps or self._num_looks <= FREE_LOOKS:
             return FIRST_INTERVAL
         step_s = self._step_s / self._steps

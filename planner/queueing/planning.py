@@ -142,6 +142,23 @@ def updates_per_s(profile: Profile, workers: int) -> float:
     return model.updates_per_iteration / (profile.iteration_s(workers) - model.overhead_s / workers)
 
 
+def planned_updates_per_s(profile: Profile, workers: int) -> Floats:
+    """Return (workers,) the throughputs of 1, 2, … workers that plans count with. The profile must have a model.
+
+    Outside its table they follow the model.
+    """
+    assert profile.asynchronous is not None, "only asynchronous training has updates"
+    ends = profile.smallest_gpus, profile.largest_gpus
+    modelled = curve(profile.asynchronous, max(workers, ends[1])).point
+    off = [updates_per_s(profile, end) / modelled[end - 1] for end in ends]
+    return np.asarray(
+        [
+            updates_per_s(profile, n) if profile.covers(n) else off[n > ends[1]] * modelled[n - 1]
+            for n in range(1, workers + 1)
+        ]
+    )
+
+
 def _throughputs(model: AsyncProfile, measured_s: Mapping[int, float]) -> dict[int, float]:
     """Workers -> updates per second by measured times of iterations, beside a single worker's at its modelled speed."""
     updates_s = {g: time_s - model.overhead_s / g for g, time_s in measured_s.items() if time_s > model.overhead_s}

@@ -256,9 +256,9 @@ def batch_notes(experiment: Experiment, model: GoodputProfile | None) -> list[st
     return notes
 
 
-def async_notes(experiment: Experiment, model: AsyncProfile | None, used: Collection[int]) -> list[str]:
-    """Return remarks on a plan whose trials train asynchronously on `used` numbers of GPUs, with a case's model."""
-    asked = experiment.training.to_plain()
+def async_notes(experiment: Experiment, profile: Profile, used: Collection[int]) -> list[str]:
+    """Return remarks on a plan whose trials train asynchronously on `used` numbers of GPUs, with a case's profile."""
+    asked, model = experiment.training.to_plain(), profile.asynchronous
     if asked is None or asked.max_staleness == 0 or not used:
         return []
     if model is None:
@@ -266,16 +266,16 @@ def async_notes(experiment: Experiment, model: AsyncProfile | None, used: Collec
             "async: the profile has no model of the workers, so that gangs that were not measured are interpolated; "
             "measure one with `rubberband profile`."
         ]
-    from rubberband.planner.queueing.planning import KNEE_GAIN, curve, knee
+    from rubberband.planner.queueing.planning import KNEE_GAIN, curve, knee, updates_per_s
 
     most, bend = max(used), knee(model)
     found = curve(model, most)
-    low, point, high = (float(each[most - 1]) for each in (found.low, found.point, found.high))
-    unsure = "" if model.blend is not None else "; profile 2 GPUs to know better" if most > 1 else ""
+    low, high = float(found.low[-1]), float(found.high[-1])
+    unsure = "; profile 2 GPUs to know better" if model.blend is None and most > 1 else ""
     notes = [
-        f"async: {most} worker{'s' * (most > 1)} make {point:.4g} updates/s by the queueing model, {low:.4g} to "
-        f"{high:.4g} are possible{unsure}. The knee is at {bend} worker{'s' * (bend > 1)}: beyond it one more shortens "
-        f"an update by less than {KNEE_GAIN:.0%}."
+        f"async: a trial with {most} worker{'s' * (most > 1)} is planned with {updates_per_s(profile, most):.4g} "
+        f"updates/s; the queueing model allows {low:.4g} to {high:.4g}{unsure}. The knee is at {bend} "
+        f"worker{'s' * (bend > 1)}: beyond it one more shortens an update by less than {100.0 * KNEE_GAIN:g} %."
     ]
     if most > bend:
         notes.append(

@@ -25,13 +25,12 @@ from rubberband.executor.profiling_points import Component, InstanceStarts, Meas
 from rubberband.executor.session import Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planner.goodput.planning import scaled_size
-from rubberband.planner.queueing.planning import curve, knee
+from rubberband.planner.queueing.planning import curve, knee, scaled
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
 from rubberband.spec.samplers import trial_seed
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
-from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import PlanningConstraints, Stage, total_iterations
 from rubberband.values.profile import Profile
@@ -67,10 +66,12 @@ def _trials_line(noise: MeasuredNoise) -> str:
     return f"trials differ in speed by {_spread(noise.trial, f', {noise.num_trials} trials')}{mean}{few}"
 
 
-def async_lines(model: AsyncProfile | None) -> list[str]:
+def async_lines(profile: Profile) -> list[str]:
     """Return lines on the times of an update, and on how far its workers scale; none for synchronous training."""
-    if model is None:
+    if profile.asynchronous is None:
         return []
+    model = scaled(profile, sorted(profile.seconds_per_iteration)).asynchronous
+    assert model is not None, "it had one"
     times, bend = model.times, knee(model)
     found = curve(model, bend)
     return [
@@ -160,7 +161,7 @@ class MeasuredProfile(ProfilingResult):
         return [
             *points,
             *self._goodput_lines(),
-            *async_lines(self.profile.asynchronous),
+            *async_lines(self.profile),
             *noise,
             *starts,
             cost,

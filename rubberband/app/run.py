@@ -182,7 +182,7 @@ def _planned(
         experiment = experiment.sized(found.key, found.number)
     job = plan_job(planned, profiles, policy, spent=spent, table=terms.table, room=room, most_usd=most_usd, now=now)
     notes = [*sampler_notes(experiment, len(lanes_of(job))), *batch_notes(experiment, job.profile.goodput)]
-    notes += async_notes(experiment, job.profile.asynchronous, {stage.gpus_per_trial for stage in job.plan.stages})
+    notes += async_notes(experiment, job.profile, {stage.gpus_per_trial for stage in job.plan.stages})
     left = spending_notes(
         experiment, PlanningConstraints(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd), job.prediction
     )

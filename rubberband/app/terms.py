@@ -214,7 +214,7 @@ def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Cas
         return []
     spending = spending_notes(experiment, best.constraints, best.job.prediction)
     sizes = {stage.gpus_per_trial for stage in best.job.plan.stages}
-    workers = async_notes(experiment, best.profile.asynchronous, sizes)
+    workers = async_notes(experiment, best.profile, sizes)
     mixed = mixture_notes(experiment, best.case, options, max(sizes))
     return [*sampler_notes(experiment, len(best.job.lanes)), *spending, *workers, *mixed]
 

@@ -23,7 +23,7 @@ from rubberband.values.kinds import KINDS
 
 if TYPE_CHECKING:
     from rubberband.api.serving import Transport
-    from rubberband.api.settings import Settings
+    from rubberband.api.settings import Settings, SharedPool
     from rubberband.api.store.sql import Store
 
 _T = TypeVar("_T")
@@ -91,6 +91,14 @@ ResumeOption = Annotated[
         help="Restart submissions whose process was killed or lost with the machine; retry again only after progress.",
     ),
 ]
+PoolOption = Annotated[
+    Path | None,
+    option("--pool", "FILE", "A pool file: experiments of its provider share these instances, and are promised them."),
+]
+WeightOption = Annotated[
+    list[str] | None,
+    option("--weight", "NAME=N", "Share of a token's experiments in the pool; 1 by default. Repeat for more."),
+]
 PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Number of planning processes.")]
 PlanningOption = Annotated[str, typer.Option("--planning-limit", metavar="DURATION", help="Time limit for one plan.")]
 BodyOption = Annotated[
@@ -128,6 +136,8 @@ def serve(
     max_running: RunningOption = 4,
     max_cost: CostOption = None,
     auto_resume: ResumeOption = True,
+    pool: PoolOption = None,
+    weight: WeightOption = None,
     planners: PlannersOption = 1,
     planning_limit: PlanningOption = "30s",
     body_limit: BodyOption = 1 << 20,
@@ -161,6 +171,7 @@ def serve(
         checkpoints=_each(_prefix, checkpoints or []),
         planners=planners,
         auto_resume=auto_resume,
+        pool=_pool(pool, weight or []),
         limits=ServiceLimits(
             body_bytes=body_limit,
             requests_per_s=_amount("--rate", rate),
@@ -212,11 +223,14 @@ def summary(settings: Settings, address: str, store: Store) -> list[str]:
         tokens = f"needed; there {'is 1' if number == 1 else f'are {number}'} (rubberband token list)"
     else:
         tokens = f"not needed: every user who reaches {settings.host} may do everything (--auth)"
+    pool = settings.pool
+    shared = "" if pool is None else f"{pool.name}: {pool.instances} instances of {pool.gpus_per_instance} GPUs"
     return [
         f"serving on   {address}",
         f"experiments  {settings.home / 'experiments'}{kept}; {settings.limits.max_running} at the same time",
         f"may be run   {may_run}",
         f"tokens       {tokens}",
+        *([] if pool is None else [f"pool         {shared}, shared by {pool.policy}"]),
     ]
 
 
@@ -285,6 +299,44 @@ def _amount(option: str, value: float, *, zero: bool = True) -> float:
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise InputError(f"{option} {value:g} must be {'0 or more' if zero else 'greater than 0'}, and finite")
     return value
+
+
+def _pool(file: Path | None, weights: Sequence[str]) -> SharedPool | None:
+    """Read the pool file. Raises InputError for one that cannot be shared here."""
+    from rubberband.api.settings import SharedPool
+    from rubberband.cloud.catalogue import offers
+    from rubberband.planner.sharing import make_policy
+    from rubberband.spec.loading import load_pool
+    from rubberband.spec.resources import Resources
+
+    if file is None:
+        if weights:
+            raise InputError(f"--weight {shown(weights[0])} needs a pool; add --pool FILE")
+        return None
+    found = load_pool(file)
+    make_policy(found.policy)
+    asked = {"instance_type": found.instance_type, "gpus_per_instance": found.gpus_per_instance}
+    given = {key: value for key, value in asked.items() if value is not None}
+    gpus = offers(Resources(provider=found.provider, region=found.region, **given))[0].gpus
+    return SharedPool(
+        name=found.name,
+        provider=found.provider,
+        instances=found.instances,
+        gpus_per_instance=gpus,
+        policy=found.policy,
+        weights=dict(_weight(text) for text in weights),
+    )
+
+
+def _weight(text: str) -> tuple[str, float]:
+    name, equals, number = text.rpartition("=")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = math.nan
+    if not (name and equals and math.isfinite(weight) and weight > 0.0):
+        raise InputError(f"--weight {shown(text)} is not NAME=N with N above 0; write ci=2")
+    return name, weight
 
 
 def _key(certfile: Path | None, keyfile: Path | None) -> Path | None:

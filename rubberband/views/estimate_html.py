@@ -133,7 +133,7 @@ def figures(answer: Estimate) -> dict[str, Figure]:
         drawn["allocation"] = allocation(answer)
     if job is not None and answer.profile.asynchronous is not None:
         used = {stage.gpus_per_trial for stage in job.plan.stages}
-        drawn["throughput"] = throughput_chart(answer.profile.asynchronous, used)
+        drawn["throughput"] = throughput_chart(answer.profile, used)
     if job is not None and job.prediction.jct is not None:
         samples = sample_lanes(job.lanes, answer.profile, answer.offer, seed=answer.seed)
         sure_s = float(np.quantile(samples.jct_s, limits.confidence))

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rubberband.planner.queueing.planning import Curve, curve, knee
-from rubberband.values.asynchronous import AsyncProfile
+from rubberband.planner.queueing.planning import Curve, curve, knee, planned_updates_per_s
+from rubberband.planner.table import Floats
+from rubberband.values.profile import Profile
 from rubberband.views.charts import LEGEND, PLANNED, Figure, scatter
 from rubberband.views.words import counted
 
 THROUGHPUT_NOTE = (
-    "Updates per second by the queueing model, and the band that they lie in: the workers wait for each other at the "
-    "parameter servers and on their links."
+    "Updates per second that plans count with, and the band of the queueing model: the workers wait for each other at "
+    "the parameter servers and on their links."
 )
 _FEWEST, _MOST = 4, 64
 _COLOUR, _BAND = "#3b82c4", "rgba(59, 130, 196, 0.18)"
 
 
-def throughput_chart(model: AsyncProfile, used: Collection[int]) -> Figure:
-    """Return the chart of 1 worker to twice the knee, or to the most of a plan's trials, if `used` has more."""
+def throughput_chart(profile: Profile, used: Collection[int]) -> Figure:
+    """Return the chart of 1 worker to twice the knee, or to the most of a plan's trials, if `used` has more.
+
+    The profile is a case's, with a model of the workers.
+    """
+    model = profile.asynchronous
+    assert model is not None, "only asynchronous training has updates"
     bend = knee(model)
     most = max(_FEWEST, min(2 * bend, _MOST), *used)
     found, counts = curve(model, most), list(range(1, most + 1))
     return {
-        "data": [*_band(counts, found), _planned(counts, found, used)],
+        "data": [*_band(counts, found), _planned(counts, found, planned_updates_per_s(profile, most), used)],
         "layout": {
             "height": 340,
             "xaxis": {"title": {"text": "workers of a trial"}, "range": [0.5, most + 0.5]},
@@ -41,10 +47,10 @@ def _band(counts: list[int], found: Curve) -> list[Figure]:
     return [low, {**edges, "y": found.high.tolist(), "name": "band", "fill": "tonexty", "fillcolor": _BAND}]
 
 
-def _planned(counts: list[int], found: Curve, used: Collection[int]) -> Figure:
+def _planned(counts: list[int], found: Curve, planned: Floats, used: Collection[int]) -> Figure:
     points = [
         (count, float(point), f"{counted(count, 'worker')}: {point:.4g} updates/s ({low:.4g} to {high:.4g})")
-        for count, low, point, high in zip(counts, found.low, found.point, found.high, strict=True)
+        for count, low, point, high in zip(counts, found.low, planned, found.high, strict=True)
     ]
     sizes = [11 if count in used else 5 for count in counts]
     return scatter("planned with", points, line={"color": _COLOUR, "width": 2.5}) | {

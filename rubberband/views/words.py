@@ -88,7 +88,11 @@ def allotted(change: Allotted, deadline_s: float | None, *, is_begun: bool) -> s
     text = f"at most {counted(change.max_instances, 'instance')} instead of {change.max_instances_before}"
     if change.max_instances == 0:
         return f"{text}: trials stop at their next checkpoints, and wait for another allotment"
-    if not is_begun or (change.jct_s, change.cost_usd) == (change.jct_before_s, change.cost_before_usd):
+    if (
+        not is_begun
+        or change.max_instances_before == 0
+        or (change.jct_s, change.cost_usd) == (change.jct_before_s, change.cost_before_usd)
+    ):
         return text
     effect = f"as planned, it would end after {duration(change.jct_s)} instead of {duration(change.jct_before_s)}"
     effect += f" and cost {usd(change.cost_usd)} USD instead of {usd(change.cost_before_usd)}"

@@ -14,6 +14,7 @@ from typing import Any, cast
 from fastapi import FastAPI
 
 from rubberband.api.app import app_of
+from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
 from rubberband.api.plans.previews import PlanAnswer, Plans, Preview
@@ -21,7 +22,7 @@ from rubberband.api.plans.process import planned, question_of
 from rubberband.api.problems import CONFLICT, NAME_TAKEN, Problem
 from rubberband.api.service import Service
 from rubberband.api.settings import Settings
-from rubberband.api.store.schema import StoredPlan
+from rubberband.api.store.schema import Promise, StoredPlan
 from rubberband.api.store.sql import Store, open_store
 from rubberband.executor.core.extending import Extension, Outlook
 from rubberband.executor.log_pages import PrintedLine
@@ -47,6 +48,7 @@ class FakeRuns:
     limited: list[int | None] = field(default_factory=list)
     """The instances that experiments were limited to."""
     alive: bool = True
+    admission: Admission | None = None
     failure: Exception | None = None
     """Raised by whatever is asked next."""
 
@@ -56,12 +58,12 @@ class FakeRuns:
     def close(self) -> None:
         pass
 
-    def submit(self, experiment: Experiment, **options: Any) -> Submission:
+    def submit(self, experiment: Experiment, *, promise: Promise | None = None, **options: Any) -> Submission:
         self._fail()
         now = time.time()
         words, queued = experiment.to_words(), ExperimentState.QUEUED
         made = Submission(name=experiment.name, state=queued, created_at=now, changed_at=now, words=words, **options)
-        if self.store.add(made):
+        if self.store.add(made, promise):
             return made
         there = self._known(experiment.name)
         if there.request and there.request == made.request:
@@ -190,7 +192,8 @@ def fake_service(home: Path, **settings: Any) -> Iterator[FakeService]:
     given: dict[str, Any] = {"home": home, "hosts": ("*",), "entrypoints": ("examples.digits:*",)}
     chosen = Settings(**given | settings)
     store, feed = open_store(chosen.store, home), Feed()
-    runs = FakeRuns(store=store)
+    admission = None if chosen.pool is None else Admission(chosen.pool, store)
+    runs = FakeRuns(store=store, admission=admission)
     plans = NearPlans(chosen, store)
     app = app_of(Service(settings=chosen, store=store, plans=plans, runs=cast("Runs", runs), feed=feed))
     # All apps have the same routes, and to derive the document of each anew is most of what a short test takes.

@@ -277,7 +277,7 @@ def machine(tmp_path: Path) -> Path:
         "sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_period_us": "100000\n",
         "sys/fs/cgroup/two/cpu.max": "75000 100000\n",
         "sys/fs/cgroup/two/three/cpu.max": "max 100000\n",
-        "proc/stat": "cpu  0 0 0 0 0 0 0 0 0 0\n",
+        "proc/thread-self/schedstat": "0 0 0\n",
         "proc/meminfo": "MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB\n",
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -295,18 +295,18 @@ def test_the_quotas_of_control_groups_count_at_once(machine):
     assert found.memory() == 0.25
 
 
-def test_cpus_of_other_processes_are_not_available(machine, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr("time.process_time", lambda: 0.0)
+def test_cpus_are_fewer_where_the_worker_stands_in_the_queue(machine):
     (machine / "proc/self/cgroup").unlink()
     clock = Clock()
+    queue = machine / "proc/thread-self/schedstat"
     found = Availability(1, root=machine, clock=clock)
+    assert found.cpus() == 1.0
     clock.now += 1.0
-    (machine / "proc/stat").write_text("cpu  100 20 10 0 0 0 10 10 0 0\n")
-    assert found.cpus() == pytest.approx(0.5), "others took 1.5 of 2 CPUs"
+    queue.write_text("400000000 200000000 7\n")
+    assert found.cpus() == pytest.approx(2 / 3)
     clock.now += 1.0
-    (machine / "proc/stat").write_text("nothing of use\n")
-    assert found.cpus() == pytest.approx(0.5)
+    queue.write_text("nothing of use\n")
+    assert found.cpus() == pytest.approx(2 / 3)
     (machine / "proc/meminfo").unlink()
     assert Availability(1, root=machine, clock=clock).memory() == 1.0
 

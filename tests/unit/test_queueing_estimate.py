@@ -63,7 +63,7 @@ def test_more_servers_make_large_gangs_faster():
 def test_an_estimate_names_band_and_knee():
     found = estimated(experiment(gpus={"min": 2, "max": 2}))
     (note,) = (note for note in found.notes if note.startswith("async:"))
-    assert "2 workers make 9.133 updates/s by the queueing model, 8.098 to 10.47 are possible" in note
+    assert "a trial with 2 workers is planned with 9.133 updates/s; the queueing model allows 8.098 to 10.47" in note
     assert f"knee is at {knee(MODEL)} workers" in note
 
 
@@ -88,16 +88,16 @@ def test_workers_that_wait_for_each_other_are_not_planned_by_the_model():
         found = cases(asked, profile, 0.0)[0].profile
         assert found.seconds_per_iteration == profile.seconds_per_iteration
         assert found.asynchronous is None
-        assert async_notes(asked, None, {4}) == []
+        assert async_notes(asked, found, {4}) == []
 
 
 def test_an_estimate_without_the_model_says_so():
-    (note,) = async_notes(experiment(), None, {4})
+    (note,) = async_notes(experiment(), Profile(seconds_per_iteration={1: 19.1}), {4})
     assert note.startswith("async: the profile has no model of the workers")
 
 
 def test_a_measurement_is_reported_with_its_knee():
-    first, second = async_lines(MODEL)
+    first, second = async_lines(Profile(seconds_per_iteration={1: 19.1}, asynchronous=MODEL))
     assert first == "an update of one worker: 29 ms to compute, 72 ms up, 18 ms at the server, 72 ms down"
     assert second == "the knee is at 4 workers: 10.6 to 13.9 updates/s there"
 

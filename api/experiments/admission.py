@@ -1,0 +1,179 @@
+"""Promises of a pool: whether a submission's plan fits beside what is promised to others, and when.
+
+The calendar counts GPUs. A promise is kept in the store with its experiment, and ends when that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+from rubberband.api.experiments.limit_preview import instant_of
+from rubberband.api.plans.previews import PlanAnswer
+from rubberband.api.problems import INFEASIBLE, REFUSED, Problem
+from rubberband.api.settings import SharedPool
+from rubberband.api.store.schema import Promise
+from rubberband.api.store.sql import Store
+from rubberband.cloud.catalogue import offers
+from rubberband.planner.sharing import Calendar, Slot, Span
+from rubberband.spec.experiment import Experiment
+from rubberband.units import format_duration, format_instant, format_usd
+
+START_S = 15.0
+"""Time from a submission to its first request for an instance: its process starts, and its code is checked."""
+PlanOf = Callable[[Experiment], Awaitable[PlanAnswer]]
+"""Plans an experiment that would start now. Raises Problem."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """A plan as the calendar has it."""
+
+    spans: tuple[Span, ...]
+    cost_usd: float
+
+
+class Admission:
+    """Admits experiments to a pool."""
+
+    def __init__(self, pool: SharedPool, store: Store) -> None:
+        self._pool, self._store = pool, store
+        self.lock = asyncio.Lock()
+        """Held from a promise's check until it is kept."""
+
+    def calendar(self) -> Calendar:
+        """Return what is promised to the experiments that are not over."""
+        return calendar_of(self._pool, self._store.promises())
+
+    def within(self, experiment: Experiment) -> Experiment:
+        """Return an experiment that asks for no more than the pool has, where it says nothing else.
+
+        Raises Problem REFUSED for one that asks for more.
+        """
+        resources = experiment.resources
+        if resources.provider != self._pool.provider:
+            return experiment
+        gpus = max(offer.gpus for offer in offers(resources))
+        most, has = self._pool.gpus // gpus, f"{self._pool.instances} instances of {self._pool.gpus_per_instance}"
+        if gpus > self._pool.gpus_per_instance:
+            raise Problem(REFUSED, f"resources.gpus_per_instance: {gpus} is too many; the pool has {has} GPUs")
+        if resources.max_instances <= most:
+            return experiment
+        if "max_instances" in resources.model_fields_set:
+            asked = f"resources.max_instances: {resources.max_instances} is too many"
+            raise Problem(REFUSED, f"{asked}; the pool has {has} GPUs, so give {most} or fewer")
+        return experiment.model_copy(update={"resources": resources.model_copy(update={"max_instances": most})})
+
+    def require_plan(self, experiment: Experiment) -> None:
+        """Raise Problem REFUSED for an experiment with a deadline and no profile: its plan cannot be promised."""
+        if experiment.resources.provider == self._pool.provider and experiment.constraints.deadline is not None:
+            why = "a pool promises a plan, and that needs a profile"
+            raise Problem(REFUSED, f"profile: {why}; run `rubberband profile`, or leave constraints.deadline out")
+
+    async def promise(self, experiment: Experiment, answer: PlanAnswer, now: float, plan: PlanOf) -> Promise | None:
+        """Return what an experiment with a feasible plan would be promised; None for one without a deadline.
+
+        Where its plan does not fit in time, one with fewer instances is tried, by `plan`. Raises Problem INFEASIBLE
+        with the start, the deadline and the cost that would do.
+        """
+        resources, deadline = experiment.resources, experiment.constraints.deadline
+        if resources.provider != self._pool.provider or deadline is None:
+            return None
+        gpus, sooner = max(offer.gpus for offer in offers(resources)), _sooner(experiment)
+        in_time = await plan(sooner)
+        found = _read(in_time if in_time.status == 200 else answer, gpus)
+        calendar, deadline_at = await asyncio.to_thread(self.calendar), instant_of(deadline, now).timestamp()
+        slot = calendar.fits(found.spans, deadline_at, now)
+        if slot is None:
+            narrower = await self._narrower(sooner, calendar, now, deadline_at, plan)
+            if narrower is not None and (slot := calendar.fits(narrower.spans, deadline_at, now)) is not None:
+                found = narrower
+        if slot is None:
+            raise self._too_late(calendar, found, now)
+        spans = tuple((span.gpus, span.duration_s) for span in found.spans)
+        return Promise(experiment=experiment.name, start_at=slot.start_at, spans=spans)
+
+    async def _narrower(
+        self, experiment: Experiment, calendar: Calendar, now: float, deadline_at: float, plan: PlanOf
+    ) -> _Plan | None:
+        """Return the plan with as many instances as are free all the time until the deadline; None without any."""
+        gpus = max(offer.gpus for offer in offers(experiment.resources))
+        instances = _always_free(calendar, now, deadline_at) // gpus
+        if not 1 <= instances < experiment.resources.max_instances:
+            return None
+        resources = experiment.resources.model_copy(update={"max_instances": instances})
+        try:
+            answer = await plan(experiment.model_copy(update={"resources": resources}))
+        except Problem:
+            return None
+        return _read(answer, gpus) if answer.status == 200 else None
+
+    def _too_late(self, calendar: Calendar, found: _Plan, now: float) -> Problem:
+        slot = calendar.earliest(found.spans, now)
+        assert slot is not None, "the plan is not larger than the pool"
+        words = format_duration(math.ceil(slot.end_at - now))
+        starts = "now" if slot.start_at <= now else f"in {format_duration(math.ceil(slot.start_at - now))}"
+        detail = (
+            f"the pool is promised to others: the plan can start {starts} and ends in {words}, for "
+            f"{format_usd(found.cost_usd)}; set constraints.deadline={words}, or leave the deadline out"
+        )
+        nearest = {"jct_s": slot.end_at - now, "cost_usd": found.cost_usd}
+        nearest_words = {"deadline": words, "max_cost": math.ceil(found.cost_usd * 100.0) / 100.0}
+        start_at = format_instant(datetime.fromtimestamp(math.ceil(slot.start_at), UTC))
+        return Problem(INFEASIBLE, detail, nearest=nearest, nearest_words=nearest_words, start_at=start_at)
+
+
+def calendar_of(pool: SharedPool, promises: Sequence[Promise]) -> Calendar:
+    """Return the calendar of a pool with these promises.
+
+    One that does not fit any more, since the pool has become smaller, is left out: it gets what others leave.
+    """
+    calendar = Calendar(gpus=pool.gpus)
+    for promise in sorted(promises, key=lambda one: (one.start_at, one.experiment)):
+        spans = [Span(gpus=gpus, duration_s=duration_s) for gpus, duration_s in promise.spans]
+        slot: Slot | None = calendar.earliest(spans, promise.start_at)
+        if slot is not None and slot.start_at == promise.start_at:
+            calendar = calendar.promise(promise.experiment, spans, promise.start_at)
+    return calendar
+
+
+def _read(answer: PlanAnswer, gpus: int) -> _Plan:
+    """Read the plan of an estimate: GPUs over time, from the start of its process, as long as its 95th percentile."""
+    estimate = json.loads(answer.body)
+    jct_s = estimate["prediction"]["jct_s"]
+    slack = max(1.0, jct_s["p95"] / jct_s["mean"]) if jct_s["mean"] else 1.0
+    stages = [
+        (stage["start_s"], stage["start_s"] + stage["provisioning_s"] + stage["duration_s"], stage["instances"])
+        for stage in estimate["plan"]["stages"]
+    ]
+    edges = sorted({edge for begin_s, end_s, _ in stages for edge in (begin_s, end_s)})
+    spans = [
+        Span(gpus=gpus * sum(k for begin_s, end_s, k in stages if begin_s <= at < end_s), duration_s=(to - at) * slack)
+        for at, to in pairwise(edges)
+    ]
+    starts = Span(gpus=spans[0].gpus, duration_s=START_S)
+    return _Plan(spans=(starts, *spans), cost_usd=estimate["prediction"]["cost_usd"]["mean"])
+
+
+def _sooner(experiment: Experiment) -> Experiment:
+    """Return an experiment whose plan leaves the time that its process takes to start."""
+    constraints, deadline = experiment.constraints, experiment.constraints.deadline
+    assert deadline is not None, "what is promised has a deadline"
+    sooner = deadline - timedelta(seconds=START_S) if isinstance(deadline, datetime) else max(1.0, deadline - START_S)
+    return experiment.model_copy(update={"constraints": constraints.model_copy(update={"deadline": sooner})})
+
+
+def _always_free(calendar: Calendar, from_at: float, to_at: float) -> int:
+    """Return the GPUs that no promise covers at any time between two instants."""
+    instants = [from_at]
+    for start_at, plan in calendar.promises.values():
+        at = start_at
+        for span in plan:
+            instants.append(at)
+            at += span.duration_s
+    return calendar.gpus - max(calendar.taken(at) for at in instants if from_at <= at < to_at)

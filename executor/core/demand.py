@@ -1,0 +1,96 @@
+"""The demand of an experiment: its use for the GPUs of a pool that it shares, from where it stands. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from rubberband.executor.core import rules
+from rubberband.executor.core.allotting import apportioned
+from rubberband.executor.core.forecast import expected_iterations, stage_left_s
+from rubberband.executor.core.state import Job, Lane, State, TrialStatus
+from rubberband.planner.sharing import Demand
+from rubberband.values.offer import gang_sizes, slots
+from rubberband.values.plan import Stage
+
+
+def demand(
+    job: Job, state: State, now: float, *, arrived_at: float, weight: float = 1.0, promised_gpus: int = 0
+) -> Demand | None:
+    """Return the demand as of `now`; None if it ends, or has ended.
+
+    `now` and `arrived_at`, the instant of the submission, are on the clock of the experiment's events. The time left
+    with a number of instances is that of the widest gangs that pay off, wave after wave, in every stage that is left
+    (planning-model: stage time); trials and instances are taken to be as fast as at the latest replan. It does not
+    include the start of instances. Lanes share the instances by their quotas.
+    """
+    if state.course in ("ending", "finished"):
+        return None
+    gpus, most = job.offer.gpus, job.offer.max_instances
+    left_s = [_left_s(job, state, now, instances) for instances in range(most + 1)]
+    done, total = sum(trial.iterations for trial in state.trials), expected_iterations(job, state)
+    held = [use for use in state.allocations if use.training_at is not None]
+    attained = sum(len(use.gang) * ((now if use.ended_at is None else use.ended_at) - use.started_at) for use in held)
+    started_at = now if state.course == "new" else state.started_at
+    return Demand(
+        name=job.name,
+        arrived_at=arrived_at,
+        seconds_left=[left_s[count // gpus] for count in range(1, most * gpus + 1)],
+        delta_s=state.profile.trial_startup_s,
+        moves=len(state.allotments),
+        deadline_s=None if job.deadline_s is None else job.deadline_s + started_at - arrived_at,
+        weight=weight,
+        min_gpus=gpus * min(_least(job, state, lane) for lane in state.active()),
+        max_gpus=most * gpus,
+        promised_gpus=promised_gpus,
+        attained_gpu_s=max(0.0, attained),
+        progress=min(1.0, done / total) if total else 0.0,
+    )
+
+
+def _least(job: Job, state: State, lane: Lane) -> int:
+    return rules.least_instances(job, state, lane)
+
+
+def _left_s(job: Job, state: State, now: float, instances: int) -> float:
+    """Seconds to the end with this many instances; infinite where no gang fits."""
+    active = state.active()
+    if instances < max(_least(job, state, lane) for lane in active):
+        return math.inf
+    if instances < len(active):  # one lane after the other
+        return sum(_lane_left_s(job, state, lane, now, instances) for lane in active)
+    quotas = job.lane_instances or (job.offer.max_instances,)
+    shares = apportioned(instances, [quotas[lane.lane] for lane in active])
+    return max(_lane_left_s(job, state, lane, now, share) for lane, share in zip(active, shares, strict=True))
+
+
+def _lane_left_s(job: Job, state: State, lane: Lane, now: float, instances: int) -> float:
+    if job.ladder is not None and lane.stages:
+        return stage_left_s(job, state, lane, now, instances)
+    return sum(_stage_s(job, state, stage, instances) for stage in _stages_left(job, state, lane))
+
+
+def _stages_left(job: Job, state: State, lane: Lane) -> Iterable[Stage]:
+    """The lane's stages that are left; the current one has the trials that lack iterations, and their mean."""
+    first = rules.first_left(lane)
+    if not lane.stages:
+        return job.stages[first : lane.end_stage]
+    going = [state.trials[trial] for trial in lane.stage.trials]
+    going = [trial for trial in going if trial.status in (TrialStatus.RUNNING, TrialStatus.QUEUED)]
+    later = job.stages[first + 1 : lane.end_stage]
+    if not going:
+        return later
+    lacking = sum(rules.target_iterations(job, lane, trial) - trial.iterations for trial in going)
+    return (Stage(trials=len(going), iterations=max(1, math.ceil(lacking / len(going)))), *later)
+
+
+def _stage_s(job: Job, state: State, stage: Stage, instances: int) -> float:
+    """Seconds of a stage with the gangs that end it soonest; infinite where none fits."""
+    profile, gpus = state.profile, job.offer.gpus
+    least = profile.smallest_gpus if job.min_gpus_per_trial is None else job.min_gpus_per_trial
+    best_s = math.inf
+    for size in gang_sizes(gpus, least, max(least, job.largest_gang)):
+        if at_once := slots(instances, gpus, size):
+            waves = math.ceil(stage.trials / at_once)
+            best_s = min(best_s, waves * (profile.trial_startup_s + stage.iterations * profile.iteration_s(size)))
+    return best_s

@@ -1,0 +1,111 @@
+"""A service with a pool promises plans beside those promised before, and says what would do where it cannot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api.experiments.admission import START_S, calendar_of
+from rubberband.api.settings import SharedPool
+from rubberband.api.store.schema import Promise
+from rubberband.states import ExperimentState
+from tests.builders.fake_runs import FakeService, fake_service, words
+
+POOL = SharedPool(name="small", provider="virtual", instances=2, gpus_per_instance=1)
+TIGHT = {"constraints__deadline": "150s", "constraints__objective": "min_cost"}
+"""Two instances are needed all the time: 8 x 10 s, then 2 x 80 s."""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    with fake_service(tmp_path, pool=POOL) as made:
+        yield made
+
+
+def submit(service: FakeService, name: str, **changes: Any) -> Any:
+    return service.client.post("/v1/experiments", json=words(name=name, **changes))
+
+
+def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service: FakeService) -> None:
+    assert submit(service, "one", **TIGHT).status_code == 201
+    refused = submit(service, "two", **TIGHT)
+    assert refused.status_code == 422
+    problem = refused.json()
+    assert problem["type"] == "/problems/infeasible"
+    assert problem["detail"].startswith(
+        "the pool is promised to others: the plan can start in 2m15s and ends in 4m30s, for 0.24 USD"
+    )
+    assert "set constraints.deadline=" in problem["detail"]
+    assert "\n" not in problem["detail"]
+    deadline = problem["nearest_words"]["deadline"]
+    assert problem["nearest"]["cost_usd"] == pytest.approx(0.24)
+    preview = service.client.post("/v1/plans", json=words(name="two", **TIGHT))
+    assert (preview.status_code, preview.json()["type"]) == (422, "/problems/infeasible")
+    later = submit(service, "two", constraints__deadline=deadline)
+    assert later.status_code == 201, later.json()
+    starts = [promise.start_at for promise in service.store.promises()]
+    assert starts[1] - starts[0] == pytest.approx(135.0, abs=5.0)
+
+
+def test_a_preview_says_what_would_be_promised_and_promises_nothing(service: FakeService) -> None:
+    preview = service.client.post("/v1/plans", json=words(**TIGHT)).json()
+    span = preview["promise"]
+    assert span["end_at"] - span["start_at"] == pytest.approx(120.0 + START_S)
+    assert abs(span["start_at"] - time.time()) < 30.0
+    assert service.store.promises() == []
+
+
+def test_a_narrower_plan_is_promised_where_the_wide_one_does_not_fit(service: FakeService) -> None:
+    half = {"constraints__deadline": "10m", "resources__max_instances": 1}
+    assert submit(service, "one", **half).status_code == 201
+    fast = {"constraints__deadline": None, "constraints__max_cost": 1, "constraints__objective": "min_time"}
+    assert submit(service, "free", **fast).status_code == 201, "without a deadline nothing is promised"
+    both = {"constraints__deadline": "5m", "constraints__max_cost": 1, "constraints__objective": "min_time"}
+    made = submit(service, "two", **both)
+    assert made.status_code == 201, made.json()
+    promises = {promise.experiment: promise.spans for promise in service.store.promises()}
+    assert set(promises) == {"one", "two"}
+    assert max(gpus for gpus, _ in promises["two"]) == 1
+
+
+def test_a_promise_ends_with_its_experiment(service: FakeService) -> None:
+    assert submit(service, "one", **TIGHT).status_code == 201
+    assert submit(service, "two", **TIGHT).status_code == 422
+    service.store.change("one", at=time.time(), state=ExperimentState.DONE, reason="")
+    assert submit(service, "two", **TIGHT).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"resources__max_instances": 3}, "resources.max_instances: 3 is too many; the pool has 2 instances of 1 GPUs"),
+        ({"resources__gpus_per_instance": 2}, "resources.gpus_per_instance: 2 is too many"),
+        ({"profile": None}, "profile: a pool promises a plan"),
+    ],
+)
+def test_an_experiment_that_the_pool_cannot_promise_is_refused_in_one_line(
+    service: FakeService, changes: dict[str, Any], told: str
+) -> None:
+    answer = submit(service, "large", **changes)
+    assert answer.status_code == 422
+    assert told in answer.json()["detail"]
+    assert "\n" not in answer.json()["detail"]
+
+
+def test_an_experiment_of_another_provider_does_not_share_the_pool(tmp_path: Path) -> None:
+    other = SharedPool(name="small", provider="local", instances=1, gpus_per_instance=1)
+    with fake_service(tmp_path, pool=other) as service:
+        assert submit(service, "one", **TIGHT).status_code == 201
+        assert service.store.promises() == []
+
+
+def test_promises_of_a_pool_that_has_become_smaller_are_kept_in_their_order() -> None:
+    promises = [
+        Promise(experiment="late", start_at=10.0, spans=[(2, 100.0)]),
+        Promise(experiment="early", start_at=0.0, spans=[(1, 100.0)]),
+    ]
+    assert set(calendar_of(POOL, promises).promises) == {"early"}

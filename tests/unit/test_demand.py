@@ -1,0 +1,164 @@
+"""What an experiment tells its pool, and what it is allotted by that."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rubberband.api.experiments.sharing import DECIDE_EVERY_S, Member, Sharing
+from rubberband.api.settings import SharedPool
+from rubberband.api.store.schema import Promise
+from rubberband.api.store.sql import Store
+from rubberband.executor.core.demand import demand
+from rubberband.executor.core.events import AllotmentChanged, CancelRequested
+from rubberband.executor.core.state import Job
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.observed import Observed
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
+from tests.builders.jobs import JOB
+from tests.builders.stories import Story, begun
+from tests.property.chaos_cases import random_case
+
+WIDE = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=2)
+"""Gangs of two GPUs are faster, so that four instances are of use."""
+
+
+def test_before_it_starts_the_demand_is_that_of_the_whole_search() -> None:
+    story = Story()
+    found = demand(JOB, story.state, 100.0, arrived_at=90.0)
+    assert found is not None
+    # an instance has 2 GPUs: two waves of 10 s, then 20 s for the two that are left; with two instances, one wave
+    assert found.seconds_left == [math.inf, 40.0, 40.0, 30.0, 30.0, 30.0, 30.0, 30.0]
+    assert (found.min_gpus, found.max_gpus, found.progress, found.moves) == (2, 8, 0.0, 0)
+
+
+def test_it_falls_as_trials_report_and_ends_with_the_search() -> None:
+    story = begun()
+    before = demand(JOB, story.state, story.at, arrived_at=90.0)
+    story.report(0, 0.5)
+    story.report(1, 0.5)
+    after = demand(JOB, story.state, story.at, arrived_at=90.0)
+    assert before is not None
+    assert after is not None
+    assert after.seconds_left[1] < before.seconds_left[1]
+    assert after.progress == pytest.approx(2 / 8)
+    assert after.attained_gpu_s == 0.0, "no trial has trained a first step"
+    story.tell(CancelRequested)
+    assert demand(JOB, story.state, story.at, arrived_at=90.0) is None
+
+
+def test_the_deadline_counts_from_the_submission_and_moves_are_counted() -> None:
+    story = begun(dataclasses.replace(JOB, deadline_s=60.0))
+    story.tell(AllotmentChanged, request="r", max_instances=1)
+    found = demand(story.controller.job, story.state, story.at, arrived_at=91.0, weight=2.0, promised_gpus=2)
+    assert found is not None
+    assert (found.deadline_s, found.moves, found.weight, found.promised_gpus) == (70.0, 1, 2.0, 2)
+
+
+@given(st.randoms(use_true_random=False))
+def test_more_instances_never_take_longer(source: Any) -> None:
+    case = random_case(source, source.choice(["27 trials", "brackets", "asha"]), replan=False)
+    found = demand(case.job, Story(case.job).state, 0.0, arrived_at=0.0)
+    assert found is not None
+    whole = found.seconds_left[case.job.offer.gpus - 1 :: case.job.offer.gpus]
+    if not case.job.is_divided:  # lanes get whole instances, by their quotas
+        assert all(more <= fewer + 1e-9 for fewer, more in pairwise(whole))
+    assert all(seconds > 0.0 for seconds in whole)
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.kept: list[Promise] = []
+
+    def promises(self) -> list[Promise]:
+        return self.kept
+
+
+class Pool:
+    """A service's sharing, with experiments that obey at once."""
+
+    def __init__(self, tmp_path: Path, **settings: Any) -> None:
+        self.now, self.store, self.home = 100.0, FakeStore(), tmp_path
+        given = {"name": "p", "provider": "local", "instances": 4, "gpus_per_instance": 2, "policy": "equal"}
+        pool = SharedPool(**{**given, **settings})
+        self.sharing = Sharing(pool, cast(Store, self.store), self.folder, lambda: self.now)
+        self.stories: dict[str, Story] = {}
+        self.rows: dict[str, Submission] = {}
+
+    def folder(self, name: str) -> ExperimentFolder:
+        return ExperimentFolder(home=self.home, name=name)
+
+    def add(self, name: str, owner: str = "", job: Job = WIDE, provider: str = "local") -> None:
+        made = {"resources": {"provider": provider}}
+        state = ExperimentState.RUNNING
+        self.rows[name] = Submission(name=name, state=state, created_at=99.0, changed_at=99.0, owner=owner, words=made)
+        self.stories[name] = Story(dataclasses.replace(job, name=name))
+
+    def decide(self) -> dict[str, int | None]:
+        """Decide; return what the experiments were told."""
+        members = []
+        for name, row in self.rows.items():
+            header = SimpleNamespace(kind=SimpleNamespace(is_simulated=False))
+            seen = SimpleNamespace(controller=self.stories[name].controller, header=header, now=self.now)
+            members.append(Member(row=row, observed=cast(Observed, seen)))
+        self.sharing.round(members)
+        told: dict[str, int | None] = {}
+        for name in self.rows:
+            inbox = Inbox(self.folder(name).inbox)
+            for asked in inbox.pending():
+                told[name] = asked.max_instances
+                inbox.discard(asked.id)
+        return told
+
+
+def test_experiments_share_the_pool_by_its_policy_and_hear_it_once(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.add("one")
+    assert pool.decide() == {"one": 4}
+    assert pool.decide() == {}
+    pool.add("two")
+    assert pool.decide() == {"one": 2, "two": 2}
+    pool.now += DECIDE_EVERY_S
+    assert pool.decide() == {}
+    pool.stories["one"].controller.handle(CancelRequested(occurred_at=pool.now))
+    assert pool.decide()["two"] == 4
+
+
+def test_a_promise_comes_before_the_shares(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.add("one")
+    pool.add("two")
+    pool.store.kept = [Promise(experiment="two", start_at=150.0, spans=[(6, 100.0)])]
+    assert pool.decide() == {"one": 2, "two": 2}
+    pool.now = 150.0
+    assert pool.decide() == {"one": 1, "two": 3}
+    pool.now = 250.0
+    assert pool.decide() == {"one": 2, "two": 2}
+
+
+def test_an_experiment_elsewhere_hears_nothing_and_one_that_begins_waits(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.add("elsewhere", provider="virtual")
+    assert pool.decide() == {}
+    pool.add("one")
+    pool.sharing.begin(pool.rows["one"])
+    assert [asked.max_instances for asked in Inbox(pool.folder("one").inbox).pending()] == [0]
+
+
+def test_a_token_with_more_weight_gets_more(tmp_path: Path) -> None:
+    pool = Pool(tmp_path, policy="default", weights={"ann": 3.0}, instances=8)
+    large = dataclasses.replace(WIDE, offer=dataclasses.replace(JOB.offer, max_instances=8))
+    pool.add("ann-1", owner="ann", job=large)
+    pool.add("bob-1", owner="bob", job=large)
+    told = pool.decide()
+    assert (told["ann-1"] or 0) >= (told["bob-1"] or 0)
