@@ -81,8 +81,8 @@ class Narrator:
         self._decisions = 0
         self._promotions = 0
         self._replacements = 0
-        self._slow: dict[int, Slow | None] = {}
-        """Trial -> what is known of its slow workers; None: its workers are equal."""
+        self._slow: dict[int, Slow] = {}
+        """Trial whose workers are unequal, or were -> its slow workers."""
         self._told_recalled: set[str] = set()
         self._ending = False
 
@@ -325,10 +325,11 @@ class Narrator:
 
     def _unequal(self, event: TrialReported, state: State) -> list[str]:
         """Return a line when a trial's workers turn out to be unequal, and when other workers of it are slow."""
-        use, trial = event.balance, state.trials[event.trial]
-        slow = None if use is None else ([rank for rank, x in enumerate(use.shares) if x == 0], use.stragglers)
-        before, self._slow[event.trial] = self._slow.get(event.trial), slow
-        if use is None or slow == before:
+        use, trial, before = event.balance, state.trials[event.trial], self._slow.get(event.trial)
+        if use is None:
+            return []
+        slow = self._slow[event.trial] = ([rank for rank, x in enumerate(use.shares) if x == 0], use.stragglers)
+        if slow == before:
             return []
         told = "; ".join(filter(None, [unequal(use) if before is None else "", *slow_workers(use, trial.gang)]))
         return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{told or unequal(use)}"]

@@ -150,3 +150,16 @@ def test_a_straggler_is_named_when_it_is_known_and_its_replacement_is_explained(
     assert told in render(result)
     assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
     assert [happening.kind for happening in happenings(result)].count("replaced") == 1
+
+
+def test_workers_that_are_equal_for_a_while_make_no_further_line() -> None:
+    stream, last = io.StringIO(), JOB.stages[2]
+    job = dataclasses.replace(JOB, stages=(*JOB.stages[:2], dataclasses.replace(last, iterations=20)))
+
+    class Fitful(Faults):
+        def pace(self, instance: str, at: float) -> float:
+            return 3.0 if instance == "i-002" and at // 20.0 % 2 else 1.0
+
+    with open_view(job, lambda: 0.0, stream, False) as view:
+        run_virtual(job, Fitful(), observers=[view])
+    assert stream.getvalue().count("unequal workers") == 1
