@@ -34,6 +34,8 @@ class LineBalancer(MeasuredBalancer):
         even = math.ceil(batch_size / self.num_workers)
         seen = self._fit.largest_shares().tolist()
         reach = tuple(min(cap, max(even, GROWTH * int(share))) for cap, share in zip(limits.caps, seen, strict=True))
+        if sum(reach) < batch_size:  # where the caps are tight
+            reach = limits.caps
         return min_max_shares(lines, batch_size, replace(limits, caps=reach))
 
     def _error(self) -> float:

@@ -84,12 +84,11 @@ class LineFit:
         shares = np.asarray(look.shares, dtype=np.float64)
         times_s = np.asarray(look.compute_s, dtype=np.float64)
         seen = (shares > 0.0) & np.isfinite(times_s) & (times_s > 0.0)
-        known = (self._slope_s > 0.0) | (self._base_s > 0.0)
+        expected = seen & ((self._slope_s > 0.0) | (self._base_s > 0.0))
         predicted_s = self._base_s + self._slope_s * shares
-        off = np.where(seen & known, np.log(np.where(seen, times_s, 1.0) / np.where(known, predicted_s, 1.0)), 0.0)
-        covered = ((self._weights > 0.0) & (np.abs(self._shares / np.maximum(shares, 1.0)[:, None] - 1.0) < KNOWN)).any(
-            1
-        )
+        off = np.log(np.where(expected, times_s, 1.0) / np.where(expected, predicted_s, 1.0))
+        near = np.abs(self._shares / np.maximum(shares, 1.0)[:, None] - 1.0) < KNOWN
+        covered = (near & (self._weights > 0.0)).any(axis=1)
         far = covered & (np.abs(off) > max(OUTLIER_NOISES * self.noise, OUTLIER))
         # A worker that was idle may have changed meanwhile, and would wait long for a second look.
         changed = far & ((off * self._doubts > 0.0) | (self._idle > 0.0))
