@@ -23,6 +23,7 @@ from rubberband.cloud.pool.standing import standing
 from rubberband.errors import RubberbandError
 from rubberband.spec.pool import PoolFolder
 
+_PLACE = "rb-pool-"
 MOST_BYTES = 1 << 20
 """Longest request."""
 
@@ -56,7 +57,8 @@ class PoolServer:
 
     def run(self) -> None:
         """Serve until `stop` is called; then end every machine and note that the pool is closed."""
-        place = Path(tempfile.mkdtemp(prefix="rb-pool-", dir="/tmp"))  # a socket's path has at most 107 characters
+        self._clear_former_place()
+        place = Path(tempfile.mkdtemp(prefix=_PLACE, dir="/tmp"))  # a socket's path has at most 107 characters
         server = _Server(str(place / "socket"), _Handler)
         server.calls = self._calls
         threading.Thread(target=server.serve_forever, daemon=True, name="pool-server").start()
@@ -71,6 +73,13 @@ class PoolServer:
             server.shutdown()
             server.server_close()
             shutil.rmtree(place, ignore_errors=True)
+
+    def _clear_former_place(self) -> None:
+        """Remove the socket's folder of a broker that was killed."""
+        with suppress(OSError):
+            former = Path(self._folder.address.read_text()).parent
+            if former.parent == Path("/tmp") and former.name.startswith(_PLACE):
+                shutil.rmtree(former)
 
 
 def _head(head: Any) -> dict[str, Any] | None:
