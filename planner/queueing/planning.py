@@ -23,6 +23,8 @@ KNEE_GAIN = 0.05
 MOST_WORKERS = 1024
 """Most workers among which a knee is looked for."""
 _BLENDS = np.linspace(0.0, 1.0, 1001)
+_HIDDEN = 1.05
+"""An iteration of at most so many times its overhead may be one that waits for the overhead alone."""
 _NARROW = 0.01
 """A band that is relatively narrower than this does not show the blend."""
 
@@ -103,25 +105,29 @@ def seconds_per_iteration(profile: AsyncProfile, gang_sizes: Sequence[int]) -> d
     as the iteration takes longer than the overhead.
     """
     point = curve(profile, max(gang_sizes)).point
-    return {
-        g: max(profile.updates_per_iteration / float(point[g - 1]) + profile.overhead_s / g, profile.overhead_s)
-        for g in gang_sizes
-    }
+    return {g: _iteration_s(profile, g, float(point[g - 1])) for g in gang_sizes}
+
+
+def _iteration_s(profile: AsyncProfile, workers: int, throughput: float) -> float:
+    return max(profile.updates_per_iteration / throughput + profile.overhead_s / workers, profile.overhead_s)
 
 
 def scaled(profile: Profile, gang_sizes: Sequence[int]) -> Profile:
     """Return the profile with the times of gangs of these sizes. It must have a model.
 
-    Its own times stay, and those with two or more workers calibrate the blend. Others follow from the model, times the
-    ratio of measured to modelled time at the nearest measured size.
+    Its own times stay, and those with two or more workers calibrate the blend. Others follow from the model, whose
+    throughput is off by the same ratio as at the nearest measured size.
     """
     assert profile.asynchronous is not None, "only a profile with a model can plan asynchronous training"
     measured_s = profile.seconds_per_iteration
-    model = calibrated(profile.asynchronous, _throughputs(profile.asynchronous, measured_s))
-    by_model_s = seconds_per_iteration(model, sorted({*gang_sizes, *measured_s}))
-    off = {g: time_s / by_model_s[g] for g, time_s in measured_s.items()}
+    seen = _throughputs(profile.asynchronous, measured_s)
+    alone = profile.asynchronous.times.update_s * seen.get(1, 1.0 / profile.asynchronous.times.update_s)
+    model = calibrated(profile.asynchronous, {g: throughput / alone for g, throughput in seen.items()})
+    point = curve(model, max(*gang_sizes, *measured_s)).point
+    off = {g: throughput / float(point[g - 1]) for g, throughput in seen.items()} or {1: 1.0}
     nearest = {g: min(off, key=lambda known: abs(math.log(known / g))) for g in gang_sizes}
-    table = {g: measured_s.get(g, by_model_s[g] * off[nearest[g]]) for g in gang_sizes}
+    modelled_s = {g: _iteration_s(model, g, off[nearest[g]] * float(point[g - 1])) for g in gang_sizes}
+    table = {g: measured_s.get(g, modelled_s[g]) for g in gang_sizes}
     return replace(profile, seconds_per_iteration=table, asynchronous=model)
 
 
@@ -160,8 +166,12 @@ def planned_updates_per_s(profile: Profile, workers: int) -> Floats:
 
 
 def _throughputs(model: AsyncProfile, measured_s: Mapping[int, float]) -> dict[int, float]:
-    """Workers -> updates per second by measured times of iterations, beside a single worker's at its modelled speed."""
-    updates_s = {g: time_s - model.overhead_s / g for g, time_s in measured_s.items() if time_s > model.overhead_s}
-    alone_s = model.updates_per_iteration * model.times.update_s
-    slower = updates_s.get(1, alone_s) / alone_s
-    return {g: model.updates_per_iteration * slower / time_s for g, time_s in updates_s.items()}
+    """Workers -> updates per second by measured times of iterations, where these show them.
+
+    An iteration that hardly takes longer than its overhead does not show how fast the other workers are.
+    """
+    return {
+        g: model.updates_per_iteration / (time_s - model.overhead_s / g)
+        for g, time_s in measured_s.items()
+        if time_s > (_HIDDEN if g > 1 else 1.0) * model.overhead_s
+    }

@@ -216,6 +216,18 @@ class ScalingWords(Words):
     asynchronous: AsyncWords | None = None
     """For trials that train asynchronously: plans with gangs that were not measured follow from it."""
 
+    @model_validator(mode="after")
+    def _has_time_for_updates(self) -> ScalingWords:
+        overhead_s = 0.0 if self.asynchronous is None else self.asynchronous.overhead_s
+        for gpus, time_s in self.seconds_per_iteration.items():
+            if overhead_s / gpus >= time_s:
+                raise fault(
+                    f"{overhead_s:g} leaves no time for updates: with {gpus} GPU{'s' * (gpus > 1)} an iteration takes "
+                    f"{time_s:g} s; lower it",
+                    at=("asynchronous", "overhead_s"),
+                )
+        return self
+
 
 class InlineProfile(ScalingWords):
     """A profile that is written in the experiment file."""

@@ -253,8 +253,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="slow-machine-taken-for-waiting",
         harm="where all workers are slower, larger gangs are predicted slower still",
         file="planner/queueing/planning.py",
-        old="model.updates_per_iteration * slower / time_s",
-        new="model.updates_per_iteration / time_s",
+        old="{g: throughput / alone for g, throughput in seen.items()}",
+        new="seen",
         tests=("tests/unit/test_queueing.py", "tests/unit/test_measured.py"),
     ),
     Mutant(

@@ -124,6 +124,7 @@ def test_a_profile_file_keeps_the_model(tmp_path: Path):
         ({"servers": 0}, "servers: 0 must be at least 1"),
         ({"servers": 3, "largest_shard": 0.2}, "raise it to at least 0.333333"),
         ({"blend": 1.5}, "blend"),
+        ({"overhead_s": 19.1}, "overhead_s: 19.1 leaves no time for updates: with 1 GPU an iteration takes 19.1 s"),
         ({"updates_per_iteration": 0}, "updates_per_iteration"),
     ],
 )
