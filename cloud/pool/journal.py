@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -81,14 +82,20 @@ class FileJournal:
                 ) from None
 
     def append(self, events: Sequence[PoolEvent]) -> None:
-        """Add events; they are durable once this returns. Raises OSError."""
+        """Add events; they are durable once this returns. Raises OSError, and adds none then."""
         if not events:
             return
         is_new = not self._path.exists()
-        with open(self._path, "ab") as file:
-            file.write("".join(f"{to_line(event)}\n" for event in events).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        data = "".join(f"{to_line(event)}\n" for event in events).encode()
+        with open(self._path, "ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                if file.write(data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError:  # a full disk: the next line must not begin within this one
+                file.truncate(size)
+                raise
         if is_new:
             descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
             os.fsync(descriptor)

@@ -7,6 +7,7 @@ calls are idempotent, so that a client repeats what was cut off.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import socketserver
 import tempfile
@@ -23,6 +24,7 @@ from rubberband.cloud.pool.standing import standing
 from rubberband.errors import RubberbandError
 from rubberband.spec.pool import PoolFolder
 
+_log = logging.getLogger(__name__)
 _PLACE = "rb-pool-"
 MOST_BYTES = 1 << 20
 """Longest request."""
@@ -65,7 +67,10 @@ class PoolServer:
         try:
             write_atomically(self._folder.address, str(place / "socket").encode(), durable=False, mode=0o600)
             while not self._stop.is_set():
-                self._pool.look()
+                try:
+                    self._pool.look()
+                except OSError as error:  # a full disk: nothing was decided, and the next look tries again
+                    _log.warning("the journal cannot be written: %s", error)
                 self._stop.wait(self._look_s)
             self._pool.close()
             self._folder.note_closed()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -230,6 +232,21 @@ def test_a_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:
     with open(tmp_path / "journal.jsonl", "a") as file:
         file.write('{"event": "SliceRet')
     assert list(FileJournal(tmp_path).events()) == events
+    journal.append(events)
+    assert list(FileJournal(tmp_path).events()) == events * 2
+
+
+def test_a_full_disk_adds_no_part_of_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, events = FileJournal(tmp_path), [Opened(at=1.0, limits=LIMITS)]
+    journal.append(events)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            journal.append(events)
     journal.append(events)
     assert list(FileJournal(tmp_path).events()) == events * 2
 
