@@ -64,8 +64,12 @@ class SharedPool:
     gpus_per_instance: int
     policy: str = "default"
     """Name of the sharing policy."""
+    folder: str | None = None
+    """Folder of the pool that is up, which lends its instances warm; None: each experiment starts its own."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Token's name -> share of its experiments relative to others; 1 where it is missing."""
+    budgets_usd: Mapping[str, float] = field(default_factory=dict)
+    """Token's name -> most that its experiments may cost in a calendar month (UTC)."""
 
     @property
     def gpus(self) -> int:

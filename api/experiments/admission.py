@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 
+from rubberband.api.experiments.gate import told_as_problems
 from rubberband.api.experiments.limit_preview import instant_of
 from rubberband.api.plans.previews import PlanAnswer
 from rubberband.api.problems import INFEASIBLE, REFUSED, Problem
@@ -20,9 +22,13 @@ from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
 from rubberband.cloud.catalogue import offers
+from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.planner.sharing import Calendar, Slot, Span
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import on_pool
+from rubberband.states import ACTIVE
 from rubberband.units import format_duration, format_instant, format_usd
+from rubberband.values.submission import Submission
 
 START_S = 15.0
 """Time from a submission to its first request for an instance: its process starts, and its code is checked."""
@@ -51,13 +57,15 @@ class Admission:
         return calendar_of(self._pool, self._store.promises())
 
     def within(self, experiment: Experiment) -> Experiment:
-        """Return an experiment that asks for no more than the pool has, where it says nothing else.
+        """Return an experiment with the pool's instances: it asks for no more of them, where it says nothing else.
 
-        Raises Problem REFUSED for one that asks for more.
+        Raises Problem for one that asks for more, or for other ones.
         """
-        resources = experiment.resources
-        if resources.provider != self._pool.provider:
+        if experiment.resources.provider != self._pool.provider:
             return experiment
+        if self._pool.folder is not None:
+            experiment = _on_pool(experiment, self._pool.folder)
+        resources = experiment.resources
         gpus = max(offer.gpus for offer in offers(resources))
         most, has = self._pool.gpus // gpus, f"{self._pool.instances} instances of {self._pool.gpus_per_instance}"
         if gpus > self._pool.gpus_per_instance:
@@ -68,6 +76,32 @@ class Admission:
             asked = f"resources.max_instances: {resources.max_instances} is too many"
             raise Problem(REFUSED, f"{asked}; the pool has {has} GPUs, so give {most} or fewer")
         return experiment.model_copy(update={"resources": resources.model_copy(update={"max_instances": most})})
+
+    def require_budget(self, owner: str, answer: PlanAnswer, now: float) -> None:
+        """Raise Problem REFUSED where a plan costs more than is left of its owner's budget of this month (UTC).
+
+        Experiments that run count with their forecasts, and those that wait with their plans.
+        """
+        budget_usd = self._pool.budgets_usd.get(owner)
+        if budget_usd is None:
+            return
+        first_day = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        used_usd = sum(self._cost_usd(row) for row in self._store.submitted_by(owner, since=first_day.timestamp()))
+        cost_usd: float = json.loads(answer.body)["prediction"]["cost_usd"]["mean"]
+        if used_usd + cost_usd > budget_usd + MONEY_SLACK_USD:
+            used = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned this month"
+            cost = f"this plan costs {format_usd(cost_usd)}; submit a cheaper one, or next month"
+            raise Problem(REFUSED, f"budget of {owner}: {used}, and {cost}")
+
+    def _cost_usd(self, row: Submission) -> float:
+        summary = row.summary
+        if row.state not in ACTIVE or summary.forecast_cost_usd is not None:
+            return max(summary.cost_usd, (summary.forecast_cost_usd or 0.0) if row.state in ACTIVE else 0.0)
+        plan = None if row.plan is None else self._store.plan(row.plan)
+        if plan is None or plan.status != 200:
+            return summary.cost_usd
+        planned_usd: float = json.loads(plan.body)["prediction"]["cost_usd"]["mean"]
+        return planned_usd
 
     def require_plan(self, experiment: Experiment) -> None:
         """Raise Problem REFUSED for an experiment with a deadline and no profile: its plan cannot be promised."""
@@ -126,6 +160,17 @@ class Admission:
         nearest_words = {"deadline": words, "max_cost": math.ceil(found.cost_usd * 100.0) / 100.0}
         start_at = format_instant(datetime.fromtimestamp(math.ceil(slot.start_at), UTC))
         return Problem(INFEASIBLE, detail, nearest=nearest, nearest_words=nearest_words, start_at=start_at)
+
+
+def _on_pool(experiment: Experiment, folder: str) -> Experiment:
+    """Return an experiment with the prices and instances of the pool in `folder`. Raises Problem INVALID."""
+    words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    with told_as_problems():
+        lent = on_pool(
+            {**words, "resources": {**words.get("resources", {}), "pool": folder}}, Path(folder).parent.parent
+        )
+        del lent["resources"]["pool"]  # its process gets it; a plan needs none
+        return Experiment.model_validate(lent)
 
 
 def calendar_of(pool: SharedPool, promises: Sequence[Promise]) -> Calendar:

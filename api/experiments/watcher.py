@@ -498,6 +498,7 @@ class Watcher:
             code=tuple(map(str, self._settings.code)),
             entrypoints=tuple(self._settings.entrypoints),
             most_usd=self._settings.limits.max_cost_usd,
+            pool=self._settings.pool.folder if self._settings.pool is not None and self.shares_pool(row) else None,
             waits=self._settings.auto_resume,
             store=self._settings.store,
         )

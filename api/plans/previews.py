@@ -170,13 +170,15 @@ class Plans:
         *,
         policy: Policy = "optimal",
         frontier: bool = False,
+        size: bool = False,
         seed: int = 0,
         caller: str = "",
     ) -> PlanAnswer:
         """Plan an experiment that would start now. Raises Problem."""
         words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
-        preview = Preview(body=json.dumps(words).encode(), policy=policy, frontier=frontier, seed=seed)
-        return await self.answer(preview, fingerprint(preview.body, f"{policy} {frontier} {seed}".encode()), caller)
+        preview = Preview(body=json.dumps(words).encode(), policy=policy, frontier=frontier, size=size, seed=seed)
+        asked = f"{policy} {frontier} {size} {seed}".encode()
+        return await self.answer(preview, fingerprint(preview.body, asked), caller)
 
     async def rest(self, question: RestQuestion, caller: str = "") -> RestAnswer:
         """Preview other limits for an experiment. Callers take turns. Raises Problem."""

@@ -297,7 +297,7 @@ async def submit(
         if service.admission is None:
             return await _planned(experiment, plan, preview, accept)
         async with service.admission.lock:
-            return await _promised(service.admission, experiment, plan, preview, accept)
+            return await _promised(service.admission, principal.name, experiment, plan, preview, accept)
 
     return await once(service.store, given, act)
 
@@ -317,9 +317,9 @@ async def _planned(experiment: Experiment, seen: str | None, preview: _Preview, 
 
 
 async def _promised(
-    admission: Admission, experiment: Experiment, seen: str | None, preview: _Preview, accept: _Accept
+    admission: Admission, owner: str, experiment: Experiment, seen: str | None, preview: _Preview, accept: _Accept
 ) -> Response:
-    """Accept an experiment whose plan fits beside what the pool has promised to others."""
+    """Accept an experiment whose plan fits into its owner's budget, and beside what the pool has promised to others."""
     experiment = admission.within(experiment)
     if experiment.profile is None:
         admission.require_plan(experiment)
@@ -327,7 +327,9 @@ async def _promised(
     found = await preview(experiment)
     if found.status != 200:
         return Response(found.body, found.status, media_type=MEDIA_TYPE)
-    promise = await admission.promise(experiment, found, time.time(), preview)
+    now = time.time()
+    await run_in_threadpool(admission.require_budget, owner, found, now)
+    promise = await admission.promise(experiment, found, now, preview)
     return _accepted(await run_in_threadpool(accept, experiment, plan=seen or found.id, promise=promise))
 
 

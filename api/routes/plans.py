@@ -228,14 +228,10 @@ async def _beside_promises(
     query = _query(request)
     experiment = await run_in_threadpool(read_experiment, body, media_type, query.overrides)
     fitted = admission.within(experiment)
-    if fitted is not experiment:
-        query.overrides = [*query.overrides, f"resources.max_instances={fitted.resources.max_instances}"]
-    asked = fingerprint(body, media_type.encode("latin-1"), query.model_dump_json().encode())
-    preview, caller = _preview(body, media_type, query), caller_of(request)
-    answer = await _unless_left(request, service.plans.answer(preview, asked, caller))
+    plan = partial(service.plans.preview, policy=query.policy, caller=caller_of(request))
+    answer = await _unless_left(request, plan(fitted, frontier=query.frontier, size=query.size, seed=query.seed))
     if answer.status != 200:
         return _response(answer)
-    plan = partial(service.plans.preview, policy=query.policy, caller=caller)
     promise = await admission.promise(fitted, answer, time.time(), plan)
     if promise is None:
         return _response(answer)

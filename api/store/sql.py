@@ -125,6 +125,12 @@ class Store:
                 connection.execute(sql.insert(PROMISES).values(asdict(promise)))
         return True
 
+    def submitted_by(self, owner: str, *, since: float) -> Sequence[Submission]:
+        """Return the experiments that a token submitted since an instant (Unix time)."""
+        query = sql.select(SUBMISSIONS).where(_columns.owner == owner, _columns.created_at >= since)
+        with self._database.reading() as connection:
+            return [_submission(row) for row in connection.execute(query)]
+
     def promises(self) -> Sequence[Promise]:
         """Return the promises to experiments that are not over, the earliest first."""
         states = [state.value for state in (*ACTIVE, ExperimentState.INTERRUPTED)]

@@ -99,6 +99,10 @@ WeightOption = Annotated[
     list[str] | None,
     option("--weight", "NAME=N", "Share of a token's experiments in the pool; 1 by default. Repeat for more."),
 ]
+BudgetOption = Annotated[
+    list[str] | None,
+    option("--budget", "NAME=USD", "Most that a token's experiments in the pool may cost a month. Repeat for more."),
+]
 PlannersOption = Annotated[int, typer.Option("--planners", min=1, max=64, help="Number of planning processes.")]
 PlanningOption = Annotated[str, typer.Option("--planning-limit", metavar="DURATION", help="Time limit for one plan.")]
 BodyOption = Annotated[
@@ -138,6 +142,7 @@ def serve(
     auto_resume: ResumeOption = True,
     pool: PoolOption = None,
     weight: WeightOption = None,
+    budget: BudgetOption = None,
     planners: PlannersOption = 1,
     planning_limit: PlanningOption = "30s",
     body_limit: BodyOption = 1 << 20,
@@ -171,7 +176,7 @@ def serve(
         checkpoints=_each(_prefix, checkpoints or []),
         planners=planners,
         auto_resume=auto_resume,
-        pool=_pool(pool, weight or []),
+        pool=_pool(pool, weight or [], budget or []),
         limits=ServiceLimits(
             body_bytes=body_limit,
             requests_per_s=_amount("--rate", rate),
@@ -301,42 +306,49 @@ def _amount(option: str, value: float, *, zero: bool = True) -> float:
     return value
 
 
-def _pool(file: Path | None, weights: Sequence[str]) -> SharedPool | None:
-    """Read the pool file. Raises InputError for one that cannot be shared here."""
+def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> SharedPool | None:
+    """Bring the pool of a file up. Raises InputError for one that cannot be shared here."""
     from rubberband.api.settings import SharedPool
-    from rubberband.cloud.catalogue import offers
+    from rubberband.app.pool import bring_up, resources_of
+    from rubberband.cloud.catalogue import offer
+    from rubberband.installation import default_home
     from rubberband.planner.sharing import make_policy
     from rubberband.spec.loading import load_pool
-    from rubberband.spec.resources import Resources
 
     if file is None:
-        if weights:
-            raise InputError(f"--weight {shown(weights[0])} needs a pool; add --pool FILE")
+        for name, given in (("--weight", weights), ("--budget", budgets)):
+            if given:
+                raise InputError(f"{name} {shown(given[0])} needs a pool; add --pool FILE")
         return None
     found = load_pool(file)
     make_policy(found.policy)
-    asked = {"instance_type": found.instance_type, "gpus_per_instance": found.gpus_per_instance}
-    given = {key: value for key, value in asked.items() if value is not None}
-    gpus = offers(Resources(provider=found.provider, region=found.region, **given))[0].gpus
+    by_name = {
+        "weights": dict(_by_name("--weight", text, float) for text in weights),
+        "budgets_usd": dict(_by_name("--budget", text, parse_usd) for text in budgets),
+    }
+    gpus = found.gpus_per_instance or offer(resources_of(found)).gpus
+    folder = None if found.kind.is_simulated else str(bring_up(found, default_home()).path)
     return SharedPool(
         name=found.name,
         provider=found.provider,
         instances=found.instances,
         gpus_per_instance=gpus,
         policy=found.policy,
-        weights=dict(_weight(text) for text in weights),
+        folder=folder,
+        **by_name,
     )
 
 
-def _weight(text: str) -> tuple[str, float]:
+def _by_name(option: str, text: str, read: Callable[[str], float]) -> tuple[str, float]:
+    """Return a token's name and its number from NAME=N. Raises InputError."""
     name, equals, number = text.rpartition("=")
     try:
-        weight = float(number)
-    except ValueError:
-        weight = math.nan
-    if not (name and equals and math.isfinite(weight) and weight > 0.0):
-        raise InputError(f"--weight {shown(text)} is not NAME=N with N above 0; write ci=2")
-    return name, weight
+        amount = read(number)
+    except (ValueError, InputError):
+        amount = math.nan
+    if not (name and equals and math.isfinite(amount) and amount > 0.0):
+        raise InputError(f"{option} {shown(text)} is not NAME=N with N above 0; write ci=2")
+    return name, amount
 
 
 def _key(certfile: Path | None, keyfile: Path | None) -> Path | None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from rubberband import cli
 from rubberband.api.experiments.admission import START_S, calendar_of
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
@@ -109,3 +111,38 @@ def test_promises_of_a_pool_that_has_become_smaller_are_kept_in_their_order() ->
         Promise(experiment="early", start_at=0.0, spans=[(1, 100.0)]),
     ]
     assert set(calendar_of(POOL, promises).promises) == {"early"}
+
+
+def test_a_months_budget_counts_what_is_spent_and_what_is_planned(tmp_path: Path) -> None:
+    pool = SharedPool(name="p", provider="virtual", instances=2, gpus_per_instance=1, budgets_usd={"": 0.5})
+    with fake_service(tmp_path, pool=pool) as service:
+        free = {"constraints": {"max_cost": 1}}
+        assert submit(service, "one", **free).status_code == 201
+        assert submit(service, "two", **free).status_code == 201
+        refused = submit(service, "three", **free)
+        assert refused.status_code == 422
+        assert "0.48 USD of 0.50 USD are spent or planned this month" in refused.json()["detail"]
+        service.store.change("one", at=time.time(), state=ExperimentState.DONE, reason="")
+        assert submit(service, "three", **free).status_code == 201, "it cost nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--weight", "ci=2"], "--weight 'ci=2' needs a pool"),
+        (["--pool", "pool.yaml", "--weight", "ci=0"], "--weight 'ci=0' is not NAME=N with N above 0"),
+        (["--pool", "pool.yaml", "--budget", "ci"], "--budget 'ci' is not NAME=N"),
+        (["--pool", "wrong.yaml"], "policy 'nosuch' does not exist"),
+        (["--pool", "none.yaml"], "none.yaml"),
+    ],
+)
+def test_options_of_a_pool_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pool = "instances: 2\ngpus_per_instance: 1\nprovider: virtual\n"
+    (tmp_path / "pool.yaml").write_text(pool)
+    (tmp_path / "wrong.yaml").write_text(f"{pool}policy: nosuch\n")
+    done = CliRunner().invoke(cli.app, ["serve", *options])
+    assert told in str(done.exception)
+    assert "\n" not in str(done.exception)

@@ -122,6 +122,7 @@ COMMANDS = {
         "--auth",
         "--auto-resume",
         "--body-limit",
+        "--budget",
         "--checkpoints",
         "--code",
         "--host",
