@@ -18,7 +18,7 @@ from rubberband.api.feed import Feed
 from rubberband.api.metrics import ExperimentMeasures, RequestMeasures
 from rubberband.api.openapi import DocumentedApp
 from rubberband.api.plans.previews import Plans
-from rubberband.api.routes import events, experiment_parts, experiments, health, plans, prices, problems, tokens
+from rubberband.api.routes import events, experiment_parts, experiments, health, plans, pool, prices, problems, tokens
 from rubberband.api.security import authentication
 from rubberband.api.security.middleware import secure
 from rubberband.api.service import Service
@@ -31,6 +31,7 @@ _ROUTERS = (
     experiment_parts.router,
     events.router,
     prices.router,
+    pool.router,
     tokens.router,
     health.router,
     metrics.router,

@@ -38,6 +38,7 @@ _TAGS = [
     {"name": "experiments", "description": "Start, watch, extend, resume and cancel experiments."},
     {"name": "events", "description": "Events of experiments, as they happen."},
     {"name": "prices", "description": "Resources and prices of instance types."},
+    {"name": "pool", "description": "The pool that experiments share: allotments and promises."},
     {"name": "tokens", "description": "Tokens that give access to the service."},
     {"name": "service", "description": "Health and metrics of the service."},
 ]

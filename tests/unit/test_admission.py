@@ -74,6 +74,22 @@ def test_a_narrower_plan_is_promised_where_the_wide_one_does_not_fit(service: Fa
     assert max(gpus for gpus, _ in promises["two"]) == 1
 
 
+def test_the_pool_shows_who_may_hold_what_and_until_when(service: FakeService) -> None:
+    assert submit(service, "one", **TIGHT).status_code == 201
+    assert submit(service, "two", constraints__deadline=None, constraints__max_cost=1).status_code == 201
+    shown = service.client.get("/v1/pool").json()
+    assert (shown["name"], shown["instances"], shown["policy"]) == ("small", 2, "default")
+    members = {member["name"]: member for member in shown["experiments"]}
+    assert members["one"]["promised_gpus"] == 2
+    assert members["one"]["promise"]["end_at"] - members["one"]["promise"]["start_at"] == pytest.approx(135.0)
+    assert (members["two"]["promised_gpus"], members["two"]["promise"]) == (0, None)
+
+
+def test_a_service_without_a_pool_shows_none(tmp_path: Path) -> None:
+    with fake_service(tmp_path) as service:
+        assert service.client.get("/v1/pool").status_code == 404
+
+
 def test_a_promise_ends_with_its_experiment(service: FakeService) -> None:
     assert submit(service, "one", **TIGHT).status_code == 201
     assert submit(service, "two", **TIGHT).status_code == 422

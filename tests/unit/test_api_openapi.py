@@ -152,7 +152,7 @@ def test_requests_that_spend_money_take_a_key(document: dict[str, Any]) -> None:
     assert keyed == {"submitExperiment", "cancelExperiment", "resumeExperiment", "extendExperiment", "limitExperiment"}
 
 
-MADE_UP = {"/v1/plans/{id}", "/v1/tokens/{id}"}
+MADE_UP = {"/v1/pool", "/v1/plans/{id}", "/v1/tokens/{id}"}
 """Their examples are random ids: nothing is there."""
 
 
