@@ -14,6 +14,8 @@ from rubberband import cli
 from rubberband.api.experiments.admission import START_S, calendar_of
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import PoolFile, on_pool, pool_folder
 from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service, words
 
@@ -83,6 +85,25 @@ def test_the_pool_shows_who_may_hold_what_and_until_when(service: FakeService) -
     assert members["one"]["promised_gpus"] == 2
     assert members["one"]["promise"]["end_at"] - members["one"]["promise"]["start_at"] == pytest.approx(135.0)
     assert (members["two"]["promised_gpus"], members["two"]["promise"]) == (0, None)
+
+
+def test_an_experiment_on_a_pool_that_is_up_has_its_price_and_its_process_gets_its_folder(tmp_path: Path) -> None:
+    folder = pool_folder("team", tmp_path)
+    file = PoolFile(instances=2, gpus_per_instance=1, instance_type="local", price_per_hour=3.6)
+    folder.write(file.model_dump(mode="json", by_alias=True, exclude_none=True))
+    pool = SharedPool(name="team", provider="local", instances=2, gpus_per_instance=1, folder=str(folder.path))
+    local = {"resources": {"provider": "local"}, "entrypoint": "examples.digits:DigitsTrial"}
+    with fake_service(tmp_path, pool=pool) as service:
+        made = submit(service, "one", **TIGHT, **local)
+        assert made.status_code == 201, made.json()
+        row = service.store.submission("one")
+        assert row is not None
+        resources = dict(row.words["resources"])
+        assert (resources["price_per_hour"], resources["max_instances"], "pool" in resources) == (3.6, 2, False)
+        ordered = on_pool({**row.words, "resources": {**resources, "pool": str(folder.path)}}, tmp_path)
+        assert Experiment.kept(ordered).resources.pool == str(folder.path)
+        dearer = submit(service, "two", **{**local, "resources": {"provider": "local", "price_per_hour": 1.0}})
+        assert "contradicts pool" in dearer.json()["detail"]
 
 
 def test_a_service_without_a_pool_shows_none(tmp_path: Path) -> None:
