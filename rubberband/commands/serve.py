@@ -229,7 +229,7 @@ def summary(settings: Settings, address: str, store: Store) -> list[str]:
     else:
         tokens = f"not needed: every user who reaches {settings.host} may do everything (--auth)"
     pool = settings.pool
-    shared = "" if pool is None else f"{pool.name}: {pool.instances} instances of {pool.gpus_per_instance} GPUs"
+    shared = "" if pool is None else f"{pool.name}: {pool.instances} x {pool.gpus_per_instance} GPU"
     return [
         f"serving on   {address}",
         f"experiments  {settings.home / 'experiments'}{kept}; {settings.limits.max_running} at the same time",
