@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,19 @@ def test_it_resumes_with_another_number_of_workers_and_trains_every_batch_once(s
         assert (each.batch.updates.servers, each.batch.updates.updates) == (2, 4)
 
 
+def test_loader_workers_load_the_batches_that_a_worker_takes_next(store: CheckpointStore) -> None:
+    segment = replace(SEGMENT, config={"num_workers": 2}, metric="train_loss", until_iterations=3)
+    with async_gang(entry("Loaded"), segment, store, AsyncTraining(), workers=1) as gang:
+        ahead = gang.all()
+    segment = replace(segment, config={"num_workers": 0})
+    with async_gang(entry("Loaded"), segment, store, AsyncTraining(), workers=1) as gang:
+        alone = gang.all()
+    assert [each.metrics for each in ahead] == [each.metrics for each in alone]
+    data = content(store, ahead[-1].checkpoint)["batching"]["data"]
+    assert data["next_ticket"] > 12  # batches are in hand
+    assert len(set(range(data["next_ticket"])) - set(data["returned"])) == 12
+
+
 @pytest.mark.parametrize("training", [FREE, pytest.param(SHARED, marks=pytest.mark.long)], ids=["free", "shared"])
 def test_it_goes_on_without_a_worker_that_is_killed_and_takes_in_another(
     store: CheckpointStore, training: AsyncTraining
@@ -111,6 +126,26 @@ def test_rank_0_returns_to_the_servers_without_losing_an_update(store: Checkpoin
     assert [item.iterations for item in found if isinstance(item, SegmentReport)] == list(
         range(last.iterations + 1, ITERATIONS + 1)
     )
+
+
+@pytest.mark.parametrize(
+    "training", [FREE, pytest.param(replace(FREE, max_staleness=2), marks=pytest.mark.long)], ids=["free", "bounded"]
+)
+def test_rank_0_that_falls_behind_ends_iterations_before_it_goes_on(
+    store: CheckpointStore, training: AsyncTraining
+) -> None:
+    with async_gang(entry("Regression"), replace(SEGMENT, until_iterations=40), store, training) as gang:
+        first, second = gang.join(0), gang.join(1)
+        items = [first.next() for _ in range(3)]
+        assert first.process.pid is not None
+        os.kill(first.process.pid, signal.SIGSTOP)
+        time.sleep(0.5)  # the other one reaches the second iteration that is not closed
+        os.kill(first.process.pid, signal.SIGCONT)
+        items += first.rest()
+        assert not second.rest()
+    found = [item for item in items if isinstance(item, SegmentReport)]
+    assert [each.iterations for each in found] == list(range(1, 41))
+    assert all(each.batch.updates is not None and each.batch.updates.updates == 4 for each in found)
 
 
 def test_workers_end_when_a_server_is_killed(store: CheckpointStore) -> None:

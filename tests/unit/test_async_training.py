@@ -57,12 +57,12 @@ def test_every_batch_is_taken_once_whoever_comes_and_goes(
             pace.leave(worker)
             present.remove(worker)
         elif pace.is_over:
-            assert pace.number(worker) is None
+            assert pace.number() is None
         elif pace.may_begin(worker):
             if staleness:
                 assert made[worker] - min(made[each] for each in present) <= staleness
             ticket = pace.held[worker][0]
-            number = pace.number(worker)
+            number = pace.number()
             assert number == sum(taken.values())
             taken[ticket] += 1
             made[worker] += 1
@@ -84,7 +84,7 @@ def test_workers_that_share_a_batch_begin_it_together() -> None:
     pace.end_round(["a", "b"])
     assert pace.may_begin("a")
     assert pace.begin("a") == ("a", "b", "c")
-    assert pace.number("a") == 1
+    assert pace.number() == 1
 
 
 @given(st.permutations(range(12)), st.sampled_from([1, 2, 3, 4, 6]))
@@ -109,8 +109,12 @@ def test_servers_wait_for_rank_0_at_the_second_iteration_it_has_not_closed() -> 
         assert order.done(number)
         order.end()
     assert not order.may_apply(2)
+    assert not order.may_apply_unclosed(2)
+    assert order.waits
     order.closed = 1
     assert order.may_apply(2)
+    assert order.may_apply_unclosed(2)
+    assert not order.waits
 
 
 def test_the_times_of_an_iteration_are_means_over_its_updates() -> None:

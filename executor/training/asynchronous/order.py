@@ -34,6 +34,15 @@ class Order:
         """Whether the update belongs to the present iteration, and rank 0 is not too far behind."""
         return number < self.boundaries[min(self.cut + 1, self.closed + AHEAD, self.last) - self.first]
 
+    @property
+    def waits(self) -> bool:
+        """Whether nothing can be applied before rank 0 closes an iteration."""
+        return self.cut < self.last and self.cut >= self.closed + AHEAD
+
+    def may_apply_unclosed(self, number: int) -> bool:
+        """Whether the update can be applied, now or later, without rank 0 closing an iteration before."""
+        return number < self.boundaries[min(self.closed + AHEAD, self.last) - self.first]
+
     def is_done(self, number: int) -> bool:
         """Whether the update is applied or lost."""
         return number < self.low or number in self._above

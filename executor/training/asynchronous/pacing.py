@@ -87,8 +87,8 @@ class Pace:
             self._round, self._members = self.updates, tuple(sorted(self._clocks))
         return self._members if worker in self._members else ()
 
-    def number(self, worker: str) -> int | None:
-        """Return the number of the worker's next update; None if the segment needs no more."""
+    def number(self) -> int | None:
+        """Return the number of the next update; None if the segment needs no more."""
         if self.is_over:
             return None
         if self.shares:

@@ -124,7 +124,7 @@ class AsyncRunner(TorchRunner):
         optimizer.state.clear()
         worker = f"{self._rank:05d}-{uuid.uuid4().hex[:8]}"
         self._name = worker
-        self._servers.join(worker, 1 + self._feed.parts_ahead)
+        self._servers.join(worker, 1 + self._feed.parts_ahead, closes=self._rank == 0)
         return done
 
     def _beginning(self, iteration: int) -> dict[str, Any]:

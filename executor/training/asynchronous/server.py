@@ -57,6 +57,8 @@ class _Peer:
 
     wire: Wire
     worker: str = ""
+    closes: bool = False
+    """Whether it is rank 0, for which nothing may wait that waits for it."""
     version: int = 0
     """Updates in the parameters that it has."""
     gradients: Buffer | None = None
@@ -210,7 +212,7 @@ class ParameterServer:
         peer.gradients, peer.reply = self._shard.another_buffer(), self._shard.another_buffer()
         with self._changed:
             self._wait_for(lambda: self._order is not None)
-            peer.worker = header["worker"]
+            peer.worker, peer.closes = header["worker"], header["closes"]
             self._joined += 1
             if self._is_first:
                 self._pace.join(peer.worker, header["hand"])
@@ -240,21 +242,29 @@ class ParameterServer:
         pace, members = self._pace, tuple[str, ...]()
         if self._applied == self._now_in_order.boundaries[0]:  # all of them are part of the start-up
             self._wait_for(lambda: self._joined >= self._segment.num_workers, _ALL_THERE_S)
-        self._wait_for(lambda: pace.is_over or pace.may_begin(peer.worker))
-        if not pace.is_over:
+        order = self._now_in_order
+        self._wait_for(lambda: pace.is_over or (peer.closes and order.waits) or self._may_begin(peer.worker))
+        if not pace.is_over and self._may_begin(peer.worker):
             members = pace.begin(peer.worker)
         tickets = [pace.next_ticket] if self._shares else list(pace.held[peer.worker])
         return {"tickets": tickets, "members": list(members), "is_over": pace.is_over}
+
+    def _may_begin(self, worker: str) -> bool:
+        return self._pace.may_begin(worker) and worker in self._pace.begin(worker)
 
     def _push(self, peer: _Peer, header: dict[str, Any]) -> None:
         """Take a gradient in and apply it; answer with the parameters, or without if they are asked for later."""
         assert peer.gradients is not None
         if self._is_first:
             with self._changed:
-                number = self._pace.number(peer.worker)
-                peer.reading = peer.latest = number
-                cut = self._now_in_order.cut
-            peer.wire.send({"number": number, "cut": cut})
+                number, order = None, self._now_in_order
+                # One that can only be applied once rank 0 has closed an iteration must not keep it from that.
+                if not peer.closes or order.may_apply_unclosed(self._pace.updates):
+                    number = self._pace.number()
+                if number is not None:
+                    peer.reading = peer.latest = number
+                answer = {"number": number, "cut": order.cut, "is_over": self._pace.is_over and number is None}
+            peer.wire.send(answer)
             if number is None:
                 return
         else:

@@ -141,11 +141,14 @@ class Servers:
 
     # Updates
 
-    def join(self, worker: str, hand: int) -> None:
-        """Become a worker that holds `hand` tickets at a time; return with the parameters, once it may begin."""
+    def join(self, worker: str, hand: int, *, closes: bool) -> None:
+        """Become a worker that holds `hand` tickets at a time; return with the parameters, once it may begin.
+
+        One of them `closes` the iterations.
+        """
 
         def ask(server: int) -> None:
-            self._wires[server].send({"kind": "join", "worker": worker, "hand": hand})
+            self._wires[server].send({"kind": "join", "worker": worker, "hand": hand, "closes": closes})
             self._take(server)
 
         # The first one last: its workers are known to all others.
@@ -169,7 +172,7 @@ class Servers:
         """Send the gradients, and fetch the parameters once they are applied and this worker may begin again.
 
         `weight` is what the gradients count in an update that workers share, and `sums` those of their losses. Returns
-        False, and sends nothing, if the segment needs no more.
+        False, and sends nothing, if the segment needs no more, or rank 0 must end an iteration first.
         """
         sent_at = time.perf_counter()
         compute_s = sent_at - self._ready_at
@@ -181,13 +184,13 @@ class Servers:
         def announce() -> int | None:
             first.announce({**header, "absent": absent[0], "sums": sums}, sizes[0])
             answer = first.header()
-            self.cut = answer["cut"]
+            self.cut, self.is_over = answer["cut"], answer["is_over"]
             number: int | None = answer["number"]
             return number
 
         number = self._once(announce)
         if number is None:
-            self.is_over = True
+            self._ready_at = time.perf_counter()
             return False
 
         def push(server: int) -> dict[str, float]:
