@@ -15,7 +15,7 @@ from rubberband.api.answers import Failures, Heads, answer_errors
 from rubberband.api.dashboard import pages
 from rubberband.api.experiments.service import Runs
 from rubberband.api.feed import Feed
-from rubberband.api.metrics import ExperimentMeasures, RequestMeasures
+from rubberband.api.metrics import ExperimentMeasures, PoolMeasures, RequestMeasures
 from rubberband.api.openapi import DocumentedApp
 from rubberband.api.plans.previews import Plans
 from rubberband.api.routes import events, experiment_parts, experiments, health, plans, pool, prices, problems, tokens
@@ -70,6 +70,7 @@ def app_of(service: Service) -> FastAPI:
     app.state.registry = registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     registry.register(ExperimentMeasures(service.store, service.runs.result))
+    registry.register(PoolMeasures(service.settings.home))
     for router in _ROUTERS:
         app.include_router(router)
     answer_errors(app, app.methods_of)

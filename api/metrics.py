@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
@@ -20,8 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rubberband.api.openapi import only_documented
 from rubberband.api.security.authentication import Reader
 from rubberband.api.store.sql import Store
+from rubberband.cloud.pool import RemotePool
+from rubberband.errors import ProviderError
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.result import Result
+from rubberband.spec.pool import pools_up
 from rubberband.states import OVER, ExperimentState
 from rubberband.values.submission import Submission
 from rubberband.views.experiment import slack_s
@@ -69,6 +76,53 @@ class ExperimentMeasures(Collector):
             for status in TrialStatus:
                 family.add_metric([one.name, status.value], counts[status.value])
         return family
+
+
+class PoolMeasures(Collector):
+    """Collector over the pools of a home that are up: it asks their brokers at each scrape, and skips dead ones."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the measures as of now."""
+        pools = []
+        for folder in pools_up(self._home):
+            with suppress(ProviderError):
+                pools.append(RemotePool(folder).glance())
+        yield self._of(pools, "instances", "Instances rented.", {"": lambda pool: pool["instances"]})
+        gpus = {"held": lambda pool: pool["gpus"] - pool["free_gpus"], "free": lambda pool: pool["free_gpus"]}
+        yield self._of(pools, "gpus", "GPUs of the rented instances.", gpus, label="state")
+        yield self._of(pools, "waiting_requests", "Requests that wait.", {"": lambda pool: len(pool["waiting"])})
+        usd = {part: partial(_usd, part) for part in ("lent", "idle")}
+        yield self._of(pools, "spend_usd", "The provider's bill so far, in parts.", usd, label="part")
+        yield self._of(pools, "started_instances", "Instances started so far.", {"": lambda pool: pool["started"]})
+        loans = {"warm": partial(_loans, True), "cold": partial(_loans, False)}
+        yield self._of(pools, "loans", "Instances lent so far, by whether they ran already.", loans, label="start")
+
+    def _of(
+        self,
+        pools: Sequence[Mapping[str, Any]],
+        name: str,
+        documentation: str,
+        values: Mapping[str, Callable[[Mapping[str, Any]], float]],
+        *,
+        label: str = "",
+    ) -> GaugeMetricFamily:
+        labels = ["pool", *([label] if label else [])]
+        family = GaugeMetricFamily(f"rubberband_pool_{name}", documentation, labels=labels)
+        for pool in pools:
+            for kind, value in values.items():
+                family.add_metric([pool["name"], *([kind] if label else [])], value(pool))
+        return family
+
+
+def _usd(part: str, pool: Mapping[str, Any]) -> float:
+    return float(pool["usd"][part])
+
+
+def _loans(warm: bool, pool: Mapping[str, Any]) -> float:
+    return sum(loan["was_warm"] is warm for loan in pool["loans"])
 
 
 def _family(

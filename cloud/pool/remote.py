@@ -34,6 +34,7 @@ PATIENCE_S = 60.0
 _ANSWER_S = 60.0
 _HEAD_S = 600.0
 """On a busy machine a head may take minutes to start."""
+_GLANCE_S = 2.0
 _RETRY_S = 0.1
 _START_EVERY_S = 5.0
 
@@ -101,6 +102,11 @@ class RemotePool:
     def status(self) -> dict[str, Any]:
         """Return the pool's standing (see `standing`)."""
         found: dict[str, Any] = self._ask("status")
+        return found
+
+    def glance(self) -> dict[str, Any]:
+        """Return the pool's standing if its broker answers at once. Raises ProviderError; starts no broker."""
+        found: dict[str, Any] = self._once("status", _GLANCE_S)
         return found
 
     def ensure_broker(self) -> None:

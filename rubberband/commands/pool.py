@@ -24,11 +24,11 @@ pool = typer.Typer(
 
 
 def pool_names(incomplete: str) -> list[str]:
-    """Return the names of this machine's pools that begin so, for completion in a shell."""
+    """Return the names of the pools that are up and begin so, for completion in a shell."""
     from rubberband.installation import default_home
+    from rubberband.spec.pool import pools_up
 
-    names = (path.parent.name for path in (default_home() / "pools").glob("*/pool.json"))
-    return sorted(name for name in names if name.startswith(incomplete))
+    return [folder.name for folder in pools_up(default_home()) if folder.name.startswith(incomplete)]
 
 
 NameArgument = Annotated[
@@ -134,7 +134,7 @@ def _chosen(name: str | None) -> PoolFolder:
     from rubberband.spec.pool import pool_folder
 
     home = default_home()
-    names = [name] if name else [each for each in pool_names("") if pool_folder(each, home).is_up]
+    names = [name] if name else pool_names("")
     if len(names) != 1:
         known = ", ".join(names) or "none"
         raise InputError(f"which pool is meant? those that are up: {known}; give its name")

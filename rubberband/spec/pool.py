@@ -141,6 +141,12 @@ class PoolFolder:
             self.address.unlink(missing_ok=True)
 
 
+def pools_up(home: Path) -> list[PoolFolder]:
+    """Return the folders of the pools below `home` that are up, by name."""
+    found = (PoolFolder(path=path.parent) for path in sorted((home / "pools").glob("*/pool.json")))
+    return [folder for folder in found if folder.is_up]
+
+
 def pool_folder(name: str, home: Path) -> PoolFolder:
     """Return the folder of the pool `name` below `home`, or the folder itself if a path is given."""
     return PoolFolder(path=Path(name).expanduser().absolute() if "/" in name else home / "pools" / name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rubberband.api.metrics import MAX_ENDED
+from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolServer
+from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.errors import JournalError
+from rubberband.spec.pool import pool_folder
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result
@@ -121,3 +126,24 @@ def test_not_ready_without_the_store_and_no_details(service: FakeService, monkey
     answer = service.client.get("/readyz")
     assert (answer.status_code, answer.json()["checks"]["store"]) == (503, "does not answer")
     assert "internal" not in answer.text
+
+
+def test_a_pool_that_is_up_is_measured(service: FakeService, tmp_path: Path) -> None:
+    folder, clock = pool_folder("team", tmp_path), VirtualClock(1_700_000_000.0)
+    folder.write({"instances": 2, "gpus_per_instance": 4})
+    assert ("rubberband_pool_instances", "team") not in scraped(service), "no broker answers"
+    limits = PoolLimits(instances=2, gpus=4, price_usd_per_hour=3.6)
+    pool = Pool(VirtualProvider("team", clock), MemoryJournal(), limits, clock.now, start=lambda work: work())
+    pool.launch("a.1", "a", "i", 1, 600.0)
+    server = PoolServer(folder, pool, look_s=0.01)
+    serving = threading.Thread(target=server.run)
+    serving.start()
+    try:
+        while ("rubberband_pool_gpus", "team", "held") not in (found := scraped(service)):
+            time.sleep(0.01)
+    finally:
+        server.stop()
+        serving.join()
+    assert found["rubberband_pool_instances", "team"] == 1.0
+    assert found["rubberband_pool_waiting_requests", "team"] == 0.0
+    assert found["rubberband_pool_gpus", "team", "held"] + found["rubberband_pool_gpus", "team", "free"] == 4.0
