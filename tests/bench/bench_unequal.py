@@ -81,9 +81,9 @@ class Burning(rubberband.TorchTrial):
 
 
 class Progressing(Burning):
-    """With iterations of 2,048 samples' progress."""
+    """With iterations of 1,024 samples' progress."""
 
-    samples_per_iteration = 2048
+    samples_per_iteration = 1024
 
 
 class Throttle:
@@ -419,7 +419,7 @@ def overhead() -> None:
 
 
 def _progress(gang: Gang, quotas: Any, adapts: bool, policy: BalancePolicy) -> tuple[float, str]:
-    iterations = 6
+    iterations = 4
     batch = AdaptiveBatch(max=512, interval=5) if adapts else None
     config = {"cost": (0.004, 0.0005), "batch_size": 32}
     segment = segment_of(gang, policy, config=config, batch=batch, until_iterations=iterations)
@@ -438,7 +438,7 @@ def _progress(gang: Gang, quotas: Any, adapts: bool, policy: BalancePolicy) -> t
 def goodput() -> None:
     """Elastic batches and balancing, each alone and together."""
     quotas = [UNIT * part for part in (1, 1, 2, 4)]
-    print("\nSeconds for 2,048 samples of progress (4 workers, CPUs 1:1:2:4), after two iterations")
+    print("\nSeconds for 1,024 samples of progress (4 workers, CPUs 1:1:2:4), after two iterations")
     base = 0.0
     for adapts in (False, True):
         for policy in ("equal", "auto"):
@@ -454,6 +454,7 @@ def goodput() -> None:
 SECTIONS = {each.__name__: each for each in (static, shift, equal, overhead, goodput)}
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the control groups are removed
     for name in sys.argv[1:] or SECTIONS:
         SECTIONS[name]()
         sys.stdout.flush()
