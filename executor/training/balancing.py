@@ -33,6 +33,8 @@ LOOKS_SHARE = 0.004
 """Share of the time for looks."""
 QUIET_SHARE = 0.001
 """The same once the shares have not changed in `QUIET_LOOKS` looks."""
+SEEN_WITHIN_S, QUIET_WITHIN_S = 1.0, 2.5
+"""A slow worker is seen within this time, whatever a look takes: on a busy machine it is long."""
 QUIET_LOOKS = 20
 FIRST_INTERVAL, MOST_INTERVAL = 2, 1000
 """Steps until the first look, and the most between two; it doubles at most from one to the next."""
@@ -219,8 +221,10 @@ class Balancing:
         step_s = self._step_s / self._steps
         change_s = max((row[5] for row in rows if not math.isnan(row[5])), default=0.0) - step_s
         self._rest_steps = math.ceil(max(0.0, change_s) / (CHANGES_SHARE * step_s)) if self._has_loaders else 0
-        share = LOOKS_SHARE if self._quiet < QUIET_LOOKS else QUIET_SHARE
-        return min(max(1, math.ceil(look_s / (share * step_s))), 2 * self._interval, MOST_INTERVAL)
+        moves = self._quiet < QUIET_LOOKS
+        share, within_s = (LOOKS_SHARE, SEEN_WITHIN_S) if moves else (QUIET_SHARE, QUIET_WITHIN_S)
+        interval_s = min(look_s / share, within_s)
+        return min(max(1, math.ceil(interval_s / step_s)), 2 * self._interval, MOST_INTERVAL)
 
     def _adopt(self, batching: Batching, batch_size: int, shares: tuple[int, ...]) -> None:
         self._quiet += 1

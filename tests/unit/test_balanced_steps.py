@@ -140,6 +140,13 @@ def test_long_steps_are_looked_at_after_each_of_them():
     assert run.gang.looks == looks + 10
 
 
+def test_a_slow_worker_is_seen_soon_even_where_looks_take_long():
+    run = Run(look_s=0.05)
+    run.steps(200, 0.2)
+    run.balancer.wanted = (6, 4, 2)
+    assert (6, 4, 2) in run.steps(20, 0.2)
+
+
 def test_a_decision_after_a_step_holds_for_the_next_one():
     run = Run()
     run.steps(2, 0.1)
