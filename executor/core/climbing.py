@@ -64,4 +64,6 @@ def release_idle(job: Job, state: State, lane: Lane) -> list[Command]:
     if lane.waiters or lane.rungs.promotable() is not None:
         return []
     idle = [record for record in state.held(lane).live if not lane.runners.uses(record.instance)]
+    if state.allotments:  # gangs may be narrower than planned: what is idle is not asked for again
+        lane.needs = min(lane.needs, len(state.held(lane).live) - len(idle))
     return instances.give_up(job, state, lane, idle)
