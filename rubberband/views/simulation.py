@@ -20,25 +20,26 @@ _GPUS = "GPUs that jobs hold at every moment, for every policy."
 
 
 def policy_table(found: Simulation) -> TextTable:
-    """Return a row for each policy."""
-    header = ("policy", "mean JCT", "median JCT", "p99 JCT", "makespan", "utilisation", "moves per job", "cost")
+    """Return a row for each policy; with the cost if the pool has a price."""
+    header = ["policy", "mean JCT", "median JCT", "p99 JCT", "makespan", "utilisation", "moves per job"]
     unfinished = any(len(outcome.jcts_s) < len(outcome.jobs) for outcome in found.outcomes.values())
+    header += ["cost"] * bool(found.usd_per_hour) + ["unfinished"] * unfinished
     rows = []
     for name, outcome in found.outcomes.items():
         figures = outcome.summary(found.usd_per_hour)
-        row = (
+        row = [
             name,
             *(_time(figures[key]) for key in ("mean_jct_s", "median_jct_s", "p99_jct_s", "makespan_s")),
             f"{100.0 * outcome.utilisation:.0f} %",
             f"{figures['moves_per_job']:.1f}",
-            format_usd(figures["cost_usd"] or 0.0),
-        )
-        rows.append((*row, str(figures["unfinished"])) if unfinished else row)
+        ]
+        row += [format_usd(figures["cost_usd"] or 0.0)] * bool(found.usd_per_hour)
+        rows.append((*row, *[str(figures["unfinished"])] * unfinished))
     jobs = len(next(iter(found.outcomes.values())).jobs)
     return TextTable(
         title=f"{counted(jobs, 'job')} of {found.workload} on {found.pool}: "
         f"{counted(found.capacity.instances, 'instance')} of {counted(found.capacity.gpus_per_instance, 'GPU')}",
-        header=(*header, "unfinished") if unfinished else header,
+        header=tuple(header),
         rows=tuple(rows),
         words=frozenset({0}),
         notes=("Simulated: nothing was started, and nothing was charged.",),

@@ -13,7 +13,7 @@ from rubberband.commands.common import TableFormat
 from rubberband.commands.simulate import WorkloadFormat, simulate
 from rubberband.errors import InputError
 from rubberband.spec.loading import load_pool
-from rubberband.views.simulation import render_simulation
+from rubberband.views.simulation import policy_table, render_simulation
 from tests.builders.adaptdl_data import HEADER, write_data
 
 PROFILE = {
@@ -103,12 +103,18 @@ def test_a_job_larger_than_the_pool_is_unfinished(tmp_path: Path, pool: Path, tr
     assert simulated(load_pool(pool), large, ["tiresias"], traces).outcomes["tiresias"].summary()["unfinished"] == 1
 
 
+def test_without_a_price_there_is_no_cost(tmp_path: Path, jobs: Path) -> None:
+    free = write(tmp_path / "free.yaml", "instances: 2\ngpus_per_instance: 4\n")
+    assert "cost" not in policy_table(simulated(load_pool(free), jobs, ["equal"])).header
+
+
 def test_the_page_shows_policies_completion_times_and_allotments(pool: Path, jobs: Path) -> None:
     found = simulated(load_pool(pool), jobs, ["default", "equal"])
     text = render_simulation(found)
     assert "Job completion times" in text
     assert "Allotments under equal" in text
     assert "nothing was charged" in text
+    assert "USD" in text
 
 
 @pytest.mark.parametrize(
