@@ -308,9 +308,12 @@ class Controller:
         if self.state.course != "running":
             return
         now = self.state.now
-        for trial in [trial for lane in self.state.lanes for trial in lane.runners.due(now)]:
+        hung = [(lane, trial) for lane in self.state.lanes for trial in lane.runners.due(now)]
+        for _, trial in hung:
             self._commands.append(StopTrial(trial=trial.trial, attempt=trial.attempt))
             self._fail(trial, "hung", f"no report for {trial.due_at - trial.progress_at:.0f} s")
+        for lane, trial in hung:
+            self._commands += stragglers.replace_hung(self.job, self.state, lane, trial)
         if self.state.just_woke:  # what is told next may have cost less than it would have by now
             return
         if now >= rules.added_ends_at(self.job, self.state) + rules.DEADLINE_GRACE_S:

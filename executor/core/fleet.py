@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rubberband.executor.core.history import Replacement
+from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.purse import Purse
 from rubberband.values.plan import Market
 
@@ -25,8 +25,8 @@ class InstanceStatus(StrEnum):
     READY = "ready"
     LEAVING = "leaving"
     """Interrupted, and taken away soon: trials on it go on until their next report, and no other trial starts. Or
-    recalled, since the allotment shrank: trials on it stop at their next checkpoint. Or too slow, and left once another
-    one is ready."""
+    recalled, since the allotment shrank: trials on it stop at their next checkpoint. Or too slow or silent, and left
+    once another one is ready."""
     RELEASING = "releasing"
     ENDED = "ended"
     REFUSED = "refused"
@@ -110,6 +110,8 @@ class Fleet:
     spot_dry_reason: str = ""
     replacements: list[Replacement] = field(default_factory=list)
     """Slow instances that were exchanged, in order."""
+    hung: list[HungInstance] = field(default_factory=list)
+    """Instances that were exchanged since a trial hung on them, in order."""
     slow_anywhere: set[int] = field(default_factory=set)
     """Ranks that stayed slow on another instance, so that it is not the instances' fault."""
     purse: Purse | None = field(default=None, init=False, repr=False, compare=False)

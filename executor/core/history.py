@@ -80,3 +80,14 @@ class Replacement:
     """Seconds by which the stage was expected to end earlier, the start of the other one included."""
     extra_usd: float
     """Its expected cost; negative if it saves money."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HungInstance:
+    """An instance was exchanged for another: a trial hung on it, and no other trial on it reported meanwhile."""
+
+    at: float
+    instance: str
+    trial: int
+    first: bool
+    """Whether it is used until the other one is ready; if not, its trials wait for that."""

@@ -112,6 +112,8 @@ class Job:
     """The same of an instance that is not ready yet, if that is longer: it renews its lease itself then."""
     start_attempts: int | None = None
     """Instances in a row that never got ready after which buying stops. None: no limit, as in older journals."""
+    hung_replacements: int = 0
+    """Most instances of a run that are replaced since a trial hung on them; 0: none, as in older journals."""
     draws: bool = False
     """Whether a sampler that learns draws the configurations when a bracket begins; False: all are known beforehand."""
     brackets: tuple[Bracket, ...] = ()

@@ -1,8 +1,11 @@
-"""Slow instances: the controller replaces one whose workers hold up a gang, if that pays. Writes the state.
+"""Slow and silent instances: the controller replaces one that holds up a gang, or on which a trial hung.
 
 A trial reports a straggler after 20 steps or more in which its gang would have been no slower without that worker
 (LB-BSP's straggler that no share makes fast enough). The instance is then the provider's fault, not the trial's, unless
 the same worker is slow on another instance as well.
+
+An instance that is 40 times slower than others lets its trials hang instead, and so does one whose GPU is stuck: a
+trial that is tried again there hangs again, and in the end the whole stage has failed. This writes the state.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from rubberband.executor.core.budget import instance_cost_usd, market_usd_per_s,
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, running_left_s, stage_left_s
-from rubberband.executor.core.history import Replacement
+from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.instances import allow_another_launch, release
 from rubberband.executor.core.state import Job, Lane, Phase, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import stop
@@ -42,7 +45,26 @@ def replace_slow(job: Job, state: State, lane: Lane, trial: TrialState) -> list[
         return []
     best = max(paying, key=lambda one: (one.saved_s, one.instance))
     state.fleet.replacements.append(best)
-    return _replace(job, state, lane, best)
+    return _replace(job, state, lane, state.instances[best.instance], first=best.first)
+
+
+def replace_hung(job: Job, state: State, lane: Lane, trial: TrialState) -> list[Command]:
+    """Replace the instance of a trial that has just hung in training, if no other trial on it has reported meanwhile.
+
+    A trial is evidence once. One that hangs on the other instance too, and has no retry left, hangs by its own doing;
+    no instance is replaced for a hang after that. A gang on several instances does not show which one is at fault.
+    """
+    names = {slot.instance for slot in trial.gang}
+    if len(names) != 1 or not _hang_is_evidence(job, state, lane, trial):
+        return []
+    record = state.instances[names.pop()]
+    if record.status is not InstanceStatus.READY or _is_alive(state, record, since=trial.progress_at):
+        return []
+    first = _has_room(state, lane)
+    state.fleet.hung.append(
+        HungInstance(at=state.now, instance=record.instance, trial=trial.trial, first=first),
+    )
+    return _replace(job, state, lane, record, first=first)
 
 
 # Which instances are suspected, and on what evidence.
@@ -69,13 +91,40 @@ def _suspects(state: State, trial: TrialState, use: BalanceUse) -> list[Instance
     return [state.instances[name] for name in names if state.instances[name].status is InstanceStatus.READY]
 
 
+def _hang_is_evidence(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
+    """Whether a trial's hang says something about its instance, and the instance may be exchanged now."""
+    hung = state.fleet.hung
+    if len(hung) >= job.hung_replacements or trial.trial in {one.trial for one in hung}:
+        return False
+    again = [state.trials[one.trial] for one in hung]
+    if any(one.status is TrialStatus.FAILED and one.failure and one.failure[0] == "hung" for one in again):
+        return False
+    return state.allocation(trial).training_at is not None and _may_exchange(job, state, lane)
+
+
+def _is_alive(state: State, record: InstanceRecord, since: float) -> bool:
+    """Whether a trial that trains or trained on an instance has reported from there after `since`."""
+    for trial in state.trials:
+        if trial.attempt and trial.reports and trial.reports[-1].reported_at > since:
+            use = state.allocation(trial)
+            is_here = any(slot.instance == record.instance for slot in use.gang)
+            if is_here and use.training_at is not None and trial.reports[-1].reported_at >= use.training_at:
+                return True
+    return False
+
+
 def _may_replace(job: Job, state: State, lane: Lane) -> bool:
+    """Whether a slow instance may be exchanged now: no trial waits, and replacements are left."""
+    if len(state.fleet.replacements) >= MOST_REPLACEMENTS or lane.waiters:
+        return False
+    return _may_exchange(job, state, lane)
+
+
+def _may_exchange(job: Job, state: State, lane: Lane) -> bool:
     """Whether an instance may be exchanged now: all that are wanted are there, and one more can be bought."""
-    if job.offer.billing == "per_function" or len(state.fleet.replacements) >= MOST_REPLACEMENTS:
+    if job.offer.billing == "per_function" or state.course != "running" or lane.phase is not Phase.TRAINING:
         return False
     held = state.held(lane)
-    if state.course != "running" or lane.phase is not Phase.TRAINING or lane.waiters:
-        return False
     if held.leaving or len(held.ready) < len(held.live) or rules.missing(state, lane):
         return False
     is_calm = state.fleet.failed_starts == 0 and lane.relaunch_at <= state.now
@@ -183,11 +232,10 @@ def _has_room(state: State, lane: Lane) -> bool:
     return held < lane.max_instances and (state.allotment is None or total < state.allotment)
 
 
-def _replace(job: Job, state: State, lane: Lane, found: Replacement) -> list[Command]:
-    """Leave the slow instance: at once, or once another one is ready where both may be held."""
-    record = state.instances[found.instance]
+def _replace(job: Job, state: State, lane: Lane, record: InstanceRecord, *, first: bool) -> list[Command]:
+    """Leave an instance: at once, or once another one is ready where both may be held."""
     allow_another_launch(job, lane)
-    if found.first:
+    if first:
         record.status = InstanceStatus.LEAVING
         state.fleet.rent_changed()
         return []

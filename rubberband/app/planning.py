@@ -18,6 +18,8 @@ from rubberband.values.plan import Policy
 
 START_ATTEMPTS = 3
 """A run stops buying for now after this number of instances in a row that never became ready."""
+HUNG_REPLACEMENTS = 3
+"""A run replaces at most this number of instances since trials hung on them."""
 
 
 def plan_job(
@@ -83,6 +85,7 @@ def _job(
         lease_s=None if experiment.resources.kind.is_simulated else experiment.resources.lease_length_s,
         boot_lease_s=_boot_lease_s(experiment),
         start_attempts=START_ATTEMPTS,
+        hung_replacements=HUNG_REPLACEMENTS,
         draws=experiment.search.sampler.learns,
         brackets=brackets,
         lane_instances=tuple(lane.max_instances for lane in planned.lanes) if brackets else (),

@@ -41,6 +41,7 @@ from rubberband.views.words import (
     number,
     printable,
     replaced,
+    replaced_after_hang,
     slow_workers,
     stood_still,
     unequal,
@@ -81,6 +82,7 @@ class Narrator:
         self._decisions = 0
         self._promotions = 0
         self._replacements = 0
+        self._hung = 0
         self._slow: dict[int, Slow] = {}
         """Trial whose workers are unequal, or were -> its slow workers."""
         self._told_recalled: set[str] = set()
@@ -151,6 +153,7 @@ class Narrator:
         self._failures = len(state.failed)
         self._setbacks = len(state.setbacks)
         self._replacements = len(state.fleet.replacements)
+        self._hung = len(state.fleet.hung)
         self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
         self._live = [record for record in state.fleet.live() if record.instance in self._instances]
@@ -337,7 +340,9 @@ class Narrator:
     def _replaced(self, state: State) -> list[str]:
         fresh = state.fleet.replacements[self._replacements :]
         self._replacements = len(state.fleet.replacements)
-        return [replaced(one) for one in fresh]
+        hung = state.fleet.hung[self._hung :]
+        self._hung = len(state.fleet.hung)
+        return [replaced(one) for one in fresh] + [replaced_after_hang(one) for one in hung]
 
     def _synced(self, state: State) -> list[str]:
         ended = [stage for stage in state.stages if stage.ended_at is not None]

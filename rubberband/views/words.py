@@ -9,7 +9,7 @@ from typing import Any
 
 from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.core.events import Gang
-from rubberband.executor.core.history import Allotted, Granted, Pause, Replacement, Setback
+from rubberband.executor.core.history import Allotted, Granted, HungInstance, Pause, Replacement, Setback
 from rubberband.executor.happenings import (
     ExtensionResult,
     PauseResult,
@@ -277,12 +277,22 @@ def worker_names(ranks: Sequence[int], gang: Gang) -> str:
     return listed(f"{gang[rank].instance} GPU {gang[rank].gpu}" for rank in ranks)
 
 
+def replaced_after_hang(one: HungInstance) -> str:
+    """Return the phrase about an instance that is replaced since a trial hung on it."""
+    return (
+        f"{one.instance} is replaced {_when(one)}: trial {one.trial} hung, and no other trial there has reported since"
+    )
+
+
+def _when(one: Replacement | ReplacementResult | HungInstance) -> str:
+    return "once another one is ready" if one.first else "at once, and its trials wait for another one"
+
+
 def replaced(one: Replacement | ReplacementResult) -> str:
     """Return the phrase about a slow instance that is replaced, with what that is expected to save and cost."""
-    how = "once another one is ready" if one.first else "at once, and its trials wait for another one"
     cost = "costs" if one.extra_usd > 0.0 else "saves"
     return (
-        f"{one.instance} holds up trial {one.trial} and is replaced {how}; this is expected to save "
+        f"{one.instance} holds up trial {one.trial} and is replaced {_when(one)}; this is expected to save "
         f"{duration(one.saved_s)} of {duration(one.left_s)}, and {cost} {usd(abs(one.extra_usd))} USD"
     )
 

@@ -156,13 +156,13 @@ BREEZE = replace(
     refused=0.0,
     deaths_per_hour=0.0,
     stillborn=0.0,
-    slow_instance=0.0,
     trial_fails=0.0,
     latest_s=30.0,
     gone_for_good=0.0,
     cancels=0.0,
 )
-"""Nothing that should keep a run without a cap from being done."""
+"""Nothing that should keep a run without a cap from being done. Trials hang on an instance that is 40 times slower than
+others; once one has hung there, it is replaced."""
 STORM = replace(
     ROUGH,
     refused=0.15,
@@ -228,6 +228,7 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         dearest_usd_per_hour=None if dearest is None else dearest * offer.price_usd_per_hour,
         lease_s=LEASE_S,
         start_attempts=3,
+        hung_replacements=3,
         brackets=() if divided is None else divided.brackets,
         lane_instances=() if divided is None else divided.quotas,
         draws=family in LEARNING,

@@ -1,4 +1,4 @@
-"""Slow instances are replaced where that pays, within the limits, and not twice on the same evidence."""
+"""Slow and silent instances are replaced where that pays, within the limits, and not twice on the same evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from rubberband.executor.core import stragglers
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.state import Job, State
+from rubberband.executor.core.events import FailureKind
+from rubberband.executor.core.state import Job, State, TrialStatus
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.model import predict
 from rubberband.values.offer import Offer
@@ -159,3 +160,48 @@ def test_a_failed_launch_leaves_the_trial_where_it_is() -> None:
     state = run(a_job(), replace(SLOW, refused=[f"i-{number:03d}" for number in range(5, 500)]))
     assert len(state.fleet.replacements) == 1
     assert "i-003" in {slot.instance for slot in state.trials[0].gang}
+
+
+def of_two(trials: int = 2, iterations: int = 8, **changes: Any) -> Job:
+    """Trials on one GPU each, on two instances."""
+    gpus = changes.pop("gpus_per_instance", 1)
+    offer = replace(OFFER, gpus=gpus)
+    stages = (Stage(trials=trials, iterations=iterations),)
+    plan = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1),))
+    job = replace(a_job(offer=offer), stages=stages, plan=plan, prediction=predict(stages, plan, PROFILE, offer))
+    return replace(job, **{"hung_replacements": 3, **changes})
+
+
+def failures(state: State) -> list[int]:
+    return [trial.failures for trial in state.trials]
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_an_instance_on_which_a_trial_hangs_is_replaced(room: bool) -> None:
+    job = of_two(iterations=20)
+    job = job if room else replace(job, offer=replace(job.offer, max_instances=2))
+    state = run(job, Faults(slow={"i-002": 40.0}, slow_from=200.0))
+    (found,) = state.fleet.hung
+    assert (found.instance, found.trial, found.first) == ("i-002", 1, room)
+    assert failures(state) == [0, 1]
+    assert [trial.status for trial in state.trials] == [TrialStatus.COMPLETED] * 2
+    assert state.trials[1].gang[0].instance == "i-003"
+
+
+def test_a_journal_of_an_older_version_replaces_none() -> None:
+    state = run(of_two(hung_replacements=0), Faults(slow={"i-002": 40.0}, slow_from=200.0))
+    assert (state.fleet.hung, failures(state)) == ([], [0, 2])
+
+
+def test_a_trial_that_hangs_on_another_instance_too_hangs_by_its_own_doing() -> None:
+    again_and_again: dict[tuple[int, int], FailureKind] = {
+        (trial, attempt): "hung" for trial in (1, 3) for attempt in (1, 2, 3)
+    }
+    state = run(of_two(trials=4), Faults(failures=again_and_again))
+    assert [one.trial for one in state.fleet.hung] == [1]
+    assert failures(state) == [0, 2, 0, 2]
+
+
+def test_an_instance_from_which_another_trial_reports_stays() -> None:
+    state = run(of_two(trials=4, gpus_per_instance=2), Faults(failures={(1, 1): "hung"}))
+    assert (state.fleet.hung, failures(state)) == ([], [0, 1, 0, 0])

@@ -152,6 +152,14 @@ def test_a_straggler_is_named_when_it_is_known_and_its_replacement_is_explained(
     assert [happening.kind for happening in happenings(result)].count("replaced") == 1
 
 
+def test_the_replacement_of_an_instance_on_which_a_trial_hung_is_explained() -> None:
+    stream, job = io.StringIO(), dataclasses.replace(JOB, hung_replacements=1)
+    with open_view(job, lambda: 0.0, stream, False) as view:
+        run_virtual(job, Faults(slow={"i-002": 500.0}), observers=[view])
+    told = "i-002 is replaced once another one is ready: trial 2 hung, and no other trial there has reported since"
+    assert told in stream.getvalue()
+
+
 def test_workers_that_are_equal_for_a_while_make_no_further_line() -> None:
     stream, last = io.StringIO(), JOB.stages[2]
     job = dataclasses.replace(JOB, stages=(*JOB.stages[:2], dataclasses.replace(last, iterations=20)))
