@@ -91,9 +91,16 @@ def static(request: Request, name: str, v: str = "") -> Response:
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """Render a template; all get `path`, `who`, `stranger`, `now` and `status`."""
+    """Render a template; all get `path`, `who`, `stranger`, `shares_pool`, `now` and `status`."""
     who = principal_of(request)
-    shared = {"path": request.url.path, "who": who, "stranger": who is STRANGER, "now": time.time(), "status": status}
+    shared = {
+        "path": request.url.path,
+        "who": who,
+        "stranger": who is STRANGER,
+        "shares_pool": request.app.state.service.settings.pool is not None,
+        "now": time.time(),
+        "status": status,
+    }
     return HTMLResponse(_templates.get_template(template).render(shared | values), status)
 
 

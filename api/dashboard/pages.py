@@ -1,4 +1,4 @@
-"""The pages of the dashboard, but for the page of one experiment (see `experiment`)."""
+"""The pages of the dashboard, but for those of one experiment, of a comparison and of the pool."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from rubberband.api.dashboard import compare, experiment
+from rubberband.api.dashboard import compare, experiment, pool
 from rubberband.api.dashboard.frame import render
 from rubberband.api.dashboard.frame import router as assets_router
 from rubberband.api.experiments.body import read_experiment, require_allowed
@@ -84,6 +84,8 @@ def preflight(
         reason = str(passed)
     try:
         require_allowed(experiment, service.settings, to_run=True)
+        if service.admission is not None:
+            service.admission.require_room(experiment)
     except Problem as problem:
         reason = problem.detail
     if not principal.may("submit"):
@@ -258,6 +260,7 @@ router = APIRouter(include_in_schema=False)
 router.include_router(assets_router)
 router.include_router(experiment.router)
 router.include_router(compare.router)
+router.include_router(pool.router)
 
 Show = Annotated[str, Query(max_length=20)]
 Cursor = Annotated[str | None, Query(max_length=200)]

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from rubberband.api.experiments.gate import told_as_problems
 from rubberband.api.experiments.limit_preview import instant_of
@@ -77,16 +78,25 @@ class Admission:
             raise Problem(REFUSED, f"{asked}; the pool has {has} GPUs, so give {most} or fewer")
         return experiment.model_copy(update={"resources": resources.model_copy(update={"max_instances": most})})
 
-    def require_budget(self, owner: str, answer: PlanAnswer, now: float) -> None:
-        """Raise Problem REFUSED where a plan costs more than is left of its owner's budget of this month (UTC).
+    def require_room(self, experiment: Experiment) -> None:
+        """Raise Problem for an experiment that the pool never accepts: too large, or a deadline without a profile."""
+        fitted = self.within(experiment)
+        if fitted.profile is None:
+            self.require_plan(fitted)
+
+    def used_usd(self, owner: str, now: float) -> float:
+        """Return what a token's experiments of this month (UTC) cost.
 
         Experiments that run count with their forecasts, and those that wait with their plans.
         """
+        return sum(self._cost_usd(row) for row in self._store.submitted_by(owner, since=month_begin(now)))
+
+    def require_budget(self, owner: str, answer: PlanAnswer, now: float) -> None:
+        """Raise Problem REFUSED where a plan costs more than is left of its owner's budget of this month (UTC)."""
         budget_usd = self._pool.budgets_usd.get(owner)
         if budget_usd is None:
             return
-        first_day = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        used_usd = sum(self._cost_usd(row) for row in self._store.submitted_by(owner, since=first_day.timestamp()))
+        used_usd = self.used_usd(owner, now)
         cost_usd: float = json.loads(answer.body)["prediction"]["cost_usd"]["mean"]
         if used_usd + cost_usd > budget_usd + MONEY_SLACK_USD:
             used = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned this month"
@@ -128,7 +138,7 @@ class Admission:
             if narrower is not None and (slot := calendar.fits(narrower.spans, deadline_at, now)) is not None:
                 found = narrower
         if slot is None:
-            raise self._too_late(calendar, found, now)
+            raise self._too_late(calendar, found, deadline_at, now, json.loads(answer.body))
         spans = tuple((span.gpus, span.duration_s) for span in found.spans)
         return Promise(experiment=experiment.name, start_at=slot.start_at, spans=spans)
 
@@ -147,7 +157,9 @@ class Admission:
             return None
         return _read(answer, gpus) if answer.status == 200 else None
 
-    def _too_late(self, calendar: Calendar, found: _Plan, now: float) -> Problem:
+    def _too_late(
+        self, calendar: Calendar, found: _Plan, deadline_at: float, now: float, estimate: Mapping[str, Any]
+    ) -> Problem:
         slot = calendar.earliest(found.spans, now)
         assert slot is not None, "the plan is not larger than the pool"
         words = format_duration(math.ceil(slot.end_at - now))
@@ -159,7 +171,23 @@ class Admission:
         nearest = {"jct_s": slot.end_at - now, "cost_usd": found.cost_usd}
         nearest_words = {"deadline": words, "max_cost": math.ceil(found.cost_usd * 100.0) / 100.0}
         start_at = format_instant(datetime.fromtimestamp(math.ceil(slot.start_at), UTC))
-        return Problem(INFEASIBLE, detail, nearest=nearest, nearest_words=nearest_words, start_at=start_at)
+        changed = {"key": "constraints.deadline", "value": words, "was": format_duration(max(0.0, deadline_at - now))}
+        remedy = {
+            "changes": [changed],
+            "set": [f"constraints.deadline={words}"],
+            **nearest,
+            "later_s": slot.end_at - deadline_at,
+            "dearer_usd": 0.0,
+        }
+        return Problem(
+            INFEASIBLE,
+            detail,
+            nearest=nearest,
+            nearest_words=nearest_words,
+            start_at=start_at,
+            remedies=[remedy],
+            estimate=estimate,
+        )
 
 
 def _on_pool(experiment: Experiment, folder: str) -> Experiment:
@@ -171,6 +199,12 @@ def _on_pool(experiment: Experiment, folder: str) -> Experiment:
         )
         del lent["resources"]["pool"]  # its process gets it; a plan needs none
         return Experiment.model_validate(lent)
+
+
+def month_begin(now: float) -> float:
+    """Return the begin of the calendar month (UTC) of an instant, both in Unix time."""
+    first_day = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return first_day.timestamp()
 
 
 def calendar_of(pool: SharedPool, promises: Sequence[Promise]) -> Calendar:

@@ -87,10 +87,11 @@ class PoolView(BaseModel):
 )
 def get_pool(service: Serving, _reader: Reader) -> Response:
     """The experiments that run or wait, with what each may hold and what it is promised. 404 without a pool."""
-    return json_answer(_view(service, time.time()))
+    return json_answer(pool_view(service, time.time()))
 
 
-def _view(service: Service, now: float) -> dict[str, Any]:
+def pool_view(service: Service, now: float) -> dict[str, Any]:
+    """Return the pool at `now` (Unix time) as JSON values. Raises Problem NOT_FOUND without a pool."""
     pool, admission = service.settings.pool, service.admission
     if pool is None or admission is None:
         raise Problem(NOT_FOUND, "this service shares no pool; start it with --pool FILE")

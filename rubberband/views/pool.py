@@ -1,12 +1,16 @@
-"""Page of a pool: who held which GPUs from when to when, what it cost, and who waits. From the JSON of its status."""
+"""Page and charts of a pool: who held which GPUs from when to when, what it cost, who waits, and what is promised.
+
+The page is made from the JSON of the pool's status. The page of a service that shares a pool draws the same charts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rubberband.planner.sharing import Calendar
 from rubberband.units import format_duration, format_usd
-from rubberband.views.charts import LEGEND, STAGE_COLOURS, Figure, scatter, time_unit
+from rubberband.views.charts import LEGEND, PLANNED, STAGE_COLOURS, Figure, scatter, time_unit
 from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
 from rubberband.views.tables import TextTable
 from rubberband.views.words import counted
@@ -14,11 +18,12 @@ from rubberband.views.words import counted
 Standing = Mapping[str, Any]
 """JSON of `rubberband pool status -o json`."""
 
-_ROW_PX, _AROUND_PX, _SPEND_PX = 22, 130, 320
+_ROW_PX, _AROUND_PX, _CHART_PX = 22, 130, 320
 _MOST_LOANS = 2000
 """Loans of the chart; of more, the latest."""
-_LOANS = "A row is a GPU of an instance, a bar what one experiment held. The empty parts were idle, and are the pool's."
-_SPEND = "Cost of each experiment over time, at its share of the instances that it held."
+LOANS = "A row is a GPU of an instance, a bar what one experiment held. The empty parts were idle, and are the pool's."
+SPEND = "Cost of each experiment over time, at its share of the instances that it held."
+PROMISES = "GPUs that each experiment is promised from now on. The policy divides the rest among those that run."
 
 
 def experiments_table(standing: Standing) -> TextTable:
@@ -58,8 +63,7 @@ def money_table(standing: Standing) -> TextTable:
 def render_pool(standing: Standing) -> str:
     """Return the page, which needs no network."""
     usd = standing["usd"]
-    loans = standing["loans"][-_MOST_LOANS:]
-    drawn = {} if not loans else {"loans": _loans(standing, loans), "spend": _spend(standing, loans)}
+    drawn = pool_charts(standing)
     warm = sum(loan["was_warm"] for loan in standing["loans"])
     of_month = "no cap" if usd["max_per_month"] is None else f"of {format_usd(usd['max_per_month'])}"
     of_hour = "no cap" if usd["max_per_hour"] is None else f"of {format_usd(usd['max_per_hour'])}"
@@ -79,8 +83,8 @@ def render_pool(standing: Standing) -> str:
         [
             page_header(standing["name"], "done", "pool", answers, cards),
             STRIP,
-            chart_section("loans", "Loans over time", _LOANS, drawn),
-            chart_section("spend", "Spend", _SPEND, drawn),
+            chart_section("loans", "Loans over time", LOANS, drawn),
+            chart_section("spend", "Spend", SPEND, drawn),
             STRIP_END,
             table_section(experiments_table(standing), sortable=True),
             table_section(money_table(standing)),
@@ -89,15 +93,70 @@ def render_pool(standing: Standing) -> str:
     return page(f"{standing['name']} - RubberBand pool", body, drawn)
 
 
-def _loans(standing: Standing, loans: Sequence[Standing]) -> Figure:
+Colours = Mapping[str, str]
+"""Experiment -> colour in every chart of a page."""
+
+
+def colours_of(experiments: Iterable[str]) -> Colours:
+    """Return a colour for each experiment; the colours repeat where there are too few."""
+    return {name: STAGE_COLOURS[at % len(STAGE_COLOURS)] for at, name in enumerate(dict.fromkeys(experiments))}
+
+
+def pool_charts(standing: Standing, colours: Colours | None = None) -> dict[str, Figure]:
+    """Return the charts `loans` and `spend`; none for a pool that lent nothing. `colours` has all its experiments."""
+    loans = standing["loans"][-_MOST_LOANS:]
+    if not loans:
+        return {}
+    chosen = colours_of(loan["experiment"] for loan in loans) if colours is None else colours
+    return {"loans": _loans(standing, loans, chosen), "spend": _spend(standing, loans, chosen)}
+
+
+def promises_chart(calendar: Calendar, now: float, colours: Colours) -> Figure | None:
+    """Return the promised GPUs over time from `now` (Unix time) on, stacked; None where nothing is promised."""
+    ends = {
+        name: start_at + sum(span.duration_s for span in plan) for name, (start_at, plan) in calendar.promises.items()
+    }
+    names = [name for name in ends if ends[name] > now]
+    if not names:
+        return None
+    edges = {now}
+    for name in names:
+        at, plan = calendar.promises[name]
+        for span in plan:
+            edges |= {at, at + span.duration_s}
+            at += span.duration_s
+    instants = sorted(edge for edge in edges if edge >= now)
+    unit, unit_s = time_unit(instants[-1] - now)
+    traces = []
+    for name in names:
+        ends_in = f"until {format_duration(ends[name] - now)} from now"
+        points = [
+            ((at - now) / unit_s, gpus, f"{name}: {counted(gpus, 'GPU')}, {ends_in}")
+            for at, gpus in ((at, calendar.promised(name, at)) for at in instants)
+        ]
+        line = {"shape": "hv", "width": 1, "color": colours[name]}
+        traces.append(scatter(name, points, line=line, stackgroup="promised"))
+    count = {"tickformat": "d", "nticks": min(calendar.gpus + 1, 8)}
+    capacity = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": calendar.gpus, "y1": calendar.gpus}
+    layout = {
+        "height": _CHART_PX,
+        "showlegend": True,
+        "xaxis": {"title": {"text": f"time from now ({unit})"}, "range": [0, (instants[-1] - now) * 1.02 / unit_s]},
+        "yaxis": {"title": {"text": f"GPUs of {calendar.gpus}"}, "range": [0, calendar.gpus * 1.1], **count},
+        "shapes": [capacity | {"line": {"width": 1.5, "dash": "dash", "color": PLANNED}}],
+        **LEGEND,
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _loans(standing: Standing, loans: Sequence[Standing], colours: Colours) -> Figure:
     """Return bars over time: a row for each GPU of each instance."""
     begin, now = min(loan["running_at"] for loan in loans), standing["now"]
     unit, unit_s = time_unit(now - begin)
     rows = _lanes(loans, standing["gpus_per_instance"])
     names = sorted({row for lanes in rows for row in lanes}, key=_row_order)
-    colours = _colours(loans)
     traces = []
-    for experiment, colour in colours.items():
+    for experiment in dict.fromkeys(loan["experiment"] for loan in loans):
         bars = [
             (row, loan)
             for loan, lanes in zip(loans, rows, strict=True)
@@ -112,7 +171,7 @@ def _loans(standing: Standing, loans: Sequence[Standing]) -> Figure:
                 "y": [row for row, _ in bars],
                 "base": [(loan["running_at"] - begin) / unit_s for _, loan in bars],
                 "x": [((loan["ended_at"] or now) - loan["running_at"]) / unit_s for _, loan in bars],
-                "marker": {"color": colour},
+                "marker": {"color": colours[experiment]},
                 "hovertext": [_told(loan, now) for _, loan in bars],
                 "hoverinfo": "text",
             }
@@ -155,17 +214,12 @@ def _lanes(loans: Sequence[Standing], gpus: int) -> list[list[str]]:
     return [found[index] for index in range(len(loans))]
 
 
-def _colours(loans: Sequence[Standing]) -> dict[str, str]:
-    names = dict.fromkeys(loan["experiment"] for loan in loans)
-    return {name: STAGE_COLOURS[number % len(STAGE_COLOURS)] for number, name in enumerate(names)}
-
-
-def _spend(standing: Standing, loans: Sequence[Standing]) -> Figure:
+def _spend(standing: Standing, loans: Sequence[Standing], colours: Colours) -> Figure:
     """Return the cost of each experiment over time; a loan costs the same at every moment."""
     begin, now = min(loan["running_at"] for loan in loans), standing["now"]
     unit, unit_s = time_unit(now - begin)
     traces = []
-    for experiment, colour in _colours(loans).items():
+    for experiment in dict.fromkeys(loan["experiment"] for loan in loans):
         own = [loan for loan in loans if loan["experiment"] == experiment]
         instants = sorted(
             {begin, now, *(loan["running_at"] for loan in own), *(loan["ended_at"] or now for loan in own)}
@@ -174,9 +228,9 @@ def _spend(standing: Standing, loans: Sequence[Standing]) -> Figure:
         for at in instants:
             usd = sum(loan["usd"] * _share(loan, at, now) for loan in own)
             points.append(((at - begin) / unit_s, usd, f"{experiment}: {format_usd(usd)}"))
-        traces.append(scatter(experiment, points, line={"color": colour}))
+        traces.append(scatter(experiment, points, line={"color": colours[experiment]}))
     axes = {"xaxis": {"title": {"text": f"time since the first loan ({unit})"}}, "yaxis": {"title": {"text": "USD"}}}
-    return {"data": traces, "layout": {"height": _SPEND_PX, **axes, **LEGEND}}
+    return {"data": traces, "layout": {"height": _CHART_PX, **axes, **LEGEND}}
 
 
 def _share(loan: Standing, at: float, now: float) -> float:

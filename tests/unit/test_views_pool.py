@@ -9,31 +9,13 @@ from typing import Any
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool.standing import standing
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
-from rubberband.values.offer import Offer
-from rubberband.views.pool import experiments_table, money_table, render_pool
-
-OFFER = Offer(instance_type="v", gpus=2, price_usd_per_hour=3.6, max_instances=2, provision_delay_s=10.0)
+from rubberband.planner.sharing import Calendar, Span
+from rubberband.views.pool import colours_of, experiments_table, money_table, promises_chart, render_pool
+from tests.builders.pools import lending_pool
 
 
 def _standing() -> dict[str, Any]:
-    """Return a pool on which a held one instance, b took half of it warm, and c half beside it."""
-    clock = VirtualClock(1_700_000_000.0)
-    limits = PoolLimits(instances=1, gpus=2, price_usd_per_hour=3.6, minimum_billed_s=60.0)
-    pool = Pool(VirtualProvider("pool", clock, offer=OFFER), MemoryJournal(), limits, clock.now, start=lambda f: f())
-
-    def wait(seconds: int) -> None:
-        for _ in range(seconds):
-            clock.advance_to(clock.now() + 1.0)
-            pool.look()
-
-    pool.launch("a.1", "a", "i", 2, 600.0)
-    wait(110)
-    pool.release("a.1", "i")
-    wait(10)
-    pool.launch("b.1", "b<script>", "i", 1, 600.0)
-    pool.launch("c.1", "c", "i", 1, 600.0)
-    wait(50)
-    return json.loads(json.dumps(standing(pool, "team")))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(standing(lending_pool(), "team")))  # type: ignore[no-any-return]
 
 
 def test_the_tables_say_what_each_held_and_paid() -> None:
@@ -59,3 +41,17 @@ def test_a_pool_that_lent_nothing_has_a_page() -> None:
     clock = VirtualClock(1_700_000_000.0)
     pool = Pool(VirtualProvider("pool", clock), MemoryJournal(), PoolLimits(instances=1, gpus=1), clock.now)
     assert "<h1>team" in render_pool(standing(pool, "team"))
+
+
+def test_the_promises_are_drawn_from_now_on_until_the_last_one_ends() -> None:
+    calendar = Calendar(gpus=4)
+    calendar = calendar.promise("a", [Span(gpus=2, duration_s=100.0), Span(gpus=1, duration_s=50.0)], 0.0)
+    calendar = calendar.promise("b", [Span(gpus=3, duration_s=60.0)], 150.0)
+    calendar = calendar.promise("over", [Span(gpus=4, duration_s=20.0)], -20.0)
+    chart = promises_chart(calendar, 30.0, colours_of("ab"))
+    assert chart is not None
+    a, b = chart["data"]
+    assert (a["name"], a["x"], a["y"]) == ("a", [0.0, 70.0, 120.0, 180.0], [2, 1, 0, 0])
+    assert (b["name"], b["y"]) == ("b", [0, 0, 3, 0])
+    assert "until 3m from now" in b["hovertext"][0]
+    assert promises_chart(calendar, 500.0, {}) is None

@@ -71,7 +71,8 @@ function told(answer, asked) {
   if (now) {
     if (has_sizes(estimate)) fetchSizes(asked);
     else if (!estimate?.size) fetchCurve(asked);
-    submitter.look(asked, answer.ok ? "" : "no plan meets the limits");
+    const why = answer.body.start_at ? "the pool has no room by the deadline" : "no plan meets the limits";
+    submitter.look(asked, answer.ok ? "" : why);
   }
 }
 

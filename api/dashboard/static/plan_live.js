@@ -2,6 +2,10 @@
 // A question that takes long is given up for a newer one; answers that are known are given at once.
 const PATIENCE_MS = 400;
 const MOST_KNOWN = 400;
+const POOL_MS = 10000;
+
+// What a pool can promise changes with the promises to others.
+const isOld = ({ body, at_ms }) => Boolean(body.promise || body.start_at) && performance.now() - at_ms > POOL_MS;
 
 export class Live {
   // `ask(question, signal)` answers; `tell(answer, question)` is called for every answer that is still wanted.
@@ -23,7 +27,7 @@ export class Live {
 
   want(question) {
     const answer = this.known.get(JSON.stringify(question));
-    if (answer) {
+    if (answer && !isOld(answer)) {
       this.wanted = null;
       this.asking?.abort();
       this.tell(answer, question);
@@ -59,6 +63,6 @@ export class Live {
   remember(question, answer) {
     if (answer.status !== 200 && answer.status !== 422) return;
     if (this.known.size >= MOST_KNOWN) this.known.delete(this.known.keys().next().value);
-    this.known.set(JSON.stringify(question), answer);
+    this.known.set(JSON.stringify(question), { ...answer, at_ms: performance.now() });
   }
 }

@@ -3,7 +3,7 @@ import { draw } from "./charts.js";
 import { byId, make, show, table } from "./dom.js";
 import { allocation_figure } from "./plan_figures.js";
 import { nearest, told } from "./plan_remedies.js";
-import { counted, difference, duration, percent, usd } from "./plan_words.js";
+import { counted, difference, duration, percent, promised, usd } from "./plan_words.js";
 
 const POLICIES = {
   optimal: "elastic, the cheapest plan",
@@ -28,6 +28,7 @@ export function show_plan(estimate) {
     verdict(estimate),
     [sized(estimate.size), slack(constraints.deadline_s, prediction.jct_s.mean), room(constraints.max_cost_usd, prediction.cost_usd.mean),
       sure ? "" : `both kept with ${percent(prediction.p_both)}`, saving(estimate)],
+    estimate.promise ? `The pool promises it: ${promised(estimate.promise)}.` : "",
   );
   byId("cards").replaceChildren(...cards(estimate));
   byId("stages").replaceChildren(stages(estimate), ...bill(estimate.bill ?? []));
@@ -44,7 +45,9 @@ export function show_plan(estimate) {
 export function show_none(estimate, problem, curve, fix) {
   show(byId("body"), Boolean(curve));
   for (const section of byId("body").children) show(section, section.contains(byId("frontier")) && Boolean(curve));
-  headline("No plan meets these limits", ["failed", "not within the limits"], []);
+  // With a start there is a plan, and the pool is promised to others meanwhile.
+  const [text, badge] = problem.start_at ? ["The pool has no room by this deadline", "promised to others"] : ["No plan meets these limits", "not within the limits"];
+  headline(text, ["failed", badge], []);
   const remedies = problem.remedies?.length ? problem.remedies.map(told) : nearest(estimate?.constraints, problem.nearest, curve);
   const line = sentence((remedies.length && estimate?.obstacle) || problem.detail);
   // The same remedies are shown again when the curve arrives: a button that has the focus keeps it.
@@ -64,10 +67,11 @@ export function show_all() {
   for (const section of byId("body").children) show(section);
 }
 
-function headline(text, [kind, badge], facts) {
+function headline(text, [kind, badge], facts, promise = "") {
   byId("headline").replaceChildren(
     make("p", { class: "big" }, text, " ", make("span", { class: `badge ${kind}` }, badge)),
     make("p", { class: "note" }, facts.filter(Boolean).join("; ")),
+    promise ? make("p", { class: "promise" }, promise) : "",
   );
 }
 

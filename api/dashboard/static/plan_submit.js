@@ -1,7 +1,7 @@
 // Starting what was previewed: whether that is allowed, what it will do, and the asking.
 import { byId, make, show, show_wrong } from "./dom.js";
 import { preflight, submit } from "./plan_ask.js";
-import { duration, usd } from "./plan_words.js";
+import { duration, promised, usd } from "./plan_words.js";
 
 const WHERE = { local: "on this service's machine", virtual: "on a simulated cloud (nothing is spent)", aws: "on AWS" };
 
@@ -55,6 +55,7 @@ export class Submitter {
     show(byId("taken"), this.told.free_name !== this.told.name);
     byId("taken").textContent = `The name ${this.told.name} is taken.`;
     const facts = [["runs", this.told.entrypoint], ["where", this.where()], ...limits(answer?.constraints ?? this.told)];
+    if (answer?.promise) facts.push(["promised", promised(answer.promise)]);
     byId("confirm-facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
     byId("confirm").showModal();
   }

@@ -37,6 +37,16 @@ export function usd(amount, largest = amount) {
   return amount.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
 }
 
+// From when to when a pool's instances are promised, as seen now; instants are Unix time.
+export function promised({ start_at, end_at }) {
+  const now = Date.now() / 1000;
+  const starts = start_at <= now + 1 ? "now" : `in ${duration(start_at - now)}`;
+  const clock = new Date(1000 * end_at).toLocaleString("en-GB", {
+    ...(end_at - now < 12 * 3600 ? {} : { day: "numeric", month: "short" }), hour: "2-digit", minute: "2-digit", second: "2-digit",
+  });
+  return `starts ${starts}, ends by ${clock} (in ${duration(Math.max(0, end_at - now))})`;
+}
+
 // An amount that a limit may be set to without cutting the plan off.
 export function usd_above(amount) {
   const unit = amount >= 1 ? 100 : 10000;

@@ -1,0 +1,201 @@
+"""The page of the pool that experiments share: who holds what, what is promised, the shares of tokens, and the bill."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from markupsafe import Markup
+
+from rubberband.api.dashboard.experiment_words import Card, Gauge
+from rubberband.api.dashboard.frame import render
+from rubberband.api.experiments.admission import Admission, month_begin
+from rubberband.api.routes.pool import pool_view
+from rubberband.api.security.authentication import Reader
+from rubberband.api.service import Service, Serving
+from rubberband.api.settings import SharedPool
+from rubberband.cloud.pool import RemotePool
+from rubberband.errors import ProviderError
+from rubberband.spec.pool import PoolFolder
+from rubberband.units import format_usd
+from rubberband.views.pool import (
+    LOANS,
+    PROMISES,
+    SPEND,
+    Standing,
+    colours_of,
+    experiments_table,
+    money_table,
+    pool_charts,
+    promises_chart,
+)
+from rubberband.views.report_html import script_json
+from rubberband.views.tables import TextTable
+from rubberband.views.words import counted, duration
+
+CHARTS = {
+    "promises": ("Promises", PROMISES),
+    "loans": ("Loans over time", LOANS),
+    "spend": ("Spend", SPEND),
+}
+"""Name -> title and note of each chart, in their order."""
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/pool")
+def pool(request: Request, service: Serving, _reader: Reader) -> Response:
+    """The pool as of now. 404 without one."""
+    return render(request, "pool.html", **_shown(service))
+
+
+@router.get("/fragments/pool")
+def pool_live(request: Request, service: Serving, _reader: Reader) -> Response:
+    """Part of the page that reloads."""
+    return render(request, "pool_live.html", **_shown(service))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pool:
+    """A pool as of now, as its service and its broker have it."""
+
+    shared: SharedPool
+    admission: Admission
+    view: Mapping[str, Any]
+    """What GET /v1/pool answers."""
+    standing: Standing | None
+    """None while its broker does not answer, and for a pool that has none."""
+    now: float
+
+
+def _shown(service: Service) -> dict[str, Any]:
+    now = time.time()
+    view = pool_view(service, now)
+    shared, admission = service.settings.pool, service.admission
+    assert shared is not None, "there is a view"
+    assert admission is not None, "there is a view"
+    found = _Pool(shared=shared, admission=admission, view=view, standing=_standing(shared), now=now)
+    return {
+        "pool": view,
+        "cards": list(_cards(found)),
+        "members": [_member(member, now) for member in view["experiments"]],
+        "tables": list(_tables(service, found)),
+        "charts": CHARTS,
+        "is_silent": shared.folder is not None and found.standing is None,
+        "figures": Markup(script_json(_figures(found))),
+    }
+
+
+def _standing(pool: SharedPool) -> Standing | None:
+    if pool.folder is None:
+        return None
+    try:
+        return RemotePool(PoolFolder(path=Path(pool.folder))).glance()
+    except ProviderError:
+        return None
+
+
+def _figures(pool: _Pool) -> dict[str, Any]:
+    loans = [] if pool.standing is None else pool.standing["loans"]
+    calendar = pool.admission.calendar()
+    colours = colours_of([*(loan["experiment"] for loan in loans), *calendar.promises])
+    promised = promises_chart(calendar, pool.now, colours)
+    drawn = {} if promised is None else {"promises": promised}
+    return drawn | ({} if pool.standing is None else pool_charts(pool.standing, colours))
+
+
+def _cards(pool: _Pool) -> Iterator[Card]:
+    shared, members, standing = pool.shared, pool.view["experiments"], pool.standing
+    held = sum(member["instances"] for member in members) if standing is None else standing["instances"]
+    free = "" if standing is None else f"{standing['free_gpus']} of {standing['gpus']} GPUs free"
+    yield Card(title="instances", value=f"{held} of {shared.instances}", notes=(free,) if free else ())
+    promised = sum(member["promised_gpus"] for member in members)
+    yield Card(title="promised now", value=f"{promised} of {shared.gpus} GPUs", notes=(_until(pool),))
+    if standing is None:
+        return
+    usd = standing["usd"]
+    yield _money("this month", usd["month"], usd["max_per_month"])
+    yield _money("per hour now", usd["per_hour"], usd["max_per_hour"])
+    warm = sum(loan["was_warm"] for loan in standing["loans"])
+    started = f"{counted(standing['started'], 'instance')} started"
+    yield Card(title="lent warm", value=f"{warm} of {len(standing['loans'])}", notes=(started,))
+
+
+def _until(pool: _Pool) -> str:
+    ends = [member["promise"]["end_at"] for member in pool.view["experiments"] if member["promise"]]
+    last_s = max(ends, default=pool.now) - pool.now
+    return f"the last one ends in {duration(last_s)}" if last_s > 0 else "nothing is promised from now on"
+
+
+def _money(title: str, spent_usd: float, cap_usd: float | None) -> Card:
+    if cap_usd is None:
+        return Card(title=title, value=format_usd(spent_usd), notes=("no cap",))
+    share = spent_usd / cap_usd
+    label = f"{100 * share:.0f} % of the cap"
+    gauge = Gauge(done=min(share, 1.0), planned=None, forecast=None, over=share > 1.0, label=label)
+    return Card(title=title, value=format_usd(spent_usd), notes=(f"of {format_usd(cap_usd)}",), gauge=gauge)
+
+
+def _member(member: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Return the row of an experiment: GET /v1/pool's, with its promise in words."""
+    promise = member["promise"]
+    if promise is None:
+        return {**member, "promised": ""}
+    if promise["end_at"] <= now:
+        return {**member, "promised": f"ended {duration(now - promise['end_at'])} ago"}
+    begins = "now" if promise["start_at"] <= now else f"in {duration(promise['start_at'] - now)}"
+    return {**member, "promised": f"from {begins}, until {duration(promise['end_at'] - now)} from now"}
+
+
+def _tables(service: Service, pool: _Pool) -> Iterator[TextTable]:
+    owners = sorted(
+        {*(one["owner"] for one in pool.view["experiments"]), *pool.shared.weights, *pool.shared.budgets_usd}
+    )
+    if any(owners):
+        yield _shares(service, pool, owners)
+    if pool.standing is not None and pool.standing["tenants"]:
+        yield replace(experiments_table(pool.standing), title="Loans and cost by experiment")
+        yield money_table(pool.standing)
+
+
+def _shares(service: Service, pool: _Pool, owners: Sequence[str]) -> TextTable:
+    """Return a row for each token: what it holds and used this month beside its weight and its budget."""
+    since = month_begin(pool.now)
+    gpu_s = {
+        owner: _gpu_s(pool.standing, {row.name for row in service.store.submitted_by(owner, since=since)})
+        for owner in owners
+    }
+    total_s = sum(gpu_s.values())
+    rows = []
+    for owner in owners:
+        budget_usd = pool.shared.budgets_usd.get(owner)
+        rows.append(
+            (
+                owner or "(no token)",
+                f"{pool.shared.weights.get(owner, 1.0):g}",
+                str(sum(one["instances"] for one in pool.view["experiments"] if one["owner"] == owner)),
+                f"{gpu_s[owner] / 3600.0:.2f}",
+                f"{100.0 * gpu_s[owner] / total_s:.0f} %" if total_s else "-",
+                format_usd(pool.admission.used_usd(owner, pool.now)),
+                "none" if budget_usd is None else format_usd(budget_usd),
+            )
+        )
+    header = ("token", "weight", "instances", "GPU hours", "share", "spent or planned", "budget")
+    note = "GPU hours and money of experiments that were submitted this month (UTC)."
+    return TextTable(title="Shares", header=header, rows=tuple(rows), notes=(note,))
+
+
+def _gpu_s(standing: Standing | None, experiments: set[str]) -> float:
+    if standing is None:
+        return 0.0
+    return math.fsum(
+        loan["gpus"] * ((loan["ended_at"] or standing["now"]) - loan["running_at"])
+        for loan in standing["loans"]
+        if loan["experiment"] in experiments
+    )

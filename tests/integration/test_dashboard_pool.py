@@ -1,0 +1,84 @@
+"""The pages of a service that shares a pool, in a real browser: a preview's promise, and the pool."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from rubberband.api.app import app_of
+from rubberband.api.experiments.admission import Admission
+from rubberband.api.experiments.service import Runs
+from rubberband.api.feed import Feed
+from rubberband.api.service import Service
+from rubberband.api.settings import Settings, SharedPool
+from rubberband.api.store.sql import open_store
+from rubberband.spec.pool import PoolFile
+from tests.builders.browser import chromium, served, visiting
+from tests.builders.fake_runs import FakeRuns, NearPlans, words
+from tests.builders.pools import broker, lending_pool
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
+expect = playwright.expect
+FILE = PoolFile(
+    name="team", instances=2, gpus_per_instance=1, provider="virtual", instance_type="p3.2xlarge", price_per_hour=3.6
+)
+TIGHT = {"constraints__deadline": "150s", "constraints__objective": "min_cost"}
+"""Both instances are needed all the time."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    home = tmp_path_factory.mktemp("home")
+    with broker(lending_pool(), FILE, home) as folder:
+        pool = SharedPool(name="team", provider="virtual", instances=2, gpus_per_instance=1, folder=str(folder.path))
+        settings = Settings(home=home, entrypoints=("examples.digits:*",), pool=pool)
+        store = open_store(None, home)
+        runs = cast("Runs", FakeRuns(store=store, admission=Admission(pool, store)))
+        parts = Service(settings=settings, store=store, plans=NearPlans(settings, store), runs=runs, feed=Feed())
+        with served(app_of(parts)) as found:
+            yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+def test_a_preview_shows_its_promise_and_the_deadline_that_would_do(browser: Any, address: str) -> None:
+    file = json.dumps(words(entrypoint="examples.digits:DigitsTrial", **TIGHT))
+    with visiting(browser, address) as visit:
+        page = visit.open("/plan")
+        page.get_by_label("Experiment file").fill(file)
+        page.get_by_role("button", name="Preview").click()
+        expect(page.locator("#headline .promise")).to_have_text(
+            re.compile(r"The pool promises it: starts now, ends by \d\d:\d\d:\d\d \(in 2m1\ds\)\.")
+        )
+        visit.shot("plan-promise")
+        made = page.request.post(f"{address}/v1/experiments", data=words(name="first", **TIGHT))
+        assert made.status == 201, made.text()
+        visit.open("/plan")
+        page.get_by_label("Experiment file").fill(file)
+        page.get_by_role("button", name="Preview").click()
+        expect(page.locator("#headline")).to_contain_text("The pool has no room by this deadline")
+        later = page.get_by_role("button", name=re.compile("^Move the deadline to 4m"))
+        expect(page.get_by_label("Deadline", exact=True)).to_have_value("2m30s")
+        visit.shot("plan-too-late")
+        later.click()
+        expect(page.locator("#headline .promise")).to_contain_text("starts in 2m")
+        visit.shot("plan-promised-later")
+        page.get_by_role("link", name="Pool").click()
+        expect(page.get_by_role("row", name=re.compile("first"))).to_contain_text("from now, until 2m")
+        for chart in ("promises", "loans", "spend"):
+            page.locator(f"#c-{chart} .plotly").first.wait_for(state="attached")
+        assert visit.overflow_px() <= 0
+        visit.shot("pool")
+    with visiting(browser, address, phone=True, dark=True) as visit:
+        page = visit.open("/pool")
+        page.locator("#c-loans .plotly").first.wait_for(state="attached")
+        assert visit.overflow_px() <= 0
+        visit.shot("pool-phone-dark")
