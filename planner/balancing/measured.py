@@ -18,6 +18,7 @@ from rubberband.planner.balancing.shares import (
     scale_shares,
     slowest_s,
 )
+from rubberband.planner.balancing.worker_times import WorkerTimes
 
 WORTHWHILE = 0.02
 """Least part of a step that a change of shares must save."""
@@ -48,6 +49,7 @@ class MeasuredBalancer(Balancer):
         self._slow_steps = [0] * num_workers
         self._steps = 0
         """Of the last look, until its stragglers are counted."""
+        self._times = [WorkerTimes() for _ in range(num_workers)]
 
     @abstractmethod
     def lines(self) -> tuple[Line, ...]: ...
@@ -67,9 +69,18 @@ class MeasuredBalancer(Balancer):
     def observe(self, look: Look) -> None:
         """Take in one look."""
         self._learn(look)
+        self._time(look)
         self._shares, self._steps = look.shares, look.steps
         self._looks += 1
         self._idle = [0 if share else idle + 1 for share, idle in zip(look.shares, self._idle, strict=True)]
+
+    def _time(self, look: Look) -> None:
+        """Take the times of the workers that had samples."""
+        equal_share = sum(look.shares) / self.num_workers
+        lines = self.lines()
+        for rank, (share, seconds) in enumerate(zip(look.shares, look.compute_s, strict=True)):
+            if share and 0.0 < seconds < math.inf:
+                self._times[rank].observe(share, seconds, equal_share, lines[rank])
 
     def shares(self, batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
         """Return the present shares, or others that save more than `WORTHWHILE` and more than noise could pretend."""
@@ -118,9 +129,16 @@ class MeasuredBalancer(Balancer):
         return shares
 
     def step_s(self, shares: Sequence[int], limits: ShareLimits) -> float:
-        """Return max_i t_i(x_i), the predicted seconds of a step; nan before the first look."""
+        """Return max_i t_i(x_i), the predicted seconds of a step; nan before the first look.
+
+        Each time is by the look at the nearest share: a line tells little about shares that are far from the present.
+        """
         lines = self.lines()
-        return slowest_s(lines, shares, limits) if lines else math.nan
+        if not lines:
+            return math.nan
+        workers = zip(self._times, shares, lines, strict=True)
+        free = limits.zero_costs_nothing
+        return max(times.time_s(share, line) if share or not free else 0.0 for times, share, line in workers)
 
     def stragglers(self) -> tuple[int, ...]:
         """Return the ranks whose removal would have made the last 20 steps or more no slower."""
@@ -131,7 +149,7 @@ class MeasuredBalancer(Balancer):
 
         A worker that is left without samples is one too, if there are samples for all.
         """
-        if not self._steps:
+        if not self._steps or not lines:
             return
         steps, self._steps = self._steps, 0
         batch_size = sum(shares)
@@ -159,6 +177,7 @@ class MeasuredBalancer(Balancer):
             "looks": self._looks,
             "idle": list(self._idle),
             "slow_steps": list(self._slow_steps),
+            "times": [times.state() for times in self._times],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -168,3 +187,5 @@ class MeasuredBalancer(Balancer):
         self._shares = None if state["shares"] is None else tuple(state["shares"])
         self._looks = state["looks"]
         self._idle, self._slow_steps = list(state["idle"]), list(state["slow_steps"])
+        for times, numbers in zip(self._times, state["times"], strict=True):
+            times.restore(numbers)

@@ -152,3 +152,11 @@ def test_a_worker_without_a_time_keeps_its_line():
     balancer.observe(Look(shares=(32, 32), compute_s=(before[0].time_s(32), math.nan)))
     assert balancer.lines()[1] == before[1]
     assert sum(balancer.shares(64, limits)) == 64
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("policy", BALANCE_POLICIES)
+def test_looks_without_any_time_leave_the_shares_even(device, policy):
+    balancer, limits = make_balancer(Balance(policy=policy), device, 3), even_limits(3, 12)
+    balancer.observe(Look(shares=(4, 4, 4), compute_s=(math.nan,) * 3))
+    assert balancer.shares(12, limits) == (4, 4, 4)
