@@ -53,8 +53,13 @@ class ForecastBalancer(MeasuredBalancer):
         self._speeds = self._predictor.forecast()
 
     def _learn_noise(self, errors: Floats) -> None:
-        """An error has the noise of the speed and what is left of it in the forecast."""
-        squares = np.square(errors[~np.isnan(errors)]) / (1.0 + self._predictor.noise_share**2)
+        """An error has the noise of the speed and what is left of it in the forecast.
+
+        What all workers have in common, as when others use their machine for a while, matters to no share.
+        """
+        errors = errors[~np.isnan(errors)]
+        apart = np.square(errors - errors.mean()) * len(errors) / (len(errors) - 1) if len(errors) > 1 else errors[:0]
+        squares = apart / (1.0 + self._predictor.noise_share**2)
         squares = np.minimum(squares, FAR**2 * self._variance)
         if len(squares):
             self._errors_seen += 1
