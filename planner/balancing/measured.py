@@ -50,6 +50,8 @@ class MeasuredBalancer(Balancer):
         self._steps = 0
         """Of the last look, until its stragglers are counted."""
         self._times = [WorkerTimes() for _ in range(num_workers)]
+        self._lines: tuple[Line, ...] = ()
+        """Those after the last look; empty after a restart."""
 
     @abstractmethod
     def lines(self) -> tuple[Line, ...]: ...
@@ -77,14 +79,14 @@ class MeasuredBalancer(Balancer):
     def _time(self, look: Look) -> None:
         """Take the times of the workers that had samples."""
         equal_share = sum(look.shares) / self.num_workers
-        lines = self.lines()
+        self._lines = lines = self.lines()
         for rank, (share, seconds) in enumerate(zip(look.shares, look.compute_s, strict=True)):
             if share and 0.0 < seconds < math.inf:
                 self._times[rank].observe(share, seconds, equal_share, lines[rank])
 
     def shares(self, batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
         """Return the present shares, or others that save more than `WORTHWHILE` and more than noise could pretend."""
-        lines = self.lines()
+        lines = self._lines or self.lines()
         if not lines or self._shares is None:
             return self._even(batch_size, limits)
         limits = held(batch_size, limits)
@@ -153,9 +155,10 @@ class MeasuredBalancer(Balancer):
             return
         steps, self._steps = self._steps, 0
         batch_size = sum(shares)
-        step_s = slowest_s(lines, shares, limits)
         idle = {rank for rank, share in enumerate(shares) if not share}
-        times_s = [line.time_s(share) for line, share in zip(lines, shares, strict=True)]
+        free = limits.zero_costs_nothing
+        times_s = [line.time_s(share, zero_costs_nothing=free) for line, share in zip(lines, shares, strict=True)]
+        step_s = max(times_s)
         slow = {rank for rank, time_s in enumerate(times_s) if time_s >= (1.0 - WORTHWHILE) * step_s} - idle
         if batch_size < self.num_workers * limits.least:
             idle = set()
@@ -185,7 +188,7 @@ class MeasuredBalancer(Balancer):
         if state.get("num_workers") != self.num_workers:
             return
         self._shares = None if state["shares"] is None else tuple(state["shares"])
-        self._looks = state["looks"]
+        self._looks, self._lines = state["looks"], ()
         self._idle, self._slow_steps = list(state["idle"]), list(state["slow_steps"])
         for times, numbers in zip(self._times, state["times"], strict=True):
             times.restore(numbers)

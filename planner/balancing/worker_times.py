@@ -44,7 +44,9 @@ class WorkerTimes:
 
     def observe(self, share: int, seconds: float, equal_share: float, line: Line) -> None:
         """Take in a look. `line` says how the time changes from one share to a near one."""
-        if not self._share or abs(math.log(share / self._share)) > NEAR:
+        if share == self._share:
+            self._follow(seconds)
+        elif not self._share or abs(math.log(share / self._share)) > NEAR:
             self._share, self._seconds, self._looks = share, seconds, 1
         else:
             self._follow(seconds * _ratio(line, share, self._share))
