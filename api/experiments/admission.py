@@ -33,6 +33,8 @@ from rubberband.values.submission import Submission
 
 START_S = 15.0
 """Time from a submission to its first request for an instance: its process starts, and its code is checked."""
+_MOST_QUICKER = 4
+"""Quicker plans that are tried for one submission."""
 PlanOf = Callable[[Experiment], Awaitable[PlanAnswer]]
 """Plans an experiment that would start now. Raises Problem."""
 
@@ -122,8 +124,8 @@ class Admission:
     async def promise(self, experiment: Experiment, answer: PlanAnswer, now: float, plan: PlanOf) -> Promise | None:
         """Return what an experiment with a feasible plan would be promised; None for one without a deadline.
 
-        Where its plan does not fit in time, one with fewer instances is tried, by `plan`. Raises Problem INFEASIBLE
-        with the start, the deadline and the cost that would do.
+        Where its plan does not fit in time, one with fewer instances and quicker ones are tried, by `plan`. Raises
+        Problem INFEASIBLE with the start, the deadline and the cost that would do.
         """
         resources, deadline = experiment.resources, experiment.constraints.deadline
         if resources.provider != self._pool.provider or deadline is None:
@@ -138,6 +140,8 @@ class Admission:
             if narrower is not None and (slot := calendar.fits(narrower.spans, deadline_at, now)) is not None:
                 found = narrower
         if slot is None:
+            found, slot = await self._quicker(sooner, calendar, found, now, deadline_at, plan)
+        if slot is None:
             raise self._too_late(calendar, found, deadline_at, now, json.loads(answer.body))
         spans = tuple((span.gpus, span.duration_s) for span in found.spans)
         return Promise(experiment=experiment.name, start_at=slot.start_at, spans=spans)
@@ -151,11 +155,28 @@ class Admission:
         if not 1 <= instances < experiment.resources.max_instances:
             return None
         resources = experiment.resources.model_copy(update={"max_instances": instances})
-        try:
-            answer = await plan(experiment.model_copy(update={"resources": resources}))
-        except Problem:
-            return None
-        return _read(answer, gpus) if answer.status == 200 else None
+        return await _planned(experiment.model_copy(update={"resources": resources}), plan)
+
+    async def _quicker(
+        self, experiment: Experiment, calendar: Calendar, found: _Plan, now: float, deadline_at: float, plan: PlanOf
+    ) -> tuple[_Plan, Slot | None]:
+        """Return a plan for the time that is left once `found` can begin, and its slot.
+
+        A cheaper plan takes longer: it may not fit where a quicker one does. Returns `found` and None where none fits.
+        """
+        late, waited_s = found, 0.0
+        for _ in range(_MOST_QUICKER):
+            earliest = calendar.earliest(late.spans, now)
+            if earliest is None or not waited_s < earliest.start_at - now < deadline_at - now - START_S:
+                break
+            waited_s = earliest.start_at - now
+            quicker = await _planned(_within(experiment, deadline_at - earliest.start_at - START_S), plan)
+            if quicker is None:
+                break
+            if (slot := calendar.fits(quicker.spans, deadline_at, now)) is not None:
+                return quicker, slot
+            late = quicker
+        return found, None
 
     def _too_late(
         self, calendar: Calendar, found: _Plan, deadline_at: float, now: float, estimate: Mapping[str, Any]
@@ -239,12 +260,27 @@ def _read(answer: PlanAnswer, gpus: int) -> _Plan:
     return _Plan(spans=(starts, *spans), cost_usd=estimate["prediction"]["cost_usd"]["mean"])
 
 
+async def _planned(experiment: Experiment, plan: PlanOf) -> _Plan | None:
+    """Return the plan of an experiment; None without a feasible one."""
+    try:
+        answer = await plan(experiment)
+    except Problem:
+        return None
+    return _read(answer, max(offer.gpus for offer in offers(experiment.resources))) if answer.status == 200 else None
+
+
 def _sooner(experiment: Experiment) -> Experiment:
     """Return an experiment whose plan leaves the time that its process takes to start."""
-    constraints, deadline = experiment.constraints, experiment.constraints.deadline
+    deadline = experiment.constraints.deadline
     assert deadline is not None, "what is promised has a deadline"
     sooner = deadline - timedelta(seconds=START_S) if isinstance(deadline, datetime) else max(1.0, deadline - START_S)
-    return experiment.model_copy(update={"constraints": constraints.model_copy(update={"deadline": sooner})})
+    return _within(experiment, sooner)
+
+
+def _within(experiment: Experiment, deadline: float | datetime) -> Experiment:
+    """Return an experiment with another deadline."""
+    constraints = experiment.constraints.model_copy(update={"deadline": deadline})
+    return experiment.model_copy(update={"constraints": constraints})
 
 
 def _always_free(calendar: Calendar, from_at: float, to_at: float) -> int:

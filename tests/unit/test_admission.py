@@ -55,6 +55,26 @@ def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service:
     assert starts[1] - starts[0] == pytest.approx(135.0, abs=5.0)
 
 
+@pytest.mark.parametrize("instances", [4, 8])
+def test_the_deadline_of_a_refusal_does_though_a_cheaper_and_slower_plan_keeps_it_too(
+    tmp_path: Path, instances: int
+) -> None:
+    pool = SharedPool(name="p", provider="virtual", instances=instances, gpus_per_instance=1)
+    slow = {"resources__provision_delay": "5s", "resources__init_delay": "20s", "constraints__max_cost": 5}
+    cheap = {**slow, "constraints__objective": "min_cost"}
+    with fake_service(tmp_path, pool=pool) as service:
+        first = {**slow, "constraints__deadline": "5m", "constraints__objective": "min_time"}
+        assert submit(service, "one", **first).status_code == 201
+        refused = submit(service, "two", constraints__deadline="150s", **cheap)
+        assert refused.status_code == 422
+        (remedy,) = refused.json()["remedies"]
+        assert remedy["later_s"] > 0.0
+        (change,) = remedy["changes"]
+        assert change["key"] == "constraints.deadline"
+        made = submit(service, "two", constraints__deadline=change["value"], **cheap)
+        assert made.status_code == 201, made.json()
+
+
 def test_a_preview_says_what_would_be_promised_and_promises_nothing(service: FakeService) -> None:
     preview = service.client.post("/v1/plans", json=words(**TIGHT)).json()
     span = preview["promise"]
