@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from digits import DigitsTrial
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.planner.balancing import even_shares
@@ -40,7 +41,13 @@ class UnequalDigits(DigitsTrial):
     """How many times longer each worker needs for a sample."""
 
     def build_model(self, config: Mapping[str, Any]) -> nn.Module:
-        return super().build_model({"width": 8})
+        return super().build_model({"width": 8}).double()
+
+    def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        return doubled(super().train_dataset(config))
+
+    def eval_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        return doubled(super().eval_dataset(config))
 
     def build_optimizer(self, config: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -50,6 +57,12 @@ class UnequalDigits(DigitsTrial):
             rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
             time.sleep(SAMPLE_S * self.paces[rank] * len(batch[1]))
         return super().loss(model, batch)
+
+
+def doubled(split: TensorDataset) -> TensorDataset:
+    """Return images in double precision: in single precision, rounding alone sets trainings apart after 80 steps."""
+    images, labels = split.tensors
+    return TensorDataset(images.double(), labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rubberband.executor.core import instances, rules
 from rubberband.executor.core.events import Command
+from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.state import Job, Lane, State, TrialStatus
 from rubberband.planner.model import least_instances
@@ -56,14 +57,19 @@ def _last_hope(state: State, lane: Lane) -> int | None:
 def release_idle(job: Job, state: State, lane: Lane) -> list[Command]:
     """Give back instances without a trial, once no trial waits: no more slots are ever needed than trials run then.
 
-    A result makes at most one trial go on, and its own slot is free.
+    A result makes at most one trial go on, and its own slot is free. But a trial on an instance that is left soon needs
+    a slot elsewhere.
     """
     assert lane.rungs is not None, "its trials climb"
     under_way = len(lane.runners) + len(lane.waiters)
     lane.needs = least_instances(under_way, job.offer.gpus, state.chosen(lane).gpus_per_trial)
     if lane.waiters or lane.rungs.promotable() is not None:
         return []
-    idle = [record for record in state.held(lane).live if not lane.runners.uses(record.instance)]
+    held = state.held(lane)
+    idle = [record for record in held.live if not lane.runners.uses(record.instance)]
+    if held.leaving:
+        idle.sort(key=lambda record: record.status is not InstanceStatus.READY)
+        idle = idle[max(0, lane.needs - (len(held.live) - len(idle))) :]
     if state.allotments:  # gangs may be narrower than planned: what is idle is not asked for again
         lane.needs = min(lane.needs, len(state.held(lane).live) - len(idle))
     return instances.give_up(job, state, lane, idle)

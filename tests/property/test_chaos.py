@@ -66,6 +66,17 @@ def test_a_driver_that_slept_while_instances_started_goes_on() -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize("seed", [50188, 50483, 50734])
+def test_an_instance_on_which_trials_hang_does_not_fail_the_run(seed: int) -> None:
+    assert not failures([seed], check_every=5, replan=False, family="27 trials")
+
+
+def test_a_climbing_trial_that_is_interrupted_moves_to_the_instance_bought_for_it() -> None:
+    outcome = run_seed(50541, "asha", replan=False)
+    assert (outcome.ended, outcome.wrong) == ("done", ())
+    assert outcome.num_instances == 1 + outcome.seen["taken away by the provider"]
+
+
 @pytest.mark.parametrize(("seed", "family"), [(20458, "27 trials"), (22156, "asha that learns")])
 def test_instances_that_the_driver_before_gave_back_as_they_started_failed_no_start(seed: int, family: Family) -> None:
     found = failures([seed], check_every=5, replan=False, family=family)
