@@ -50,7 +50,9 @@ class Counting:
         table = Table.of(demands, capacity, current, now_s)
         counted = table.rounded(self.count(table)).tolist()
         gpus = {demand.name: count for demand, count in zip(demands, counted, strict=True)}
-        return place(gpus, capacity, current, {demand.name: demand.min_gpus for demand in demands})
+        least = {demand.name: demand.min_gpus for demand in demands}
+        promised = {demand.name: demand.promised_gpus for demand in demands}
+        return place(gpus, capacity, current, least, promised)
 
 
 def _counting(count: Callable[..., Ints], **fixed: Any) -> Callable[..., Policy]:

@@ -12,12 +12,17 @@ from rubberband.planner.sharing.demand import Allotments, Capacity
 
 
 def place(
-    gpus: Mapping[str, int], capacity: Capacity, current: Allotments, least: Mapping[str, int] | None = None
+    gpus: Mapping[str, int],
+    capacity: Capacity,
+    current: Allotments,
+    least: Mapping[str, int] | None = None,
+    promised: Mapping[str, int] | None = None,
 ) -> dict[str, dict[int, int]]:
     """Return GPUs on instances for `gpus`, name -> number; the largest gangs are placed first.
 
     Where the free GPUs lie on too many instances, gangs move, the smallest ones; where that does not help, a gang
-    gets the GPUs that are free on one instance, or none if they are fewer than its `least` (by default 1).
+    gets the GPUs that are free on one instance, or none if they are fewer than its `least` (by default 1). It always
+    gets the GPUs that it is `promised`, beside other spanning gangs if there is no other room.
     """
     kept = {name: dict(where) for name, where in current.items() if _stays(gpus.get(name, 0), where, capacity)}
     for tried in (kept, {}):
@@ -25,6 +30,7 @@ def place(
         waiting = {name: count for name, count in gpus.items() if count > 0 and name not in tried}
         if board.settle(waiting):
             return board.found
+    board.scatter({name: count for name, count in (promised or {}).items() if name not in board.found and count > 0})
     board.squeeze({name: count for name, count in gpus.items() if name not in board.found}, least or {})
     return board.found
 
@@ -62,6 +68,16 @@ class _Board:
             if displaced:
                 queue = sorted([*queue, *displaced.items()], key=lambda item: item[1])
         return all_placed
+
+    def scatter(self, waiting: Mapping[str, int]) -> None:
+        """Give each of the others its GPUs wherever they are free, on as few instances as hold them."""
+        for name, count in sorted(waiting.items()):
+            where: dict[int, int] = {}
+            for number in sorted(range(len(self.free)), key=lambda number: -self.free[number]):
+                taken = min(self.free[number], count - sum(where.values()))
+                if taken > 0:
+                    where[number] = taken
+            self._put(name, where)
 
     def squeeze(self, waiting: Mapping[str, int], least: Mapping[str, int]) -> None:
         """Give each of the others what one instance has left, the smallest first."""

@@ -52,8 +52,7 @@ def test_a_policy_keeps_the_capacity_and_every_promise(name: str, pool: tuple[li
             where = found.get(demand.name, {})
             assert all(0 <= number < capacity.instances and gpus > 0 for number, gpus in where.items())
             assert sum(where.values()) == 0 or sum(where.values()) >= min(demand.min_gpus, capacity.gpus)
-            # A gang may shrink to the room of one instance; the baselines know no promises.
-            if capacity.gpus_per_instance == 1 and name not in ("tiresias", "optimus"):
+            if name not in ("tiresias", "optimus"):  # the baselines know no promises
                 assert sum(where.values()) >= demand.promised_gpus
         assert policy.allot(demands, capacity, current, 0.0) == found, "equal arguments, equal allotments"
 
@@ -72,6 +71,12 @@ def test_at_most_one_gang_spans_on_an_instance(pool: tuple[list[Demand], Capacit
         assert len(where) == 1 or gpus[name] > capacity.gpus_per_instance, "a gang that fits into an instance is in one"
     again = place({name: sum(where.values()) for name, where in found.items()}, capacity, found)
     assert again == found, "gangs that keep their numbers stay"
+
+
+def test_promised_gpus_are_given_beside_other_spanning_gangs_if_there_is_no_other_room() -> None:
+    promised = {"a": 14, "b": 10}
+    found = place(promised, Capacity(instances=6, gpus_per_instance=4), {}, promised=promised)
+    assert {name: sum(where.values()) for name, where in found.items()} == promised
 
 
 def test_whole_instances_always_find_room() -> None:
