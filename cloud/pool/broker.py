@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rubberband.cloud.pool.events import (
     Allotted,
@@ -69,7 +69,9 @@ class Broker:
         """`limits` hold until an `Opened` brings others."""
         self.state = PoolState(limits=limits or PoolLimits(instances=1, gpus=1))
         self.leases: dict[str, Lease] = {}
-        """By tenant."""
+        """By tenant, as the tenants renewed them."""
+        self._grace_until = -math.inf
+        """Until then leases that no budget cut do not expire."""
 
     # Events.
 
@@ -119,7 +121,9 @@ class Broker:
         if expired is not None:
             if expired.machine is not None:
                 expired.machine.retired = expired.machine.retired or f"the lease of {expired.experiment} expired"
-            self._end(event.tenant, event.instance, event.at, LEASE_EXPIRED)
+            until = event.at if event.until is None else min(event.at, event.until)
+            ended_at = max(until, expired.running_at or expired.requested_at)
+            self._end(event.tenant, event.instance, ended_at, LEASE_EXPIRED)
 
     def _end(self, tenant: str, instance: str, at: float, reason: str, *, preempted: bool = False) -> None:
         ended = self.state.held.pop((tenant, instance), None)
@@ -298,8 +302,8 @@ class Broker:
 
     def take_over(self, leases: Mapping[str, Lease], at: float) -> None:
         """Take over an earlier broker's leases, after a time without one in which they could not be renewed."""
-        for tenant, lease in leases.items():
-            self.leases[tenant] = lease if lease.is_cut else replace(lease, until=max(lease.until, at + GRACE_S))
+        self.leases.update(leases)
+        self._grace_until = at + GRACE_S
 
     def due(self, at: float) -> Sequence[PoolEvent]:
         """Return the events that the time brings: leases that expired, idle machines, the end of the budget."""
@@ -307,11 +311,24 @@ class Broker:
 
     def _expiries(self, at: float) -> Iterator[PoolEvent]:
         for held in self.state.held.values():
-            if at > self.lease_until(held):
-                yield LeaseExpired(at=at, tenant=held.tenant, instance=held.instance)
+            until = self.lease_until(held)
+            if at > until and not (at <= self._grace_until and self._has_grace(held, until)):
+                yield LeaseExpired(at=at, tenant=held.tenant, instance=held.instance, until=until)
+
+    def _has_grace(self, held: Slice, until: float) -> bool:
+        """Whether a new broker gives its tenant time to renew. Leases that a budget cut, and first ones, get none."""
+        lease = self.leases.get(held.tenant)
+        return lease is not None and not lease.is_cut and lease.until == until
+
+    def expired_before(self, machine: Machine, ended_at: float, at: float) -> Iterator[PoolEvent]:
+        """Yield the expiries of leases on a machine that ended after them, while no broker looked."""
+        for held in machine.slices:
+            until = self.lease_until(held)
+            if until < ended_at:
+                yield LeaseExpired(at=at, tenant=held.tenant, instance=held.instance, until=until)
 
     def lease_until(self, held: Slice) -> float:
-        """Return the end of a slice's lease; its first lease begins when it runs."""
+        """Return the end of a slice's lease, without the grace of a new broker; its first lease begins when it runs."""
         renewed = self.leases.get(held.tenant)
         if held.running_at is None:
             first = held.requested_at + held.lease_s

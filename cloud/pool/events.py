@@ -93,6 +93,8 @@ class LeaseExpired(PoolEvent):
 
     tenant: str
     instance: str
+    until: float | None = None
+    """Instant at which the tenant's lease ended: it pays until then, also if no broker saw it. None: `at`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

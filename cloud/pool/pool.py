@@ -222,7 +222,10 @@ class Pool:
         if status.interrupted_at is not None and machine.warned_at is None and status.ended_at is None:
             self.take_in([MachineWarned(at=now, machine=name)])
         if status.ended_at is not None:
-            self.take_in([*self._seen_running(machine, status, now), _ended(status, status.ended_at, now)])
+            self.take_in(self._seen_running(machine, status, now))
+            self.take_in(
+                [*self._broker.expired_before(machine, status.ended_at, now), _ended(status, status.ended_at, now)]
+            )
 
     def _seen_running(self, machine: Machine, status: InstanceDescription, now: float) -> list[PoolEvent]:
         """Return the event of a machine that ran and ended between two looks."""

@@ -1,14 +1,18 @@
 """Random runs of a pool in random weather, by the thousand: how many went wrong, and how often machines moved warm.
 
-Run: python -m tests.bench.bench_pool [RUNS] [FIRST_SEED]
+With `shared`, real controllers share it: how many promises were made and kept, and what was seen.
+
+Run: python -m tests.bench.bench_pool [RUNS] [FIRST_SEED] [shared]
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 
 from tests.property.pool_runs import PoolRun
+from tests.property.shared_pool import SharedRun, replay_command, wrong_end
 
 RUNS = 10_000
 
@@ -17,6 +21,29 @@ def main() -> None:
     """Run the seeds, and print those that went wrong."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    if "shared" in sys.argv[3:]:
+        share(range(first, first + runs))
+    else:
+        lend(first, runs)
+
+
+def share(seeds: range) -> None:
+    """Run seeds of experiments that share a pool; print those that went wrong at once."""
+    began, wrong, members, seen = time.process_time(), 0, 0, Counter[str]()
+    for seed in seeds:
+        run = SharedRun(seed)
+        if what := wrong_end(run):
+            wrong += 1
+            print(f"  {replay_command(seed)}  # {what}", flush=True)
+        members += len(run.members)
+        seen += run.seen
+    cpu_s = time.process_time() - began
+    print(f"{len(seeds)} runs of {members} experiments, {cpu_s:.0f} CPU s; {wrong} runs went wrong")
+    print("seen: " + ", ".join(f"{what} {count}" for what, count in seen.most_common()))
+
+
+def lend(first: int, runs: int) -> None:
+    """Run seeds of a pool whose tenants only ask, hold and give back; print those that went wrong."""
     began, wrong = time.process_time(), []
     kills = lent = warm = machines = 0
     for seed in range(first, first + runs):

@@ -201,6 +201,26 @@ def test_a_lease_that_a_budget_cut_gets_no_more_time_from_a_new_broker() -> None
     assert world.state("a") == "terminated"
 
 
+@pytest.mark.parametrize("machine_ends_after_s", [math.inf, 100.0])
+def test_a_tenant_pays_until_its_lease_ended_also_if_no_broker_saw_it(machine_ends_after_s: float) -> None:
+    world = World()
+    world.pool.renew("a", world.clock.now() + 60.0)
+    world.ask("a")
+    world.wait(11)
+    world.pool.renew("a", world.clock.now() + 60.0)
+    lease_until = world.clock.now() + 60.0
+    if machine_ends_after_s < math.inf:
+        world.clock.advance_to(world.clock.now() + machine_ends_after_s)
+        world.below.lose("m1")
+    world.clock.advance_to(world.clock.now() + 200.0)
+    world.reopen()
+    world.wait(17)
+    ended = world.pool.describe("a")[0].status
+    assert (ended.state, ended.ended_at) == ("terminated", lease_until)
+    state, now = world.pool.state, world.clock.now()
+    assert sum(state.lent_usd(now).values()) + state.idle_usd(now) == pytest.approx(world.below.bill_usd(now))
+
+
 def test_a_machine_that_the_journal_does_not_know_is_released() -> None:
     world = World()
     world.below.launch("stray")

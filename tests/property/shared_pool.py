@@ -1,0 +1,689 @@
+"""Seeded virtual runs of experiments that share a pool, with faults: real controllers and the real broker on one clock.
+
+Each experiment has the real driver loop in a thread of its own; only one thread runs at any moment, so that a seed is
+one run. The calendar admits, and a policy divides the pool, as the service does. Drivers and brokers die and come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TypeVar
+
+from rubberband.api.experiments.admission import START_S, calendar_of
+from rubberband.api.experiments.sharing import DECIDE_EVERY_S
+from rubberband.api.settings import SharedPool
+from rubberband.api.store.schema import Promise
+from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
+from rubberband.cloud.pool.broker import LOOK_S
+from rubberband.cloud.pool.pool import LentInstance
+from rubberband.cloud.provider import InstanceDescription
+from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
+from rubberband.errors import ProviderError
+from rubberband.executor.backend import ended, living, released, running
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.demand import demand
+from rubberband.executor.core.events import (
+    Command,
+    DriverResumed,
+    Event,
+    Finish,
+    InstanceInterrupted,
+    InstanceLost,
+    InstanceReady,
+    InstanceRefused,
+)
+from rubberband.executor.core.invariants import validate
+from rubberband.executor.core.state import Job
+from rubberband.executor.driver import drive
+from rubberband.executor.journal.inbox import DriverRequest
+from rubberband.executor.virtual.backend import VirtualBackend
+from rubberband.executor.virtual.fleet import Agenda
+from rubberband.planner.model import predict
+from rubberband.planner.sharing import Allotments, Capacity, Demand, Span, make_policy
+from rubberband.values.offer import Offer, gang_sizes, slots
+from rubberband.values.plan import Market, Plan, Stage, StagePlan
+from rubberband.values.profile import Profile
+from tests.builders import memory
+from tests.property.chaos import DriverDied
+from tests.property.pool_runs import BrokerKilled, FaultyCloud
+
+_T = TypeVar("_T")
+
+LEASE_S = 60.0
+GPUS = 4
+MARGIN_S = 5.0
+MOST_EVENTS = 5_000
+"""Events of one experiment; one with more does not end."""
+LATEST_S = 6 * 3600.0
+"""A run that lasts longer does not end."""
+POLICIES = ("default", "fifo", "equal", "gain", "knee", "hell", "fitness")
+
+
+class Line:
+    """The pool as drivers see it: a call that finds no broker starts one, and asks again (as `RemotePool`)."""
+
+    def __init__(self, run: SharedRun) -> None:
+        self._run = run
+
+    def _ask(self, call: Callable[[Pool], _T]) -> _T:
+        while True:
+            try:
+                return call(self._run.broker())
+            except BrokerKilled:
+                self._run.broker_died()
+
+    def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float) -> None:
+        self._ask(lambda pool: pool.launch(tenant, experiment, instance, gpus, lease_s))
+
+    def describe(self, tenant: str) -> list[LentInstance]:
+        return self._ask(lambda pool: pool.describe(tenant))
+
+    def release(self, tenant: str, instance: str) -> LentInstance:
+        return self._ask(lambda pool: pool.release(tenant, instance))
+
+    def renew(self, tenant: str, until: float) -> None:
+        if self._run.pool is not None:  # asked once
+            self._run.pool.renew(tenant, until)
+
+    def leave(self, tenant: str) -> None:
+        self._ask(lambda pool: pool.leave(tenant))
+
+
+@dataclass(slots=True)
+class _Hold:
+    """One instance as its driver sees it."""
+
+    running: bool = False
+    interrupted: bool = False
+    over: bool = False
+
+
+class PooledFleet:
+    """Instances of a driver on a pool: the events that `rubberband.executor.ray.fleet` makes, on a virtual clock."""
+
+    def __init__(self, provider: PoolProvider, clock: VirtualClock, agenda: Agenda, init_s: float) -> None:
+        self._provider, self._clock, self._agenda, self._init_s = provider, clock, agenda, init_s
+        self.holds: dict[str, _Hold] = {}
+        self.gone: set[str] = set()
+        self.hold_until = math.inf
+        self._began_at = -math.inf
+        self.reasons: Counter[str] = Counter()
+
+    def renew(self, at: float) -> None:
+        self._provider.renew_lease(min(at + LEASE_S, self.hold_until))
+
+    def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
+        if instance in self.holds:
+            return
+        self.holds[instance] = _Hold()
+        self.renew(self._clock.now())
+        self._provider.launch(instance, market, first_lease_s=first_lease_s)
+
+    def release(self, instance: str) -> None:
+        hold = self.holds.setdefault(instance, _Hold())
+        if hold.over:
+            return
+        hold.over = True
+        self.gone.add(instance)
+        try:
+            status = self._provider.release(instance)
+        except ProviderError:
+            status = None
+        self._agenda.add(self._clock.now(), lambda now: released(instance, status, now))
+
+    def look(self) -> None:
+        """Compare with the pool's list."""
+        if all(hold.over for hold in self.holds.values()):
+            return
+        for status in self._provider.describe():
+            hold = self.holds.get(status.instance)
+            if hold is not None and not hold.over:
+                self._take_in(status, hold)
+
+    def _take_in(self, status: InstanceDescription, hold: _Hold) -> None:
+        now, instance, running_at = self._clock.now(), status.instance, status.running_at
+        if running_at is not None and not hold.running:
+            hold.running = True
+            self._agenda.add(now, lambda at: running(status, running_at, at))
+            self._agenda.add(now + self._init_s, lambda at: self._ready(instance, hold, at))
+        if status.interrupted_at is not None and hold.running and not hold.interrupted:
+            hold.interrupted = True
+            self._agenda.add(now, lambda at: InstanceInterrupted(occurred_at=at, instance=instance))
+        if status.ended_at is not None:
+            hold.over = True
+            self.gone.add(instance)
+            self.reasons[status.reason] += 1
+            self._agenda.add(now, lambda at: self._ending(status, at))
+
+    def _ready(self, instance: str, hold: _Hold, now: float) -> Event | None:
+        return None if hold.over else InstanceReady(occurred_at=now, instance=instance)
+
+    def _ending(self, status: InstanceDescription, now: float) -> Event:
+        if status.running_at is None:
+            failed_start = not status.preempted and status.requested_at >= self._began_at
+            return InstanceRefused(
+                occurred_at=now, instance=status.instance, reason=status.reason, failed_start=failed_start
+            )
+        assert status.ended_at is not None
+        return InstanceLost(
+            occurred_at=now,
+            instance=status.instance,
+            ended_at=status.ended_at,
+            reason=status.reason,
+            preempted=status.preempted,
+            overslept=status.overslept(now),
+        )
+
+    def reconcile(self, known: Collection[str]) -> DriverResumed:
+        self.holds.clear()
+        self.gone.clear()
+        self.hold_until = math.inf
+        self._began_at = now = self._clock.now()
+        live, gone = [], []
+        for status in self._provider.describe():
+            if status.ended_at is None and status.instance not in known:
+                status = self._provider.release(status.instance)
+            if status.ended_at is None:
+                live.append(living(status))
+                hold = self.holds[status.instance] = _Hold(running=status.running_at is not None)
+                if hold.running:
+                    self._adopt(status.instance, hold)
+            elif status.running_at is not None:
+                gone.append(ended(status))
+        return DriverResumed(occurred_at=now, live=tuple(live), ended=tuple(gone))
+
+    def _adopt(self, instance: str, hold: _Hold) -> None:
+        self._agenda.add(self._clock.now() + self._init_s, lambda at: self._ready(instance, hold, at))
+
+    def close(self) -> None:
+        self.holds.clear()
+        self._provider.close()
+
+
+class SharedBackend(VirtualBackend):
+    """A virtual backend on a pool; it waits for events by handing over to the others."""
+
+    def __init__(self, job: Job, provider: PoolProvider, clock: VirtualClock, wait: Callable[[float], None]) -> None:
+        super().__init__(job.name, job.offer, job.profile, metric=job.metric, clock=clock)
+        self.fleet = self._fleet = PooledFleet(provider, clock, self._agenda, job.offer.init_delay_s)  # type: ignore[assignment]
+        self._wait = wait
+        self.calls_left = math.inf
+
+    def execute(self, command: Command) -> None:
+        self.count()
+        super().execute(command)
+        self.count()
+
+    def next_events(self, wake_at: float | None) -> Sequence[Event]:
+        self.count()
+        if not (events := self._happenings()) and (wake_at is None or wake_at > self.now()):
+            self._wait(math.inf if wake_at is None else wake_at)
+            events = self._happenings()
+        return events
+
+    def next_at(self) -> float:
+        return self._agenda.next_at()
+
+    def count(self) -> None:
+        """One more call; the driver dies of its last one."""
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise DriverDied
+
+
+class Member:
+    """One experiment of the pool: its job, its promise, and its driver."""
+
+    def __init__(self, run: SharedRun, job: Job, arrives_at: float, deadline_at: float | None) -> None:
+        self.job, self.arrives_at, self.deadline_at = job, arrives_at, deadline_at
+        self.begins_at = arrives_at + run.rng.uniform(1.0, START_S - LOOK_S * (1 + len(job.stages)))
+        self.is_promised = self.is_begun = False
+        self.calls_left = math.inf
+        self.controller = Controller(job)
+        self.journal, self.inbox = memory.MemoryJournal(), memory.MemoryInbox()
+        self.provider = PoolProvider(job.name, Line(run), job.offer.gpus, run="r", clock=run.clock.now, lease_s=LEASE_S)
+        self.backend = SharedBackend(job, self.provider, run.clock, self._hand_over)
+        self.finish: Finish | None = None
+        self.ended_at = math.inf
+        self.deaths = 0
+        self.is_gone = self.is_alive = False
+        self.asked: int | None = None
+        self.num_events = 0
+        self._run, self._wake_at, self._error = run, math.inf, None
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_killed = False
+
+    @property
+    def name(self) -> str:
+        return self.job.name
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_gone or self.finish is not None
+
+    def start(self) -> None:
+        """Start a driver."""
+        self.is_begun = self.is_alive = True
+        self.controller = Controller(self.job)
+        self.backend.calls_left = self.calls_left
+        threading.Thread(target=self._drive, daemon=True).start()
+        self.step()
+
+    def step(self) -> None:
+        """Let the driver go on until it waits, or is over."""
+        self._go.release()
+        self._back.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def kill(self) -> None:
+        """End the driver's thread."""
+        if self.is_alive:
+            self._is_killed = True
+            self.step()
+
+    def next_at(self) -> float:
+        """Return when the driver has something to do."""
+        return min(self._wake_at, self.backend.next_at()) if self.is_alive else math.inf
+
+    def ask(self, instances: int, at: float) -> None:
+        """Ask the driver to hold so many instances, as the service does."""
+        if self.asked != instances:
+            self.asked = instances
+            id = f"pool-{self._run.new_id()}"
+            self.inbox.put(DriverRequest(id=id, kind="limit", asked_at=at, max_instances=instances))
+            self._wake_at = min(self._wake_at, at + 0.5)
+
+    def _drive(self) -> None:
+        self._go.acquire()
+        try:
+            self.finish = drive(
+                self.controller, self.backend, self.journal, observers=[self._observe], requests=self.inbox
+            )
+            self.ended_at = self._run.clock.now()
+            self.backend.close()
+        except DriverDied:
+            self.deaths += 1
+            self.backend.forget()
+        except BaseException as error:  # told in the thread of the run
+            self._error = error
+        self.is_alive = False
+        self._back.release()
+
+    def _hand_over(self, until: float) -> None:
+        if self.inbox.pending():
+            until = min(until, self._run.clock.now() + 0.5)
+        self._wake_at = until
+        self._back.release()
+        self._go.acquire()
+        if self._is_killed:
+            raise DriverDied
+
+    def _observe(self, event: Event, controller: Controller) -> None:
+        self.num_events += 1
+        assert self.num_events < MOST_EVENTS, f"{self.name} does not end"
+        self._run.tell(f"{self.name} {event}")
+        if self.num_events % 10 == 0:
+            validate(controller, is_told=False)
+
+
+class SharedRun:
+    """One run of a shared pool, from a seed."""
+
+    def __init__(self, seed: int, *, told: bool = False) -> None:
+        self.seed, self.rng = seed, Random(seed)
+        rng = self.rng
+        self.story: list[str] | None = [] if told else None
+        self.seen: Counter[str] = Counter()
+        self.start_at = 1_700_000_000.0 + rng.uniform(0.0, 20 * 86_400.0)
+        self.clock = VirtualClock(self.start_at)
+        often = (0.0, 0.0, 0.3, 1.0)
+        self.machine_faults, self.driver_faults, self.broker_faults = (rng.choice(often) for _ in range(3))
+        """How much goes wrong with each; 0: nothing."""
+        price = rng.choice((3.06, 12.24))
+        self.offer = Offer(
+            instance_type="v",
+            gpus=GPUS,
+            price_usd_per_hour=price,
+            max_instances=rng.randint(1, 6),
+            provision_delay_s=rng.choice((3.0, 30.0)),
+            init_delay_s=rng.choice((1.0, 15.0)),
+            data_usd_per_instance=rng.choice((0.0, 0.02)),
+        )
+        most = self.offer.max_instances
+        self.limits = PoolLimits(
+            instances=most,
+            gpus=GPUS,
+            price_usd_per_hour=price,
+            once_usd=self.offer.once_usd_per_instance,
+            minimum_billed_s=self.offer.minimum_billed_s,
+            idle_s=rng.choice((0.0, 60.0, 300.0)),
+            release_margin_s=MARGIN_S,
+            max_usd_per_hour=rng.choice((None, most * price)),
+            max_usd_per_month=rng.choice((None, None, None, 0.3 * price, 2.0 * price)),
+        )
+        self.shared = SharedPool(
+            name="pool",
+            provider="virtual",
+            instances=most,
+            gpus_per_instance=GPUS,
+            policy=rng.choice(("default", "default", *POLICIES)),
+        )
+        self.policy = make_policy(self.shared.policy)
+        self.capacity = Capacity(instances=most, gpus_per_instance=GPUS)
+        self.current: Allotments = {}
+        self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=60.0, fate_of=self._fate)
+        self.cloud = FaultyCloud(self.below, rng, 0.1 * self.broker_faults)
+        self.journal = MemoryJournal()
+        self.pool: Pool | None = None
+        self.down_until = -math.inf
+        self.promises: list[Promise] = []
+        self._decide_at, self._seen, self._ids = -math.inf, (), 0
+        sizes = rng.choice(((GPUS,), (GPUS,), (2,), (1,), (1, 2, GPUS)))
+        self.members = [self._member(f"e{index}", rng.choice(sizes)) for index in range(rng.randint(2, 5))]
+
+    # What is drawn.
+
+    def _fate(self, _machine: str, _market: Market) -> Fate:
+        rng, kind = self.rng, self.rng.random()
+        if not self.machine_faults:
+            return Fate()
+        if kind < 0.05 * self.machine_faults:
+            return Fate(refused="no capacity", sold_out=True)
+        if kind < 0.1 * self.machine_faults:
+            return Fate(stillborn_after_s=rng.uniform(1.0, 60.0), provision_s=math.inf)
+        ends = rng.expovariate(self.machine_faults / 3600.0)
+        notice_s = rng.choice((None, 20.0))
+        return Fate(ends_after_s=ends, preempted=rng.random() < 0.5, notice_s=notice_s)
+
+    def _member(self, name: str, gpus: int) -> Member:
+        rng = self.rng
+        single_s = math.exp(rng.uniform(1.0, 4.0))
+        profile = Profile(
+            seconds_per_iteration={size: single_s / size**0.8 for size in (1, 2, 4, 8)}, trial_startup_s=2.0
+        )
+        most = self.offer.max_instances * (GPUS // gpus)
+        offer = Offer(
+            instance_type="v",
+            gpus=gpus,
+            price_usd_per_hour=self.offer.price_usd_per_hour * gpus / GPUS,
+            max_instances=most,
+            provision_delay_s=self.offer.provision_delay_s,
+            init_delay_s=self.offer.init_delay_s,
+            minimum_billed_s=0.0,
+        )
+        counts = sorted((rng.randint(1, 8) for _ in range(rng.randint(1, 3))), reverse=True)
+        stages = tuple(Stage(trials=trials, iterations=rng.randint(1, 5)) for trials in counts)
+        plan = Plan(stages=tuple(self._stage_plan(offer) for _ in stages))
+        prediction = predict(stages, plan, profile, offer)
+        arrives_at = self.start_at + rng.choice((0.0, rng.uniform(0.0, 600.0)))
+        is_due, room = rng.random() < 0.6, rng.choice((1.0, 1.05, 1.5, 3.0))
+        deadline_at = arrives_at + START_S + room * prediction.jct_s + 0.5 if is_due else None
+        capped = rng.random() < 0.3
+        job = Job(
+            name=name,
+            stages=stages,
+            plan=plan,
+            prediction=prediction,
+            offer=offer,
+            profile=profile,
+            metric="score",
+            mode="max",
+            deadline_s=None,
+            max_cost_usd=rng.uniform(0.5, 2.0) * prediction.cost_usd if capped else None,
+            release_margin_s=MARGIN_S,
+            replan=rng.random() < 0.3,
+            lease_s=LEASE_S,
+            start_attempts=3,
+        )
+        member = Member(self, job, arrives_at, deadline_at)
+        member.calls_left = self._life()
+        return member
+
+    def _stage_plan(self, offer: Offer) -> StagePlan:
+        instances = self.rng.randint(1, offer.max_instances)
+        sizes = [size for size in gang_sizes(offer.gpus, 1, 8) if slots(instances, offer.gpus, size) > 0]
+        return StagePlan(instances=instances, gpus_per_trial=self.rng.choice(sizes), market="on_demand")
+
+    def _life(self) -> float:
+        return 1.0 + self.rng.expovariate(self.driver_faults / 200.0) if self.driver_faults else math.inf
+
+    def new_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    # The broker.
+
+    def broker(self) -> Pool:
+        """Return the broker; start one if there is none."""
+        while self.pool is None:
+            try:
+                self.pool = Pool(self.cloud, self.journal, self.limits, self.clock.now, start=lambda work: work())
+            except BrokerKilled:
+                self.seen["broker dies"] += 1
+        return self.pool
+
+    def broker_died(self) -> None:
+        """It is gone; the next call starts another one, or a look some time later."""
+        self.seen["broker dies"] += 1
+        self.tell("the broker dies")
+        self.pool = None
+        self.down_until = self.clock.now() + self.rng.choice((0.0, 5.0, 40.0, 200.0))
+
+    def tell(self, what: str) -> None:
+        """Add to the story."""
+        if self.story is not None:
+            self.story.append(f"{self.clock.now() - self.start_at:9.2f} {what}")
+
+    # The run.
+
+    def run(self) -> None:
+        """Run it to its end, and check it all the way. Raises AssertionError."""
+        try:
+            self._go_on()
+        finally:
+            for member in self.members:
+                member.kill()
+        self._end()
+
+    def _go_on(self) -> None:
+        tick_at = self.clock.now()
+        while not all(member.is_over for member in self.members):
+            waits = [m.begins_at for m in self.members if not m.is_alive and not m.is_over]
+            self.clock.advance_to(min([tick_at, *waits, *(m.next_at() for m in self.members)]))
+            now = self.clock.now()
+            assert now < self.start_at + LATEST_S, "it does not end"
+            if now >= tick_at:
+                tick_at = now + self.rng.uniform(0.5, LOOK_S)
+                self._tick(now)
+            for member in self.members:
+                self._step(member, now)
+            self._share(now)
+
+    def _step(self, member: Member, now: float) -> None:
+        if not member.is_begun and not member.is_promised and now >= member.arrives_at:
+            self._admit(member, now)
+        if not member.is_alive and not member.is_over and now >= member.begins_at:
+            if not member.is_begun:
+                self._begin(member, now)
+            self.tell(f"a driver of {member.name} starts")
+            member.start()
+        elif member.next_at() <= now:
+            member.step()
+        else:
+            return
+        if not member.is_alive and member.finish is None:
+            self._died(member, now)
+        if member.is_over:
+            self.promises = [one for one in self.promises if one.experiment != member.name]
+
+    def _died(self, member: Member, now: float) -> None:
+        self.seen["driver dies"] += 1
+        self.tell(f"the driver of {member.name} dies")
+        member.is_gone = self.rng.random() < 0.1
+        member.begins_at = now + self.rng.choice((0.0, 10.0, 100.0, 400.0))
+        member.calls_left = self._life()
+
+    def _admit(self, member: Member, now: float) -> None:
+        """Promise its plan if that fits beside the others until its deadline; else it runs without one."""
+        member.is_promised = True
+        if member.deadline_at is None:
+            return
+        job, deadline_at = member.job, member.deadline_at
+        gpus = [choice.instances * job.offer.gpus for choice in job.plan.stages]
+        lengths = [one.provisioning_s + one.duration_s for one in job.prediction.stages]
+        spans = [Span(gpus=gpus[0], duration_s=START_S)]
+        spans += [Span(gpus=g, duration_s=s) for g, s in zip(gpus, lengths, strict=True)]
+        slot = calendar_of(self.shared, self.promises).fits(spans, deadline_at, now)
+        self.seen["refused" if slot is None else "promised"] += 1
+        if slot is None:
+            member.deadline_at = None
+            return
+        self.tell(f"{member.name} is promised {spans} from {slot.start_at - self.start_at:.2f}")
+        held = tuple((span.gpus, span.duration_s) for span in spans)
+        self.promises.append(Promise(experiment=member.name, start_at=slot.start_at, spans=held))
+
+    def _begin(self, member: Member, now: float) -> None:
+        if member.deadline_at is not None:
+            member.job = replace(member.job, deadline_s=member.deadline_at - now)
+        member.ask(0, now)
+
+    def _tick(self, now: float) -> None:
+        if self.pool is not None and self.rng.random() < 0.005 * self.broker_faults:
+            self.broker_died()
+        if self.pool is not None or now >= self.down_until:
+            try:
+                self.broker().look()
+            except BrokerKilled:
+                self.broker_died()
+        for member in self.members:
+            if member.is_alive:
+                member.backend.fleet.renew(now)
+                member.backend.fleet.look()
+        self._check(now)
+
+    def _share(self, now: float) -> None:
+        """Divide the pool, as `rubberband.api.experiments.sharing` does."""
+        going = [m for m in self.members if m.is_begun and not m.is_over]
+        calendar = calendar_of(self.shared, self.promises)
+        promised = {m.name: calendar.promised(m.name, now) for m in going}
+        seen = promised, [(m.name, m.deaths, len(m.controller.state.stages), m.controller.state.course) for m in going]
+        if seen == self._seen and now < self._decide_at:
+            return
+        self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
+        demands = [found for member in going if (found := self._demand(member, now, promised)) is not None]
+        self.current = self.policy.allot(demands, self.capacity, self.current, now)
+        for member in going:
+            gpus = sum(self.current.get(member.name, {}).values())
+            if member.name in {one.name for one in demands}:
+                assert gpus >= promised[member.name], f"{member.name}: {gpus} GPUs of {promised[member.name]} promised"
+                member.ask(gpus // member.job.offer.gpus, now)
+                self.tell(f"{member.name} is allotted {gpus} GPUs, promised {promised[member.name]}")
+
+    def _demand(self, member: Member, now: float, promised: Mapping[str, int]) -> Demand | None:
+        controller = member.controller
+        gpus = promised[member.name]
+        return demand(controller.job, controller.state, now, arrived_at=member.arrives_at, promised_gpus=gpus)
+
+    # What must hold.
+
+    def _check(self, now: float) -> None:
+        if self.pool is not None:
+            self.pool.validate()
+        machines = {status.instance for status in self.below.describe() if status.ended_at is None}
+        assert len(machines) <= self.limits.instances, "more machines live than the pool may have"
+        used: Counter[str] = Counter()
+        for member in self.members:
+            for instance, hold in member.backend.fleet.holds.items():
+                if hold.running and not hold.over:
+                    used[member.provider.node(instance)] += member.job.offer.gpus
+        twice = {name: gpus for name, gpus in used.items() if name in machines and gpus > GPUS}
+        assert not twice, f"lent twice: {twice}"
+        self._check_caps(now)
+
+    def _check_caps(self, now: float) -> None:
+        cap = self.limits.max_usd_per_month
+        billed_usd = self.below.bill_usd(now)
+        assert cap is None or billed_usd <= cap + 1e-9, f"{billed_usd} USD billed of {cap} this month"
+        if self.pool is None:
+            return
+        for tenant, usd in self.pool.state.lent_usd(now).items():
+            most = next(m.job.max_cost_usd for m in self.members if tenant == f"{m.name}.r")
+            assert most is None or usd <= most + 1e-6, f"{tenant} is billed {usd:.6f} USD of max_cost={most:.6f}"
+
+    def _end(self) -> None:
+        """All drivers are gone: nothing may be left, the bills add up, and every promise was kept."""
+        self.cloud.kill_share = 0.0
+        until = self.clock.now() + LEASE_S + 200.0 + self.limits.idle_s + 3 * self.limits.minimum_billed_s
+        while self.clock.now() < until:
+            self.clock.advance_to(self.clock.now() + LOOK_S)
+            self.broker().look()
+            self._check(self.clock.now())
+        left = [status.instance for status in self.below.describe() if status.ended_at is None]
+        assert not left, f"machines {left} are left"
+        self._check_bills(self.clock.now())
+        for member in self.members:
+            self._check_end(member)
+
+    def _check_bills(self, now: float) -> None:
+        state, provider_usd = self.broker().state, self.below.bill_usd(now)
+        lent = state.lent_usd(now)
+        total_usd = math.fsum(lent.values()) + state.idle_usd(now)
+        assert math.isclose(total_usd, provider_usd, abs_tol=1e-6), f"bills {total_usd} USD, provider {provider_usd}"
+        for member in self.members:
+            finish, usd = member.finish, lent.get(f"{member.name}.r", 0.0)
+            if finish is not None:
+                ledger_usd = bill_usd(member.controller.job, member.controller.state, now)
+                assert usd <= ledger_usd + 1e-6, f"{member.name} is billed {usd} USD, and its ledger says {ledger_usd}"
+
+    def _check_end(self, member: Member) -> None:
+        if member.finish is None:
+            return
+        self.seen[f"ended {member.finish.outcome}"] += 1
+        limits, job = self.limits, member.job
+        is_short = limits.max_usd_per_month is not None or job.max_cost_usd is not None
+        if is_short or self.seen["driver dies"] or any(one.reason for one in self.broker().state.machines.values()):
+            return
+        assert member.finish.outcome == "done", f"{member.name}: {member.finish.outcome} ({member.finish.reason})"
+        if member.deadline_at is not None:
+            self.seen["promise kept"] += 1
+            late_s = member.ended_at - member.deadline_at - LOOK_S * self.seen["broker dies"]
+            assert late_s <= 0.0, f"{member.name} is {late_s:.1f} s late, and lost nothing"
+
+
+def replay_command(seed: int) -> str:
+    """Return what tells the story of a seed."""
+    return f"python -m tests.property.shared_pool {seed}"
+
+
+def wrong_end(run: SharedRun) -> str:
+    """Run it; return what must not be, empty if all is well."""
+    try:
+        run.run()
+    except AssertionError as error:
+        return str(error) or "an assertion failed"
+    return ""
+
+
+def main() -> None:
+    """Tell the story of a seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seed", type=int)
+    run = SharedRun(parser.parse_args().seed, told=True)
+    for member in run.members:
+        print(member.job)
+    wrong = wrong_end(run)
+    print("\n".join(run.story or ()))
+    print(run.shared, run.limits, dict(run.seen), sep="\n")
+    print(f"WRONG: {wrong}" if wrong else "all is well")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Experiments share a pool, with faults: nothing is lent twice, promises and caps are kept, and the bills add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from tests.property.shared_pool import SharedRun, replay_command, wrong_end
+
+FEW, MANY = 10, 1_000
+
+
+def failures(seeds: Iterable[int], seen: Counter[str]) -> list[str]:
+    """Return a line for each seed that ends as it must not, with the command that replays it."""
+    found = []
+    for seed in seeds:
+        run = SharedRun(seed)
+        if wrong := wrong_end(run):
+            found.append(f"{replay_command(seed)}  # {wrong}")
+        seen.update(run.seen)
+    return found
+
+
+def test_experiments_that_share_a_pool_get_what_they_were_promised_and_pay_what_they_held() -> None:
+    seen: Counter[str] = Counter()
+    found = failures(range(FEW), seen)
+    assert not found, "\n".join(found)
+    assert {"broker dies", "driver dies", "promise kept", "refused", "ended done"} <= set(seen)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, 10 * MANY, MANY))
+def test_ten_thousand_of_them(first: int) -> None:
+    found = failures(range(first, first + MANY), Counter())
+    assert not found, "\n".join(found)
+
+
+def test_a_broker_that_expires_no_lease_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rubberband.cloud.pool.broker.Broker._expiries", lambda broker, at: [])
+    assert any(failures([seed], Counter()) for seed in range(FEW))
