@@ -35,6 +35,8 @@ def share(seeds: range) -> None:
         if what := wrong_end(run):
             wrong += 1
             print(f"  {replay_command(seed)}  # {what}", flush=True)
+        for what in run.late:
+            print(f"  {replay_command(seed)}  # {what}", flush=True)
         members += len(run.members)
         seen += run.seen
     cpu_s = time.process_time() - began
