@@ -148,6 +148,7 @@ def test_rank_0_that_falls_behind_ends_iterations_before_it_goes_on(
     assert all(each.batch.updates is not None and each.batch.updates.updates == 4 for each in found)
 
 
+@pytest.mark.long
 def test_workers_end_when_a_server_is_killed(store: CheckpointStore) -> None:
     with async_gang(entry("Regression"), replace(SEGMENT, until_iterations=10_000), store, FREE) as gang:
         first, second = gang.join(0), gang.join(1)
