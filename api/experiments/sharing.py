@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rubberband.api.experiments.admission import calendar_of
@@ -63,14 +63,16 @@ class Sharing:
         """Decide, if anything happened since the latest decision. Raises JournalError."""
         now, running = self._clock(), [member for member in members if self.is_member(member.row)]
         calendar = calendar_of(self._pool, self._store.promises())
-        promised = {member.row.name: calendar.promised(member.row.name, now) for member in running}
+        names = {*calendar.promises, *(member.row.name for member in running)}
+        promised = {name: calendar.promised(name, now) for name in names}
         seen = promised, [_stage_of(member) for member in running]
         if seen == self._seen and now < self._decide_at:
             return
         self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
         demands = [found for member in running if (found := self._demand(member, promised)) is not None]
-        self._current = self._policy.allot(demands, self._capacity, self._current, now)
         asking = {found.name for found in demands}
+        demands += reserved(promised, asking, now)
+        self._current = self._policy.allot(demands, self._capacity, self._current, now)
         for member in running:
             if member.observed is not None and member.row.name in asking:
                 gpus = sum(self._current.get(member.row.name, {}).values())
@@ -106,6 +108,15 @@ class Sharing:
         )
         Inbox(self._folder(row.name).inbox).put(asked)
         self._asked[key] = instances
+
+
+def reserved(promised: Mapping[str, int], asking: Collection[str], now: float) -> list[Demand]:
+    """Return demands for the promised GPUs of experiments that do not ask yet, as their processes start."""
+    return [
+        Demand(name=name, arrived_at=now, seconds_left=[1.0] * gpus, promised_gpus=gpus)
+        for name, gpus in sorted(promised.items())
+        if gpus > 0 and name not in asking
+    ]
 
 
 def _stage_of(member: Member) -> tuple[str, int, int, str]:

@@ -16,7 +16,7 @@ from random import Random
 from typing import TypeVar
 
 from rubberband.api.experiments.admission import START_S, calendar_of
-from rubberband.api.experiments.sharing import DECIDE_EVERY_S
+from rubberband.api.experiments.sharing import DECIDE_EVERY_S, reserved
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
@@ -576,16 +576,18 @@ class SharedRun:
         """Divide the pool, as `rubberband.api.experiments.sharing` does."""
         going = [m for m in self.members if m.is_begun and not m.is_over]
         calendar = calendar_of(self.shared, self.promises)
-        promised = {m.name: calendar.promised(m.name, now) for m in going}
+        promised = {name: calendar.promised(name, now) for name in {*calendar.promises, *(m.name for m in going)}}
         seen = promised, [(m.name, m.deaths, len(m.controller.state.stages), m.controller.state.course) for m in going]
         if seen == self._seen and now < self._decide_at:
             return
         self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
         demands = [found for member in going if (found := self._demand(member, now, promised)) is not None]
+        asking = {one.name for one in demands}
+        demands += reserved(promised, asking, now)
         self.current = self.policy.allot(demands, self.capacity, self.current, now)
         for member in going:
             gpus = sum(self.current.get(member.name, {}).values())
-            if member.name in {one.name for one in demands}:
+            if member.name in asking:
                 assert gpus >= promised[member.name], f"{member.name}: {gpus} GPUs of {promised[member.name]} promised"
                 member.ask(gpus // member.job.offer.gpus, now)
                 self.tell(f"{member.name} is allotted {gpus} GPUs, promised {promised[member.name]}")

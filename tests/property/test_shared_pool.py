@@ -30,6 +30,12 @@ def test_experiments_that_share_a_pool_get_what_they_were_promised_and_pay_what_
     assert {"broker dies", "driver dies", "promise kept", "refused", "ended done"} <= set(seen)
 
 
+def test_promised_gpus_are_not_lent_to_others_while_a_process_starts() -> None:
+    run = SharedRun(20837)
+    assert not wrong_end(run)
+    assert not run.late
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 10 * MANY, MANY))
 def test_ten_thousand_of_them(first: int) -> None:
