@@ -367,7 +367,7 @@ def _paired(gang: Gang, quotas: Any, blocks: int, steps: int) -> list[tuple[floa
 
 def equal() -> None:
     """Equal workers, with and without balancing."""
-    _, found = on_gang(None, _paired, 10, 15, num_workers=2)
+    _, found = on_gang(None, _paired, 60, 15, num_workers=2)
     print(f"\n2 equal workers, steps of 5 ms CPU: time with balancing / without, {SEEDS} seeds, blocks in turn")
     for name, ratios in zip(("wall", "CPU of rank 0"), zip(*found, strict=True), strict=True):
         error = stdev(ratios) / len(ratios) ** 0.5
