@@ -94,7 +94,7 @@ class Sharing:
         )
 
     def _ask(self, row: Submission, instances: int, observed: Observed | None = None) -> None:
-        """Ask its driver to hold so many instances, unless that was the latest request, or is in force already."""
+        """Ask the driver to hold so many instances; do nothing if that was the latest request or holds already."""
         key = row.name, row.attempt
         if self._asked.get(key) == instances:
             return

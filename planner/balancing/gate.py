@@ -1,7 +1,7 @@
 """A predictor that is used only while it pays: while its forecasts would have made steps faster than the last speeds.
 
-Both forecast every step, whoever is used. What counts is the time of the step with shares in proportion to a forecast,
-max_i x_i / v_i, not the error of the forecast: a step waits for its slowest worker only.
+The predictor and the last speeds both forecast every step. What counts is max_i x_i / v_i, the time of the step with
+shares in proportion to a forecast, not the error of the forecast: a step waits for its slowest worker only.
 """
 
 from __future__ import annotations

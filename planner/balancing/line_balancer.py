@@ -13,7 +13,7 @@ from rubberband.planner.balancing.measured import MeasuredBalancer
 from rubberband.planner.balancing.shares import min_max_shares
 
 GROWTH = 2
-"""A share grows to so many times the largest one that was seen: beyond that the line is a guess."""
+"""The most that a share grows at once, as a multiple of the largest share that was seen: the line is a guess beyond."""
 
 
 class LineBalancer(MeasuredBalancer):

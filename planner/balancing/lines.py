@@ -38,7 +38,8 @@ FIRST_LOOKS = 2
 LEAST_NOISE = 1e-3
 NOISE_RATE = 0.05
 OUTLIER_NOISES, OUTLIER = 4.0, 0.08
-"""A look is far off if it is so many deviations of the noise from the line, and by this part of it."""
+"""A look is far off if its distance from the line is more than so many deviations of the noise, and than this part of
+the line."""
 KNOWN = 0.1
 """Shares within this part of a kept one are covered by the line: others may be off because the curve bends."""
 

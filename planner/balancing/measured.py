@@ -48,7 +48,7 @@ class MeasuredBalancer(Balancer):
         """Looks since each worker last had samples."""
         self._slow_steps = [0] * num_workers
         self._steps = 0
-        """Of the last look, until its stragglers are counted."""
+        """Steps of the last look; 0 once its stragglers are counted."""
         self._times = [WorkerTimes() for _ in range(num_workers)]
         self._lines: tuple[Line, ...] = ()
         """Those after the last look; empty after a restart."""
