@@ -32,6 +32,7 @@ __all__ = [
     "Policy",
     "Slot",
     "Span",
+    "keeps_promises",
     "make_policy",
     "place",
 ]
@@ -73,6 +74,11 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
     "optimus": Optimus,
 }
 """Name of a policy -> its maker; the last three are baselines to compare with."""
+
+
+def keeps_promises(name: str) -> bool:
+    """Return whether a policy, named as for `make_policy`, gives every demand what it is promised."""
+    return isinstance(make_policy(name), Counting)
 
 
 def make_policy(name: str, **options: Any) -> Policy:

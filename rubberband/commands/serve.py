@@ -312,7 +312,7 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
     from rubberband.app.pool import bring_up, resources_of
     from rubberband.cloud.catalogue import offer
     from rubberband.installation import default_home
-    from rubberband.planner.sharing import make_policy
+    from rubberband.planner.sharing import POLICIES, keeps_promises
     from rubberband.spec.loading import load_pool
 
     if file is None:
@@ -321,7 +321,9 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
                 raise InputError(f"{name} {shown(given[0])} needs a pool; add --pool FILE")
         return None
     found = load_pool(file)
-    make_policy(found.policy)
+    if not keeps_promises(found.policy):
+        able = ", ".join(name for name in POLICIES if keeps_promises(name))
+        raise InputError(f"{file}: policy: {found.policy!r} knows no promises, which a service makes; use {able}")
     by_name = {
         "weights": dict(_by_name("--weight", text, float) for text in weights),
         "budgets_usd": dict(_by_name("--budget", text, parse_usd) for text in budgets),

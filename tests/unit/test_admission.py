@@ -190,6 +190,7 @@ def test_a_months_budget_counts_what_is_spent_and_what_is_planned(tmp_path: Path
         (["--pool", "pool.yaml", "--weight", "ci=0"], "--weight 'ci=0' is not NAME=N with N above 0"),
         (["--pool", "pool.yaml", "--budget", "ci"], "--budget 'ci' is not NAME=N"),
         (["--pool", "wrong.yaml"], "policy 'nosuch' does not exist"),
+        (["--pool", "blind.yaml"], "policy: 'tiresias' knows no promises, which a service makes; use default, "),
         (["--pool", "none.yaml"], "none.yaml"),
     ],
 )
@@ -200,6 +201,7 @@ def test_options_of_a_pool_are_refused_in_one_line(
     pool = "instances: 2\ngpus_per_instance: 1\nprovider: virtual\n"
     (tmp_path / "pool.yaml").write_text(pool)
     (tmp_path / "wrong.yaml").write_text(f"{pool}policy: nosuch\n")
+    (tmp_path / "blind.yaml").write_text(f"{pool}policy: tiresias\n")
     done = CliRunner().invoke(cli.app, ["serve", *options])
     assert told in str(done.exception)
     assert "\n" not in str(done.exception)
