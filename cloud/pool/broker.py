@@ -4,8 +4,8 @@
 Only leases are kept outside (`renew`): they change every few seconds, and a lost one ends a little early or late.
 
 * A request takes the machine with the fewest free GPUs that fits it, so that whole machines stay free: a warm one, else
-  one that boots, else a new one within the caps. Otherwise it waits its turn: a later request does not overtake an
-  earlier one, but for those of tenants that hold all that they are allotted.
+  one that boots, else a new one within the caps. Otherwise it waits its turn: no later request overtakes it. How much
+  each experiment may hold is not the broker's to decide: a service tells it to their drivers.
 * A machine whose tenant let its lease expire is not lent again: that driver may be frozen, and not dead.
 * Money is reserved: a machine is rented only if the caps cover it, and what is live, until all could be released.
 """
@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rubberband.cloud.pool.events import (
-    Allotted,
     LeaseExpired,
     MachineEnded,
     MachineRetired,
@@ -88,8 +87,6 @@ class Broker:
                 self._end(event.tenant, event.instance, event.at, event.reason)
             case LeaseExpired():
                 self._expired(event)
-            case Allotted():
-                self.state.allotted = dict(event.gpus)
             case MachineRuns():
                 self._runs(event)
             case MachineWarned():
@@ -178,9 +175,6 @@ class Broker:
         """Give the requests that wait their machines, in order, as far as there are any."""
         commands: list[PoolCommand] = []
         for asked in list(self.state.waiting()):
-            most = self.state.allotted.get(asked.tenant)
-            if most is not None and self.state.gpus_of(asked.tenant) + asked.gpus > most:
-                continue
             machine = self._best_fit(asked.gpus)
             if machine is None:
                 if asked.gpus > self.state.limits.gpus or self.refusal(at) is not None:

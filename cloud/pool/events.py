@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rubberband.values.plan import Market
@@ -98,13 +98,6 @@ class LeaseExpired(PoolEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allotted(PoolEvent):
-    """The sharing policy has decided how many GPUs each tenant may hold; others may hold any number."""
-
-    gpus: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRuns(PoolEvent):
     """A machine runs, and is billed, since `running_at`."""
 
@@ -170,7 +163,6 @@ _KINDS: Mapping[str, type[PoolEvent]] = {
         SliceReturned,
         SliceRefused,
         LeaseExpired,
-        Allotted,
         MachineRuns,
         MachineWarned,
         MachineEnded,

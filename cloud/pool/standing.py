@@ -61,7 +61,6 @@ def _tenants(state: PoolState, now: float) -> list[dict[str, Any]]:
                 "experiment": slices[0].experiment,
                 "gpus": sum(one.gpus for one in held if one.machine is not None),
                 "waiting_gpus": sum(one.gpus for one in held if one.machine is None),
-                "allotted_gpus": state.allotted.get(tenant),
                 "since": slices[0].requested_at,
                 "usd": sum(one.bill_usd(now) for one in slices),
             }

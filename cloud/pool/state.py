@@ -101,16 +101,10 @@ class PoolState:
     """The machines that may cost money."""
     held: dict[tuple[str, str], Slice] = field(default_factory=dict)
     """The slices that wait or are held."""
-    allotted: dict[str, int] = field(default_factory=dict)
-    """Tenant -> most GPUs; a tenant without an entry may hold any number."""
 
     def waiting(self) -> Iterator[Slice]:
         """Yield the requests that wait, in order."""
         return (one for one in self.held.values() if one.machine is None)
-
-    def gpus_of(self, tenant: str) -> int:
-        """Return the GPUs that a tenant holds, or that boot for it."""
-        return sum(one.gpus for one in self.held.values() if one.tenant == tenant and one.machine is not None)
 
     def usd_per_hour(self) -> float:
         """Return the prices of all machines that may cost money."""

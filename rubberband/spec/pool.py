@@ -48,7 +48,8 @@ class PoolFile(Words):
     max_usd_per_month: Usd | None = None
     """Cap on the bill of a calendar month (UTC)."""
     policy: Annotated[str, Field(min_length=1)] = "default"
-    """Sharing policy, by its name."""
+    """Sharing policy of `rubberband serve --pool` and of a simulation, by its name. Without a service, requests for
+    instances are met in their order."""
     idle_s: Duration = Field(300.0, alias="idle")
     """An idle instance is released after this time, and not before its minimum is used up."""
     lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")

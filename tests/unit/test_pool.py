@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
-from rubberband.cloud.pool.events import Allotted, Opened, SliceReturned
+from rubberband.cloud.pool.events import Opened, SliceReturned
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.errors import JournalError, ProviderError
 from rubberband.values.offer import Offer
@@ -92,19 +92,6 @@ def test_requests_wait_their_turn() -> None:
     world.ask("e", gpus=1)
     world.pool.release("b", "i")
     assert [world.state(tenant) for tenant in "cde"] == ["running", "pending", "pending"]
-
-
-def test_a_tenant_at_its_allotment_does_not_block_others() -> None:
-    world = World()
-    world.pool.take_in([Allotted(at=world.clock.now(), gpus={"a": 4})])
-    world.ask("a", "i1")
-    world.ask("a", "i2")
-    world.ask("b")
-    world.wait(11)
-    assert (world.machine("a", "i2"), world.state("b")) == (None, "running")
-    world.pool.take_in([Allotted(at=world.clock.now(), gpus={"a": 8})])
-    world.pool.release("b", "i")
-    assert world.state("a", "i2") == "running"
 
 
 def test_an_idle_machine_is_released_after_its_minimum_and_its_time() -> None:
