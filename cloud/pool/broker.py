@@ -301,7 +301,7 @@ class Broker:
 
     def due(self, at: float) -> Sequence[PoolEvent]:
         """Return the events that the time brings: leases that expired, idle machines, the end of the budget."""
-        return [*self._expiries(at), *self._idle(at), *self._budget_ends(at), *self._hopeless(at)]
+        return [*self._expiries(at), *self._idle(at), *self._budget_ends(at), *self._blocked(at), *self._hopeless(at)]
 
     def _expiries(self, at: float) -> Iterator[PoolEvent]:
         for held in self.state.held.values():
@@ -353,6 +353,16 @@ class Broker:
                 yield MachineRetired(at=at, machine=machine.name, reason=reason, at_once=True)
             elif machine.warned_at is None and at >= ends_at - self._stop_s() - NOTICE_S:
                 yield MachineWarned(at=at, machine=machine.name)
+
+    def _blocked(self, at: float) -> Iterator[PoolEvent]:
+        """Yield the loss of retired machines where a request waits, and no other may be rented beside them.
+
+        A tenant on one may itself wait for more before it goes on: without a notice both would wait on and on.
+        """
+        if any(self.state.waiting()) and self.refusal(at) is not None:
+            for machine in self.state.live.values():
+                if machine.retired and machine.slices and machine.warned_at is None:
+                    yield MachineWarned(at=at, machine=machine.name)
 
     def _hopeless(self, at: float) -> Iterator[PoolEvent]:
         """Yield a refusal for the requests that wait if there is no machine, and money for none."""

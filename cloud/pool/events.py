@@ -112,7 +112,7 @@ class MachineRuns(PoolEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineWarned(PoolEvent):
-    """A machine will be lost soon: the provider reclaims it, or the month's budget ends."""
+    """A machine will be lost soon: the provider reclaims it, the month's budget ends, or others wait for its place."""
 
     machine: str
 

@@ -71,5 +71,6 @@ def release_idle(job: Job, state: State, lane: Lane) -> list[Command]:
         idle.sort(key=lambda record: record.status is not InstanceStatus.READY)
         idle = idle[max(0, lane.needs - (len(held.live) - len(idle))) :]
     if state.allotments:  # gangs may be narrower than planned: what is idle is not asked for again
-        lane.needs = min(lane.needs, len(state.held(lane).live) - len(idle))
+        recalled = sum(lane.runners.uses(record.instance) for record in held.leaving)
+        lane.needs = min(lane.needs, len(held.live) - len(idle) + recalled)
     return instances.give_up(job, state, lane, idle)

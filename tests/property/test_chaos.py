@@ -77,6 +77,10 @@ def test_a_climbing_trial_that_is_interrupted_moves_to_the_instance_bought_for_i
     assert outcome.num_instances == 1 + outcome.seen["taken away by the provider"]
 
 
+def test_an_experiment_with_rungs_goes_on_once_it_is_allotted_instances_again() -> None:
+    assert not failures([90113], check_every=5, replan=False, family="allotments")
+
+
 @pytest.mark.parametrize(("seed", "family"), [(20458, "27 trials"), (22156, "asha that learns")])
 def test_instances_that_the_driver_before_gave_back_as_they_started_failed_no_start(seed: int, family: Family) -> None:
     found = failures([seed], check_every=5, replan=False, family=family)

@@ -36,6 +36,10 @@ def test_promised_gpus_are_not_lent_to_others_while_a_process_starts() -> None:
     assert not run.late
 
 
+def test_an_instance_that_is_lent_no_more_does_not_block_the_pool() -> None:
+    assert not failures([2342], Counter())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 10 * MANY, MANY))
 def test_ten_thousand_of_them(first: int) -> None:

@@ -134,6 +134,19 @@ def test_a_machine_whose_tenant_went_silent_is_not_lent_again() -> None:
     assert [status.state for status in world.below.describe()] == ["terminated", "pending"]
 
 
+def test_a_machine_that_is_lent_no_more_makes_room_where_requests_wait() -> None:
+    world = World(limits=replace(LIMITS, instances=1))
+    world.pool.launch("dead", "dead", "i", 1, 30.0)
+    world.ask("living", gpus=1)
+    world.wait(45.0)
+    world.ask("living", "j", gpus=1)  # it goes on only with both
+    world.wait(5.0)
+    assert world.pool.describe("living")[0].status.interrupted_at is not None
+    world.pool.release("living", "i")
+    world.wait(15.0)
+    assert world.state("living", "j") == "running"
+
+
 def test_a_cap_per_hour_lets_requests_wait() -> None:
     world = World(replace(LIMITS, max_usd_per_hour=5.0))
     world.ask("a")
