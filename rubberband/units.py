@@ -26,7 +26,7 @@ _PARTS = re.compile(
     rf"(?:({_NUMBER}) ?(?:minutes?|mins?|m))? ?(?:({_NUMBER}) ?(?:seconds?|secs?|s))?",
     re.ASCII | re.IGNORECASE,
 )
-_PLAIN = re.compile(rf"(?:{_NUMBER})(?:[eE][-+]?\d+)?", re.ASCII)
+_PLAIN = re.compile(rf"-?(?:{_NUMBER})(?:[eE][-+]?\d+)?", re.ASCII)
 _HOW = "write it as 90s, 20m, 1h30m, 1d or plain seconds"
 
 

@@ -70,14 +70,18 @@ class Admission:
             experiment = _on_pool(experiment, self._pool.folder)
         resources = experiment.resources
         gpus = max(offer.gpus for offer in offers(resources))
-        most, has = self._pool.gpus // gpus, f"{self._pool.instances} instances of {self._pool.gpus_per_instance}"
-        if gpus > self._pool.gpus_per_instance:
-            raise Problem(REFUSED, f"resources.gpus_per_instance: {gpus} is too many; the pool has {has} GPUs")
+        most, each = self._pool.gpus // gpus, self._pool.gpus_per_instance
+        has = f"{self._pool.instances} instances of {each} GPU{'s' * (each > 1)}"
+        if gpus > each:
+            raise Problem(REFUSED, f"resources.gpus_per_instance: {gpus} is too many; the pool has {has}")
+        if resources.gpus_per_trial.min > self._pool.gpus:
+            asked = f"resources.gpus_per_trial.min: {resources.gpus_per_trial.min} is too many"
+            raise Problem(REFUSED, f"{asked}; the pool has {has}, so give {self._pool.gpus} or fewer")
         if resources.max_instances <= most:
             return experiment
         if "max_instances" in resources.model_fields_set:
             asked = f"resources.max_instances: {resources.max_instances} is too many"
-            raise Problem(REFUSED, f"{asked}; the pool has {has} GPUs, so give {most} or fewer")
+            raise Problem(REFUSED, f"{asked}; the pool has {has}, so give {most} or fewer")
         return experiment.model_copy(update={"resources": resources.model_copy(update={"max_instances": most})})
 
     def require_room(self, experiment: Experiment) -> None:

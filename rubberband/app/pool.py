@@ -19,6 +19,7 @@ from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.session import local_devices
+from rubberband.planner.sharing import make_policy
 from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder
 from rubberband.spec.resources import Resources
 from rubberband.units import format_usd
@@ -38,6 +39,7 @@ def bring_up(pool: PoolFile, home: Path, table: Table | None = None) -> PoolFold
         raise InputError(
             f"provider: a pool of {pool.provider} instances can be simulated, and not rented yet; write provider: local"
         )
+    make_policy(pool.policy)
     offered = offer(resources_of(pool), table=table)
     _check_caps(pool, offered)
     whole = pool.model_copy(

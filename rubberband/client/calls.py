@@ -151,6 +151,8 @@ def self_contained(experiment: Submittable, overrides: Sequence[str] = ()) -> di
             "gpus_per_instance instead"
         )
     words = found.to_words()
+    # The pool of a service sets the resources that are left out.
+    words["resources"] = found.resources.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
     if "<locals>" in str(words.get("entrypoint", "")) or str(words.get("entrypoint", "")).startswith("__main__:"):
         raise InputError(
             f"entrypoint: {words['entrypoint']} has no name that the service could import; put it in a module that its "

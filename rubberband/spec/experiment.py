@@ -387,9 +387,10 @@ class Experiment(Words):
                 _check_gang(f"resources.gpus_per_trial.{key}", gpus, gpus_per_instance)
         all_gpus = self.resources.max_instances * gpus_per_instance
         if asked.min > all_gpus:
+            larger = "raise max_instances" if self.resources.pool is None else "use a larger pool"
             raise InputError(
                 f"resources.gpus_per_trial.min: {asked.min} GPUs are more than {self.resources.max_instances} "
-                f"instances have ({all_gpus}); lower it to {all_gpus} or raise max_instances"
+                f"instances have ({all_gpus}); lower it to {all_gpus} or {larger}"
             )
         most = min(self.max_gpus_per_trial(gpus_per_instance, known_gpus), all_gpus)
         return PlanningConstraints(

@@ -169,9 +169,11 @@ def on_pool(words: Mapping[Any, Any], home: Path) -> dict[Any, Any]:
     assert pool.gpus_per_instance is not None, "a pool that was brought up knows its GPUs"
     slice_gpus = resources.get("gpus_per_instance", pool.gpus_per_instance)
     if not isinstance(slice_gpus, int) or not 1 <= slice_gpus <= pool.gpus_per_instance:
+        has = "1 GPU; write 1" if pool.gpus_per_instance == 1 else "{0} GPUs; write 1 to {0}"
         raise WordError(
             ("resources", "gpus_per_instance"),
-            f"{shown(slice_gpus)} is no part of an instance of pool {pool.name}; write 1 to {pool.gpus_per_instance}",
+            f"{shown(slice_gpus)} is no part of an instance of pool {pool.name}, which has "
+            f"{has.format(pool.gpus_per_instance)}",
         )
     share = slice_gpus / pool.gpus_per_instance
     most = pool.instances * (pool.gpus_per_instance // slice_gpus)

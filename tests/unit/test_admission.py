@@ -141,7 +141,14 @@ def test_a_promise_ends_with_its_experiment(service: FakeService) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"resources__max_instances": 3}, "resources.max_instances: 3 is too many; the pool has 2 instances of 1 GPUs"),
+        (
+            {"resources__max_instances": 3},
+            "resources.max_instances: 3 is too many; the pool has 2 instances of 1 GPU, so give 2",
+        ),
+        (
+            {"resources__gpus_per_trial": {"min": 4}},
+            "gpus_per_trial.min: 4 is too many; the pool has 2 instances of 1 GPU",
+        ),
         ({"resources__gpus_per_instance": 2}, "resources.gpus_per_instance: 2 is too many"),
         ({"profile": None}, "profile: a pool promises a plan"),
     ],

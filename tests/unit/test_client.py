@@ -352,6 +352,11 @@ def test_a_profile_in_a_file_is_written_out_with_the_delays_that_it_measured(tmp
     assert there == replace(here, source="inline")
 
 
+def test_resources_that_are_left_out_are_left_to_the_service() -> None:
+    given = {"provider": "local", "gpus_per_trial": {"min": 1, "max": 2}, "init_delay": 3.0}
+    assert self_contained({**words(), "resources": given})["resources"] == given
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

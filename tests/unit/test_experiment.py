@@ -432,6 +432,9 @@ def test_a_gang_wider_than_the_cluster_is_refused() -> None:
     experiment = Experiment(**words(resources__gpus_per_trial={"min": 32}))
     with pytest.raises(InputError, match="lower it to 16 or raise max_instances"):
         experiment.planning_constraints(NOW, gpus_per_instance=1)
+    experiment = Experiment(**words(resources__gpus_per_trial={"min": 32}, resources__pool="team"))
+    with pytest.raises(InputError, match="lower it to 16 or use a larger pool"):
+        experiment.planning_constraints(NOW, gpus_per_instance=1)
 
 
 def test_a_profile_file_reads_back_what_was_saved(tmp_path: Path) -> None:

@@ -122,7 +122,10 @@ def test_the_page_shows_policies_completion_times_and_allotments(pool: Path, job
     [
         ("at,name,kind\n", "has no column 'iterations'; its header is at,name,kind,iterations"),
         ("at,name,kind,iterations\n", "has no rows; write one for each job"),
-        ("at,name,kind,iterations\n-5,a,resnet,1\n", "line 2: at: '-5' is not a duration"),
+        (
+            "at,name,kind,iterations\n-5,a,resnet,1\n",
+            "line 2: at: '-5' is not a duration from 0s to 3650d; write it as 90s",
+        ),
         ("at,name,kind,iterations\n0s,a,resnet,-1\n", "line 2: iterations='-1' is not a number above 0; correct it"),
         ("at,name,kind,iterations\n0s,a,resnet,\n", "line 2: iterations='' is not a value; correct it"),
         ("at,name,kind,iterations\n0s,a,resnet,1\n0s,a,resnet,1\n", "two jobs with the name 'a'; name each job once"),
