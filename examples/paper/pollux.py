@@ -21,7 +21,7 @@ from rubberband.planner.goodput.model import gain
 from rubberband.planner.goodput.planning import LOWER, UPPER
 from rubberband.planner.sharing import Capacity, make_policy
 from rubberband.planner.sharing.simulation import Outcome, simulate
-from rubberband.planner.sharing.traced import Application, Elasticity, TracedJob
+from rubberband.planner.sharing.traced import Application, Elasticity
 
 POOL = Capacity(instances=16, gpus_per_instance=4)
 HOUR_S = 3600.0
@@ -90,38 +90,9 @@ def mean_h(data: Data, row: str, figure: str = "mean_jct_s", **more: Any) -> flo
     return float(np.mean(every)) / HOUR_S
 
 
-@cache
-def isolated_s(data: Data, number: str, kind: str, gpus: int) -> float:
-    """Return the seconds of a job alone on `gpus` GPUs, from the start to the end."""
-    file = data.folder / "workloads" / f"workload-{number}.csv"
-    job: TracedJob = next(job for job in read_jobs(file, data.folder / "traces", "adaptive") if job.kind == kind)
-    most = min(gpus, job.application.most_gpus, job.most_gpus or gpus)
-    whole, rest = divmod(most, POOL.gpus_per_instance)
-    job.resize((POOL.gpus_per_instance,) * whole + ((rest,) if rest else ()))
-    now_s = 0.0
-    while job.done_at is None:
-        job.advance(INTERVAL_S, now_s)
-        now_s += INTERVAL_S
-    return job.done_at
-
-
 def fairness(data: Data, row: str) -> list[float]:
-    """Return rho of every job: its JCT over that alone on an equal part of the pool (Themis; §5.3.1).
-
-    The part is that of the mean number of jobs that were there while the job was.
-    """
-    found = []
-    for number in data.numbers:
-        jobs = outcome(data, number, row).jobs
-        for job in jobs:
-            end_at = job.submitted_at + job.jct_s
-            overlaps_s = [
-                max(0.0, min(end_at, other.submitted_at + other.jct_s) - max(job.submitted_at, other.submitted_at))
-                for other in jobs
-            ]
-            share = max(1, round(POOL.gpus / max(1.0, sum(overlaps_s) / job.jct_s)))
-            found.append(job.jct_s / isolated_s(data, number, job.kind, share))
-    return sorted(found)
+    """Return rho of every job: its JCT over that alone on an equal part of the pool (Themis; §5.3.1)."""
+    return sorted(rho for number in data.numbers for rho in outcome(data, number, row).fairness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +258,8 @@ def compute(folder: Path, most_workloads: int = 8) -> Report:
             f"The world is that of the published simulation, on the workloads of the folder; Figure 8 on its "
             f"first {SWEPT}.",
             "The rows with untuned jobs need the GPUs of Microsoft's trace, which the data do not have.",
-            "rho: alone, a job adapts its batch on an equal part of the pool for the jobs that were there; it begins "
-            "with all of that part.",
+            "rho: alone, a job has an equal part of the pool for the jobs that were there, from the start on, and "
+            "adapts its batch if it does so under the policy.",
             "Figure 8c is left out: gangs that span never share an instance here, so interference changes nothing.",
             "Figure 9 chooses among the measured batches by the measured step times; an instance is 4 GPUs.",
         ],

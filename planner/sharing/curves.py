@@ -58,6 +58,14 @@ class CurveJob:
         """Return the seconds until its end if nothing changes; inf without GPUs."""
         return self.resizing_s + self.left * self._whole_s() if self.gpus else math.inf
 
+    def alone_s(self, gpus: int) -> float:
+        """Return the seconds from its start to its end with at most `gpus` GPUs of its own; inf if it cannot run.
+
+        It has at least `min_gpus`.
+        """
+        most = min(max(gpus, self.min_gpus), self.max_gpus or len(self.seconds), len(self.seconds))
+        return self.resize_s + float(self._curve[self.min_gpus - 1 : most].min(initial=math.inf))
+
     def advance(self, seconds: float, now_s: float) -> None:
         """Train for `seconds`, from `now_s` on."""
         if not self.gpus or self.done_at is not None:

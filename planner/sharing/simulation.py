@@ -23,6 +23,7 @@ class SimulatedJob(Protocol):
 
     name: str
     submitted_at: float
+    weight: float
     done_at: float | None
     moves: int
     attained_gpu_s: float
@@ -30,6 +31,9 @@ class SimulatedJob(Protocol):
     @property
     def kind(self) -> str:
         """Name of the model that it trains."""
+
+    def alone_s(self, gpus: int) -> float:
+        """Return the seconds from its start to its end with at most `gpus` GPUs of its own; inf if it cannot run."""
 
     def demand(self, now_s: float, gpus: int) -> Demand:
         """Return its demand on a pool of `gpus` GPUs."""
@@ -55,11 +59,19 @@ class JobOutcome:
     done_at: float | None
     moves: int
     gpu_s: float
+    fair_s: float
+    """Completion time alone on its fair share of the pool; inf if it cannot run there, or did not end."""
 
     @property
     def jct_s(self) -> float:
         """Job completion time; inf if it did not end."""
         return math.inf if self.done_at is None else self.done_at - self.submitted_at
+
+    @property
+    def fairness(self) -> float:
+        """Finish-time fairness rho: `jct_s` over `fair_s`, so that below 1 the pool served it better than a fair share
+        (Themis, NSDI '20, §4; Pollux §5.3.1)."""
+        return self.jct_s / self.fair_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +102,14 @@ class Outcome:
         whole = self.capacity.gpus * self.makespan_s
         return sum(job.gpu_s for job in self.jobs) / whole if whole else 0.0
 
+    @property
+    def fairness(self) -> list[float]:
+        """Finish-time fairness of the jobs that ended and can run on their fair shares."""
+        return [job.fairness for job in self.jobs if math.isfinite(job.fair_s)]
+
     def summary(self, usd_per_hour: float = 0.0) -> dict[str, float | None]:
         """Return the figures of the workload; `usd_per_hour` is the price of the whole pool."""
-        jcts_s = self.jcts_s
+        jcts_s, rhos = self.jcts_s, self.fairness
         mean, median, p99 = (None, None, None)
         if jcts_s:
             mean, median, p99 = float(np.mean(jcts_s)), float(np.median(jcts_s)), float(np.percentile(jcts_s, 99))
@@ -102,6 +119,8 @@ class Outcome:
             "p99_jct_s": p99,
             "makespan_s": self.makespan_s,
             "utilisation": self.utilisation,
+            "mean_finish_time_fairness": float(np.mean(rhos)) if rhos else None,
+            "max_finish_time_fairness": max(rhos, default=None),
             "moves_per_job": float(np.mean([job.moves for job in self.jobs])) if self.jobs else 0.0,
             "cost_usd": usd_per_hour * self.makespan_s / 3600.0,
             "unfinished": len(self.jobs) - len(jcts_s),
@@ -133,6 +152,23 @@ def simulate(
             break
         run.advance(step_s)
     return run.outcome(time.process_time() - began_s)
+
+
+def fair_gpus(jobs: Sequence[SimulatedJob], gpus: int, now_s: float) -> list[int]:
+    """Return each job's fair share of `gpus` GPUs, at least 1.
+
+    The share is by weight, among the jobs that were there while it was, each for as long as it was there. Jobs without
+    an end are there until `now_s`.
+    """
+    begins = np.asarray([job.submitted_at for job in jobs])
+    ends = np.asarray([now_s if job.done_at is None else job.done_at for job in jobs])
+    weights = np.asarray([job.weight for job in jobs])
+    found = []
+    for begin, end, weight in zip(begins, ends, weights, strict=True):
+        overlaps_s = np.maximum(0.0, np.minimum(end, ends) - np.maximum(begin, begins))
+        present = float(overlaps_s @ weights) / (end - begin) if end > begin else 0.0
+        found.append(max(1, round(gpus * weight / max(weight, present))))
+    return found
 
 
 def _tick(at: float, interval_s: float | None) -> float:
@@ -191,6 +227,7 @@ class _Run:
         self.active = {name: job for name, job in self.active.items() if job.done_at is None}
 
     def outcome(self, cpu_s: float) -> Outcome:
+        shares = fair_gpus(self.jobs, self.capacity.gpus, self.now_s)
         jobs = [
             JobOutcome(
                 name=job.name,
@@ -200,8 +237,9 @@ class _Run:
                 done_at=job.done_at,
                 moves=max(0, job.moves),
                 gpu_s=job.attained_gpu_s,
+                fair_s=math.inf if job.done_at is None else job.alone_s(share),
             )
-            for job in self.jobs
+            for job, share in zip(self.jobs, shares, strict=True)
         ]
         ends = [job.done_at for job in self.jobs if job.done_at is not None]
         return Outcome(

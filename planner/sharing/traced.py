@@ -23,6 +23,8 @@ from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 
 RESIZE_S = 30.0
 """Seconds without training after each change of a job's GPUs (§5.3, simulator fidelity)."""
+_ALONE_STEP_S = 60.0
+"""Seconds between two choices of the batch by a job alone; those of a decision (§5.1)."""
 
 Elasticity = Literal["adaptive", "fixed_batch", "rigid"]
 """Parts of a job that a policy may change: GPUs and batch, GPUs only, or nothing."""
@@ -59,6 +61,8 @@ class Application:
     min_per_gpu: int
     max_per_gpu: int
     gpus_per_instance: int
+    alone_s: dict[tuple[int, int | None], float] = field(default_factory=dict, repr=False)
+    """GPUs, and the batch if it is fixed -> seconds of a job alone, as far as they are known."""
     _seen: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -211,6 +215,34 @@ class TracedJob:
                     return
             self._choose_batch()
         self.attained_gpu_s += seconds * gpus
+
+    def alone_s(self, gpus: int) -> float:
+        """Return the seconds from its start to its end with at most `gpus` GPUs of its own, on few instances.
+
+        It may change its GPUs and batch as in the pool; a rigid job trains with its batch on fewer GPUs.
+        """
+        app, batch = self.application, self.target_batch
+        most = min(gpus, self.most_gpus or gpus, app.most_gpus if batch is None else batch // app.min_per_gpu)
+        if self.elasticity == "rigid":
+            most = min(most, self.target_gpus)
+        key = max(1, most), batch
+        if key not in app.alone_s:
+            whole, rest = divmod(key[0], app.gpus_per_instance)
+            job = TracedJob(
+                name=self.name,
+                submitted_at=0.0,
+                application=app,
+                elasticity=self.elasticity,
+                target_gpus=self.target_gpus,
+                target_batch=batch,
+            )
+            job.resize((app.gpus_per_instance,) * whole + ((rest,) if rest else ()))
+            now_s = 0.0
+            while job.done_at is None:
+                job.advance(_ALONE_STEP_S, now_s)
+                now_s += _ALONE_STEP_S
+            app.alone_s[key] = job.done_at
+        return app.alone_s[key]
 
     def _rate(self) -> float:
         """Return the progress per second, and keep what it shows of the application."""

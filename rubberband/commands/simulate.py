@@ -38,8 +38,9 @@ def simulate(
 ) -> None:
     """Simulate a workload on a pool under several sharing policies.
 
-    Shows the mean, median and 99th percentile of the job completion times (JCT), the makespan, and the use and cost of
-    the pool for each policy. In a workload file, KIND.json beside it is the profile of jobs of that kind.
+    Shows the mean, median and 99th percentile of the job completion times (JCT), the makespan, finish-time fairness,
+    and the use and cost of the pool for each policy. In a workload file, KIND.json beside it is the profile of jobs of
+    that kind.
     """
     from rubberband.app.simulating import simulated
     from rubberband.errors import InputError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rubberband.app.simulating import Simulation
 from rubberband.planner.sharing.simulation import Outcome
@@ -16,12 +16,26 @@ _HEIGHT_PX = 380
 _MOST_POINTS = 1500
 """Points of a line over time; beyond, it is sampled."""
 _JCTS = "Share of the jobs that are complete within a time after their submission, for every policy."
+_FAIRNESS = (
+    "Share of the jobs whose completion time is at most a multiple of that alone on a fair share of the pool; right of "
+    "1 a job fared worse than that."
+)
 _GPUS = "GPUs that jobs hold at every moment, for every policy."
 
 
 def policy_table(found: Simulation) -> TextTable:
     """Return a row for each policy; with the cost if the pool has a price."""
-    header = ["policy", "mean JCT", "median JCT", "p99 JCT", "makespan", "utilisation", "moves per job"]
+    header = [
+        "policy",
+        "mean JCT",
+        "median JCT",
+        "p99 JCT",
+        "makespan",
+        "utilisation",
+        "fairness",
+        "worst",
+        "moves per job",
+    ]
     unfinished = any(len(outcome.jcts_s) < len(outcome.jobs) for outcome in found.outcomes.values())
     header += ["cost"] * bool(found.usd_per_hour) + ["unfinished"] * unfinished
     rows = []
@@ -31,6 +45,7 @@ def policy_table(found: Simulation) -> TextTable:
             name,
             *(_time(figures[key]) for key in ("mean_jct_s", "median_jct_s", "p99_jct_s", "makespan_s")),
             f"{100.0 * outcome.utilisation:.0f} %",
+            *(_multiple(figures[key]) for key in ("mean_finish_time_fairness", "max_finish_time_fairness")),
             f"{figures['moves_per_job']:.1f}",
         ]
         row += [format_usd(figures["cost_usd"] or 0.0)] * bool(found.usd_per_hour)
@@ -42,7 +57,10 @@ def policy_table(found: Simulation) -> TextTable:
         header=tuple(header),
         rows=tuple(rows),
         words=frozenset({0}),
-        notes=("Simulated: nothing was started, and nothing was charged.",),
+        notes=(
+            "Fairness: completion times over those alone on a fair share of the pool, their mean and the worst.",
+            "Simulated: nothing was started, and nothing was charged.",
+        ),
     )
 
 
@@ -50,10 +68,14 @@ def _time(seconds: float | None) -> str:
     return "none" if seconds is None else format_duration(round(seconds))
 
 
+def _multiple(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
 def render_simulation(found: Simulation) -> str:
     """Return the page, which needs no network."""
     name, first = next(iter(found.outcomes.items()))
-    drawn = {"jcts": _completion(found), "gpus": _held(found)}
+    drawn = {"jcts": _completion(found), "fairness": _fairness(found), "gpus": _held(found)}
     drawn |= {f"kinds-{number}": _kinds(each) for number, each in enumerate(found.outcomes.values())}
     figures = first.summary(found.usd_per_hour)
     cards = [
@@ -71,6 +93,7 @@ def render_simulation(found: Simulation) -> str:
             table_section(policy_table(found)),
             STRIP,
             chart_section("jcts", "Job completion times", _JCTS, drawn),
+            chart_section("fairness", "Finish-time fairness", _FAIRNESS, drawn),
             chart_section("gpus", "GPUs in use", _GPUS, drawn),
             *sections,
             STRIP_END,
@@ -80,19 +103,33 @@ def render_simulation(found: Simulation) -> str:
 
 
 def _completion(found: Simulation) -> Figure:
+    minutes = {name: [max(1.0, each) / 60.0 for each in outcome.jcts_s] for name, outcome in found.outcomes.items()}
+    axis = {"title": {"text": "job completion time (minutes)"}, "type": "log"}
+    return _shares(found, minutes, axis, lambda value: f"within {format_duration(round(60.0 * value))}")
+
+
+def _fairness(found: Simulation) -> Figure:
+    rhos = {name: outcome.fairness for name, outcome in found.outcomes.items()}
+    axis = {"title": {"text": "completion time over that alone on a fair share"}, "rangemode": "tozero"}
+    return _shares(found, rhos, axis, lambda value: f"at most {value:.2f}")
+
+
+def _shares(
+    found: Simulation, values: Mapping[str, Sequence[float]], axis: Figure, words: Callable[[float], str]
+) -> Figure:
+    """Return the share of the jobs up to every value, a line for each policy."""
     traces = []
     for number, (name, outcome) in enumerate(found.outcomes.items()):
-        jcts_s = sorted(outcome.jcts_s)
-        shares = [100.0 * (at + 1) / len(outcome.jobs) for at in range(len(jcts_s))]
         points = [
-            (max(1.0, jct_s) / 60.0, share, f"{name}: {share:.0f} % within {format_duration(round(jct_s))}")
-            for jct_s, share in zip(jcts_s, shares, strict=True)
+            (
+                value,
+                100.0 * (at + 1) / len(outcome.jobs),
+                f"{name}: {100.0 * (at + 1) / len(outcome.jobs):.0f} % {words(value)}",
+            )
+            for at, value in enumerate(sorted(values[name]))
         ]
         traces.append(scatter(name, points, line={"color": _colour(number), "shape": "hv"}))
-    axes = {
-        "xaxis": {"title": {"text": "job completion time (minutes)"}, "type": "log"},
-        "yaxis": {"title": {"text": "% of jobs"}, "range": [0, 102]},
-    }
+    axes = {"xaxis": axis, "yaxis": {"title": {"text": "% of jobs"}, "range": [0, 102]}}
     return {"data": traces, "layout": {"height": _HEIGHT_PX, **axes, **LEGEND}}
 
 

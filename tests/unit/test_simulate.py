@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from rubberband.app.simulating import simulated
 from rubberband.commands.common import TableFormat
 from rubberband.commands.simulate import WorkloadFormat, simulate
 from rubberband.errors import InputError
+from rubberband.planner.sharing.curves import CurveJob
+from rubberband.planner.sharing.simulation import fair_gpus
 from rubberband.spec.loading import load_pool
 from rubberband.views.simulation import policy_table, render_simulation
 from tests.builders.adaptdl_data import HEADER, write_data
@@ -61,8 +64,40 @@ def test_policies_are_compared_in_json(pool: Path, jobs: Path, capsys: pytest.Ca
     assert figures["cost_usd"] == pytest.approx(2 * 3.60 * figures["makespan_s"] / 3600.0)
     assert set(figures) == {
         *("mean_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "utilisation"),
+        *("mean_finish_time_fairness", "max_finish_time_fairness"),
         *("moves_per_job", "cost_usd", "unfinished", "cpu_s"),
     }
+
+
+def test_fairness_compares_with_a_fair_share_of_the_pool(tmp_path: Path, pool: Path, jobs: Path) -> None:
+    rows = "0s,a,resnet,10,8\n0s,b,resnet,10,8\n"
+    two = write(tmp_path / "two.csv", "at,name,kind,iterations,gpus\n" + rows)
+    outcomes = simulated(load_pool(pool), two, ["equal", "fifo"]).outcomes
+    # 4 of 8 GPUs each take 18 s an iteration; the first of fifo has all 8, and the second one waits for it
+    assert outcomes["equal"].fairness == pytest.approx([1.0, 1.0])
+    first_s, fair_s = 5.0 + 10 * 12.0, 5.0 + 10 * 18.0
+    first, second = outcomes["fifo"].jobs
+    assert first.fairness == pytest.approx(first_s / fair_s)
+    assert second.fairness > 1.0
+
+
+def test_fair_shares_follow_weights_and_the_time_that_jobs_are_there() -> None:
+    def job(submitted_at: float, done_at: float | None, weight: float = 1.0) -> CurveJob:
+        return CurveJob(name="j", submitted_at=submitted_at, kind="k", seconds=[1.0], weight=weight, done_at=done_at)
+
+    assert fair_gpus([job(0.0, 10.0), job(0.0, 10.0, weight=3.0)], 8, 10.0) == [2, 6]
+    assert fair_gpus([job(0.0, 10.0), job(5.0, 10.0), job(20.0, 30.0)], 8, 30.0) == [5, 4, 8]
+    assert fair_gpus([job(0.0, None), job(0.0, None)], 8, 10.0) == [4, 4]
+    assert fair_gpus([job(0.0, 10.0) for _ in range(20)], 8, 10.0) == [1] * 20
+
+
+def test_a_job_alone_takes_the_best_number_of_gpus_of_its_share() -> None:
+    job = CurveJob(
+        name="j", submitted_at=0.0, kind="k", seconds=[8.0, 4.0, 5.0, 3.0], resize_s=1.0, min_gpus=2, max_gpus=3
+    )
+    assert [job.alone_s(gpus) for gpus in (1, 2, 3, 4)] == [5.0, 5.0, 5.0, 5.0]
+    stuck = CurveJob(name="j", submitted_at=0.0, kind="k", seconds=[math.inf, math.inf])
+    assert stuck.alone_s(2) == math.inf
 
 
 def test_one_job_takes_what_its_profile_says(tmp_path: Path, pool: Path, jobs: Path) -> None:
@@ -77,6 +112,7 @@ def test_traces_in_the_public_format(policy: str, pool: Path, public: Path, trac
     again = simulated(load_pool(pool), public, [policy], traces)
     assert found.outcomes[policy].jobs == again.outcomes[policy].jobs
     assert found.outcomes[policy].summary()["unfinished"] == 0
+    assert all(0.1 < rho < 10.0 for rho in found.outcomes[policy].fairness)
 
 
 def test_a_rigid_job_trains_at_the_measured_speed(pool: Path, tmp_path: Path, traces: Path) -> None:
@@ -112,6 +148,7 @@ def test_the_page_shows_policies_completion_times_and_allotments(pool: Path, job
     found = simulated(load_pool(pool), jobs, ["default", "equal"])
     text = render_simulation(found)
     assert "Job completion times" in text
+    assert "Finish-time fairness" in text
     assert "Allotments under equal" in text
     assert "nothing was charged" in text
     assert "USD" in text
