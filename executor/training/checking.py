@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import re
+import secrets
 import select
 import signal
 import subprocess
@@ -23,15 +24,25 @@ from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import make_runner
-from rubberband.executor.training.runner import Runner, TrialFailure, WorkerTrace, describe
+from rubberband.executor.training.runner import (
+    GangBroken,
+    LacksMemory,
+    Runner,
+    TrialFailure,
+    WorkerTrace,
+    describe,
+)
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
+
+if TYPE_CHECKING:
+    from rubberband.executor.training.asynchronous.threads import ServerThreads
 
 _CONTINUED_S = 5.0
 """A second iteration, after the restore, is trained if the first one took no longer than this."""
@@ -187,6 +198,7 @@ class _Check:
     def __init__(self, order: CheckOrder, answers: IO[str]) -> None:
         self._order, self._answers = order, answers
         self._found = TrialCheck()
+        self._servers: ServerThreads | None = None
 
     def run(self) -> None:
         """Go through all steps; the last answer is finished."""
@@ -198,8 +210,8 @@ class _Check:
     def _steps(self) -> None:
         order, segment = self._order, self._order.segment
         with self._step("import"):
-            adaptive = segment.batch is not None
-            order.entrypoint.check(order.max_gpus, adaptive=adaptive)
+            adaptive, asynchronous = segment.batch is not None, segment.training is not None
+            order.entrypoint.check(order.max_gpus, adaptive=adaptive, asynchronous=asynchronous)
             target = order.entrypoint.load()
         self._found.kind = _kind(target)
         resources: list[Any] = []
@@ -220,10 +232,25 @@ class _Check:
             self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
 
     def _made(self, segment: Segment, resources: list[Any], payload: bytes | None = None) -> Runner:
+        if segment.training is not None:
+            segment = self._with_servers(segment, segment.training.servers, resources)
         runner = make_runner(self._order.entrypoint, segment, resources)
         resources.append(runner)
+        if self._servers is not None:
+            target: Any = self._order.entrypoint.load()
+            self._servers.start(target, segment)
         runner.begin(payload)
         return runner
+
+    def _with_servers(self, segment: Segment, servers: int, resources: list[Any]) -> Segment:
+        """Return the segment as one worker takes part in it, beside as many as a trial has at most."""
+        from rubberband.executor.training.asynchronous.threads import ServerThreads
+        from rubberband.executor.training.asynchronous.wire import SECRET_BYTES
+
+        self._servers = ServerThreads(servers)
+        resources.append(self._servers)
+        addresses, secret = self._servers.addresses, secrets.token_hex(SECRET_BYTES)
+        return replace(segment, num_workers=self._order.max_gpus, servers=addresses, secret=secret)
 
     def _iterate(self, runner: Runner, segment: Segment) -> Mapping[str, float]:
         """Train one iteration; without its metric, the later steps are checked too."""
@@ -235,12 +262,14 @@ class _Check:
         return metrics
 
     def _continue(self, segment: Segment, payload: bytes) -> None:
+        from rubberband.executor.training.loop import TorchRunner
+
         resources: list[Any] = []
         try:
             with self._step("restore"):
                 runner = self._made(segment, resources, payload)
-                if self._found.kind == "TorchTrial":
-                    _check_restored(payload, _written(runner.dump(1, {}, is_last=True)))
+                if isinstance(runner, TorchRunner):
+                    _check_restored(payload, runner.own_state())
             is_function = self._found.kind == "function"  # it restores by itself, once it runs
             is_short = self._found.seconds["iteration"] <= _CONTINUED_S
             if not self._found.problems and (is_function or is_short):
@@ -257,7 +286,9 @@ class _Check:
         began_s = time.monotonic()
         try:
             yield
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as raised:
+            error = self._servers.error if self._servers is not None and isinstance(raised, GangBroken) else None
+            error = error or raised
             self._found.problems.append(_problem(name, error, self._order))
             if not (goes_on and isinstance(error, TrialFailure) and error.kind in ("no_metric", "not_a_number")):
                 raise _Failed from None
@@ -284,13 +315,15 @@ def _kind(target: object) -> str:
     return "TorchTrial" if issubclass(target, TorchTrial) else "Trial"
 
 
-def _check_restored(saved: bytes, again: bytes) -> None:
-    """Raise TrialFailure if the trial's own state, saved once more after its restore, is not what was saved."""
+def _check_restored(payload: bytes, state: Any) -> None:
+    """Raise TrialFailure if the trial's own state after its restore is not that of the checkpoint."""
     import torch
 
+    again = io.BytesIO()
+    torch.save({"trial": state}, again)
     one, other = (
-        torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False).get("trial")
-        for payload in (saved, again)
+        torch.load(file, map_location="cpu", weights_only=False).get("trial")
+        for file in (io.BytesIO(payload), io.BytesIO(again.getvalue()))
     )
     place = _difference(one, other, "state_dict()")
     if place is not None:
@@ -328,7 +361,7 @@ def _problem(step: str, error: BaseException, order: CheckOrder) -> Problem:
         )
     if step == "import":
         return Problem(line=failure.message.removeprefix("EntrypointError: "), details=_own_frames(error.__cause__))
-    own, no_memory = isinstance(error, TrialFailure), isinstance(error, MemoryError)
+    own, no_memory = isinstance(error, TrialFailure), isinstance(error, (MemoryError, LacksMemory))
     line = f"{step}: {failure.message}{_FIXES.get(failure.kind, '')}"
     if isinstance(error.__cause__, WorkerTrace):
         details = str(error.__cause__).strip()

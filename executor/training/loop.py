@@ -316,14 +316,18 @@ class TorchRunner(Runner):
             "steps": self._steps,
             "balancing": None if self._balancing is None else self._balancing.state(),
         }
-        state_dict = override_of(self._trial, "state_dict")
-        if state_dict is not None:
-            content["trial"] = state_dict()
+        if override_of(self._trial, "state_dict") is not None:
+            content["trial"] = self.own_state()
         try:
             copied = content if is_last else self._host_copy.take(content)
         except Exception as error:
             raise CheckpointError(f"the checkpoint cannot be copied: {type(error).__name__}: {error}") from error
         return partial(_write, copied, self._host_copy)
+
+    def own_state(self) -> Any:
+        """Return what the trial's `state_dict()` returns; None where it has none."""
+        state_dict = override_of(self._trial, "state_dict")
+        return None if state_dict is None else state_dict()
 
     def _states(self) -> dict[str, Any]:
         """Return the states of optimizer and LR schedule, for the checkpoint."""

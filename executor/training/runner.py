@@ -37,6 +37,10 @@ class TrialFailure(Exception):
         return type(self), (self.kind, str(self))
 
 
+class LacksMemory(TrialFailure):
+    """This machine has too little memory; another one may have enough."""
+
+
 class WorkerTrace(Exception):
     """The trace-back of an exception in a loader worker, as the cause of the same exception here."""
 

@@ -120,18 +120,20 @@ def check_first(
     profiles: Profiles | None,
     announce: Announce,
     cancelled: Callable[[], bool] = lambda: False,
+    *,
+    max_gpus: int = 1,
 ) -> None:
     """Check a trial before its run, unless that takes long or it has passed before. Raises EntrypointError, Cancelled.
 
-    `entrypoint` has been imported, and suits the experiment's GPUs.
+    `entrypoint` has been imported, and suits the experiment's GPUs, of which a trial has at most `max_gpus`.
     """
-    passed = _passed(experiment, entrypoint, home)
+    passed = _passed(experiment, entrypoint, home, max_gpus)
     if passed is not None and passed.exists():
         return
     if profiles is not None and _iteration_s(profiles) > CHEAP_S:
         return
     with tempfile.TemporaryFile() as output:
-        report = _checked(experiment, entrypoint, 1, RUN_LIMIT_S, output, [], cancelled)
+        report = _checked(experiment, entrypoint, max_gpus, RUN_LIMIT_S, output, [], cancelled)
         if cancelled():
             raise Cancelled("cancelled while the trial was checked; nothing was spent")
         is_elsewhere = not experiment.resources.kind.is_this_machine
@@ -170,13 +172,15 @@ def _show_output(output: IO[bytes], report: CheckReport, announce: Announce) -> 
             announce(part)
 
 
-def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path) -> Path | None:
+def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path, max_gpus: int) -> Path | None:
     """Return the file that is there if this content has passed; None if the content is not known."""
     content = content_of(entrypoint)
     if content is None:
         return None
     words = experiment.to_words()
     parts = [words["search"].get(key) for key in ("space", "metric", "also")]
+    if experiment.training.mode == "async":
+        parts += [words["training"], max_gpus]
     return home / "checks" / digest(str(entrypoint), content, *parts, words.get("batch"))
 
 
@@ -264,6 +268,7 @@ def _segment(experiment: Experiment, trial: int, configuration: Mapping[str, Any
         until_iterations=1,
         checkpoint=None,
         batch=experiment.batch.to_plain(),
+        training=experiment.training.to_plain(),
         max_iterations=max(map(total_iterations, experiment.brackets())),
     )
 

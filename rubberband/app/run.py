@@ -147,7 +147,8 @@ def run_experiment(
         profiles = None if again else known_profiles(experiment, entrypoint, folder.home, found_at, announce)
         if check and entrypoint is not None:
             with asked_to_end(folder, cancelled) as asked:
-                check_first(experiment, entrypoint, folder.home, profiles, announce, asked)
+                most = widest_gang(experiment, terms.table, profiles)
+                check_first(experiment, entrypoint, folder.home, profiles, announce, asked, max_gpus=most)
         if profiles is None:
             announce("measuring the profile again" if again else "no profile yet: measuring one first")
             with asked_to_end(folder, cancelled) as asked:

@@ -340,10 +340,10 @@ def test_a_state_that_is_not_restored_is_found(change, place):
         return buffer.getvalue()
 
     if place is None:
-        _check_restored(payload(state), payload({**state, **change}))
+        _check_restored(payload(state), {**state, **change})
         return
     with pytest.raises(TrialFailure) as found:
-        _check_restored(payload(state), payload({**state, **change}))
+        _check_restored(payload(state), {**state, **change})
     assert (
         str(found.value) == f"after load_state_dict(), {place} is not what was saved; restore it in load_state_dict()"
     )

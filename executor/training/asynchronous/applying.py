@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.executor.training.asynchronous.shards import Buffer, Shard, size_bytes, trained_parameters
 from rubberband.executor.training.own_step import Group
-from rubberband.executor.training.runner import TrialFailure, positive
+from rubberband.executor.training.runner import LacksMemory, positive
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -42,7 +42,7 @@ class ServedShard:
     def __init__(self, trial: TorchTrial, segment: Segment, index: int) -> None:
         """Build model and optimizer as the workers do, and keep the shard.
 
-        Raises TrialFailure if its memory does not suffice.
+        Raises LacksMemory if its memory does not suffice.
         """
         assert segment.training is not None
         self._trial = trial
@@ -138,10 +138,10 @@ def _sum(found: Sequence[tuple[float, Tensor]]) -> Tensor | None:
 
 
 def check_memory(shard_bytes: int, workers: int, available_bytes: int) -> None:
-    """Raise TrialFailure if a server has too little memory for its shard, its optimizer and its workers' gradients."""
+    """Raise LacksMemory if a server has too little memory for its shard, its optimizer and its workers' gradients."""
     needed_bytes = shard_bytes * (_OWN_COPIES + _COPIES_PER_WORKER * workers)
     if needed_bytes > available_bytes:
-        raise TrialFailure(
+        raise LacksMemory(
             "raised",
             f"a parameter server needs {needed_bytes / 1e9:.1f} GB for its shard of {shard_bytes / 1e9:.2f} GB and "
             f"{workers} workers, and {available_bytes / 1e9:.1f} GB are free on its machine; raise training.servers, "

@@ -116,6 +116,12 @@ class ParameterServer:
         if self._error is not None:
             raise self._error
 
+    def end(self) -> None:
+        """Let `run` return."""
+        with self._changed:
+            self._is_finished = True
+            self._changed.notify_all()
+
     def _accept(self, listener: socket) -> None:
         while True:
             try:
@@ -165,9 +171,7 @@ class ParameterServer:
                 self._close(peer, header)
             case "finish":
                 peer.wire.send({})
-                with self._changed:
-                    self._is_finished = True
-                    self._changed.notify_all()
+                self.end()
                 return False
             case kind:
                 raise ValueError(f"a worker sent a message of kind {kind!r}")

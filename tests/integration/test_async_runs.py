@@ -1,0 +1,169 @@
+"""Asynchronous trials in a search: planned and actual, and workers and servers that are killed with SIGKILL."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from rubberband.executor.result import Result, TrialResult
+from tests.ec2.principals import BUCKET
+from tests.integration.command_line import CommandLine
+from tests.integration.ec2_runs import each_iteration_once, ec2, wait_until
+from tests.integration.paced_trials import BATCH_SIZE, SAMPLES, UPDATES
+
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
+
+LOCAL = {"provider": "local", "price_per_hour": 1.0, "gpus_per_instance": 2, "max_instances": 1}
+ON_EC2 = {
+    "provider": "aws",
+    "instance_type": "g4dn.xlarge",
+    "region": "us-east-1",
+    "checkpoints": f"s3://{BUCKET}/paced",
+    "aws": {"install": "none"},
+    "max_instances": 2,
+}
+SHA = {"type": "sha", "num_samples": 4, "grace_period": 6, "max_t": 24, "reduction_factor": 2}
+ONE = {"type": "stages", "stages": [{"trials": 1, "iterations": 60}]}
+PROFILE = {"seconds_per_iteration": {1: 1.0, 2: 0.5}, "trial_startup": "1s"}
+IN_HAND = 3
+"""Most iterations that are trained again after a loss: one to be reported, and those that workers may be ahead."""
+
+
+def write(folder: Path, resources: Mapping[str, Any], scheduler: Mapping[str, Any], **more: object) -> None:
+    words = {
+        "version": 1,
+        "name": "paced",
+        "entrypoint": "paced_trials:Paced",
+        "search": {
+            "space": {"lr": {"type": "loguniform", "lower": 0.01, "upper": 0.5}},
+            "scheduler": dict(scheduler),
+            "sampler": {"type": "random", "seed": 7},
+            "metric": "accuracy",
+            "mode": "max",
+        },
+        "constraints": {"deadline": "20m", "objective": "min_time", "max_cost": 5.0},
+        "training": {"mode": "async", "servers": 2},
+        "resources": {"gpus_per_trial": {"min": 1, "max": 2}, **resources},
+        **more,
+    }
+    (folder / "paced.yaml").write_text(yaml.safe_dump(words))
+    shutil.copy(Path(__file__).with_name("paced_trials.py"), folder)
+
+
+def check_updates(trial: TrialResult) -> None:
+    """Every update of every iteration is in its parameters, but those that were lost with their worker."""
+    lost = 0
+    for (_, iteration, metrics), use in zip(trial.curve, trial.updates, strict=True):
+        lost += use.lost
+        assert use.updates + use.lost == UPDATES
+        assert metrics["updates"] == iteration * UPDATES - lost
+        # Each sample once in an epoch; batches that are in hand at its end come later.
+        missing = lost * BATCH_SIZE
+        assert metrics["most_used"] * SAMPLES - missing <= SAMPLES * (iteration + 1)
+        assert metrics["least_used"] >= iteration - 2
+
+
+def check_search(command_line: CommandLine, errors: str) -> None:
+    """The search ended as it should; print what was planned, and what came of it."""
+    result = command_line.result("paced")
+    assert result.outcome == "done", errors
+    assert "async: a trial with" in errors
+    assert [trial.failures for trial in result.trials] == [0] * 4
+    assert each_iteration_once(result)
+    for trial in result.trials:
+        check_updates(trial)
+    time_off = result.actual_jct_s / result.planned_jct_s - 1.0
+    cost_off = result.actual_cost_usd / result.planned_cost_usd - 1.0
+    print(f"\ntime: planned {result.planned_jct_s:.1f} s, actual {result.actual_jct_s:.1f} s ({time_off:+.1%})")
+    print(f"cost: planned {result.planned_cost_usd:.5f} USD, actual {result.actual_cost_usd:.5f} USD ({cost_off:+.1%})")
+    for stage in result.stages:
+        gpus = f"{stage.gpus_per_trial} GPU per trial"
+        print(f"  stage {stage.stage}, {gpus}: planned {stage.planned_s:.1f} s, actual {stage.actual_s:.1f} s")
+
+
+def test_a_search_on_this_machine_goes_as_planned_with_a_queueing_profile(tmp_path: Path) -> None:
+    command_line = CommandLine(tmp_path)
+    write(tmp_path, {**LOCAL, "minimum_billed": "0s"}, SHA)
+    output, _ = command_line("profile", "paced.yaml")
+    assert "an update of one worker: 5" in output
+    assert "the knee is at" in command_line.shows("estimate", "paced.yaml").lower()
+    _, errors = command_line("run", "paced.yaml")
+    check_search(command_line, errors)
+    assert command_line.nothing_left()
+
+
+def test_a_search_on_ec2_goes_as_planned_with_a_queueing_profile(tmp_path: Path) -> None:
+    with ec2(tmp_path) as command_line:
+        write(tmp_path / "code", ON_EC2, SHA)
+        command_line("profile", "paced.yaml")
+        _, errors = command_line("run", "paced.yaml")
+        check_search(command_line, errors)
+
+
+def processes(command_line: CommandLine, actor: str) -> list[psutil.Process]:
+    """Processes of this home in which an actor of Ray runs a segment."""
+    found = [psutil.Process(pid) for pid in command_line.processes()]
+    return [each for each in found if each.cmdline()[:1] == [f"ray::{actor}.run"]]
+
+
+def kill(command_line: CommandLine, actor: str, *, but: psutil.Process | None = None) -> psutil.Process:
+    """Kill one such process; return another one, or itself."""
+    found = [each for each in processes(command_line, actor) if each != but]
+    os.kill(found[0].pid, signal.SIGKILL)
+    return found[-1]
+
+
+def iterations(result: Result) -> int:
+    return sum(trial.iterations for trial in result.trials)
+
+
+def check_kills(command_line: CommandLine) -> None:
+    """Both workers and a server of the trial are killed in turn, and it goes on."""
+    driver = command_line.start("run", "paced.yaml", "--no-check")
+
+    def passed(count: int) -> Result:
+        return command_line.wait_for(driver, lambda result: iterations(result) >= count, "paced")
+
+    passed(3)
+    other = kill(command_line, "SlotWorker")
+    before = iterations(passed(iterations(command_line.result("paced")) + 3))
+    wait_until(lambda: len(processes(command_line, "SlotWorker")) == 2, "a worker in place of the first one")
+    os.kill(other.pid, signal.SIGKILL)
+    passed(before + 3)
+    wait_until(lambda: len(processes(command_line, "SlotWorker")) == 2, "a worker in place of the second one")
+    passed(before + 5)
+    kill(command_line, "ServerProcess")
+    output, errors = driver.communicate(timeout=300)
+    assert driver.returncode == 0, output + errors
+    result = command_line.result("paced")
+    (trial,) = result.trials
+    assert (result.outcome, trial.failures, trial.iterations) == ("done", 0, 60), errors
+    assert each_iteration_once(result)
+    check_updates(trial)
+    assert sum(use.lost for use in trial.updates) <= 2
+    assert trial.metrics["accuracy"] > 0.9
+    lines = command_line.shows("logs", "paced", "0").splitlines()
+    begun = [int(line.split()[1]) for line in lines if line.startswith("iteration ")]
+    assert max(before - after for before, after in itertools.pairwise(begun)) <= IN_HAND
+
+
+def test_a_trial_of_this_machine_outlives_its_workers_and_a_server(tmp_path: Path) -> None:
+    command_line = CommandLine(tmp_path)
+    write(tmp_path, LOCAL, ONE, profile=PROFILE)
+    check_kills(command_line)
+    assert command_line.nothing_left()
+
+
+def test_a_trial_over_instances_of_ec2_outlives_its_workers_and_a_server(tmp_path: Path) -> None:
+    with ec2(tmp_path) as command_line:
+        write(tmp_path / "code", ON_EC2, ONE, profile=PROFILE)
+        check_kills(command_line)
