@@ -287,8 +287,9 @@ class _Check:
         try:
             yield
         except (Exception, SystemExit) as raised:
-            error = self._servers.error if self._servers is not None and isinstance(raised, GangBroken) else None
-            error = error or raised
+            error: BaseException = raised
+            if self._servers is not None and isinstance(raised, GangBroken):
+                error = self._servers.failure() or raised
             self._found.problems.append(_problem(name, error, self._order))
             if not (goes_on and isinstance(error, TrialFailure) and error.kind in ("no_metric", "not_a_number")):
                 raise _Failed from None

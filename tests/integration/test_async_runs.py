@@ -18,7 +18,7 @@ from rubberband.executor.result import Result, TrialResult
 from tests.ec2.principals import BUCKET
 from tests.integration.command_line import CommandLine
 from tests.integration.ec2_runs import each_iteration_once, ec2, wait_until
-from tests.integration.paced_trials import BATCH_SIZE, SAMPLES, UPDATES
+from tests.integration.paced_trials import UPDATES
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -67,9 +67,7 @@ def check_updates(trial: TrialResult) -> None:
         assert use.updates + use.lost == UPDATES
         assert metrics["updates"] == iteration * UPDATES - lost
         # Each sample once in an epoch; batches that are in hand at its end come later.
-        missing = lost * BATCH_SIZE
-        assert metrics["most_used"] * SAMPLES - missing <= SAMPLES * (iteration + 1)
-        assert metrics["least_used"] >= iteration - 2
+        assert iteration - 1 <= metrics["least_used"] <= metrics["most_used"] <= iteration + 1
 
 
 def check_search(command_line: CommandLine, errors: str) -> None:

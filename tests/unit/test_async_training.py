@@ -74,6 +74,18 @@ def test_every_batch_is_taken_once_whoever_comes_and_goes(
     assert Counter(range(state["next_ticket"])) == taken + Counter([*held, *state["returned"]])
 
 
+def test_the_position_of_the_data_stays_as_it_was_while_workers_go_on() -> None:
+    pace = Pace(None, until_updates=9)
+    pace.join("a", 2)
+    pace.join("b")
+    before = pace.state()
+    pace.number()
+    pace.used("a")
+    pace.leave("b")
+    assert before == {"next_ticket": 3, "held": {"a": [0, 1], "b": [2]}, "returned": []}
+    assert pace.state() == {"next_ticket": 4, "held": {"a": [1, 3]}, "returned": [2]}
+
+
 def test_workers_that_share_a_batch_begin_it_together() -> None:
     pace = Pace(0, until_updates=3)
     pace.join("a")

@@ -122,5 +122,6 @@ class Pace:
                 self.next_ticket += 1
 
     def state(self) -> dict[str, Any]:
-        """Return the position of the data: the next ticket, and those that workers hold."""
-        return {"next_ticket": self.next_ticket, "held": dict(self.held), "returned": list(self.returned)}
+        """Return a copy of the position of the data: the next ticket, and those that workers hold."""
+        held = {worker: list(tickets) for worker, tickets in self.held.items()}
+        return {"next_ticket": self.next_ticket, "held": held, "returned": list(self.returned)}

@@ -11,6 +11,9 @@ from rubberband.executor.training.asynchronous.server import ParameterServer
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 
+_END_S = 5.0
+"""The longest time for a server to end."""
+
 
 class ServerThreads:
     """The servers of a segment; they listen at once, and serve after `start`."""
@@ -19,9 +22,8 @@ class ServerThreads:
         self._listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(servers)]
         self.addresses = tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in self._listeners)
         """`host:port` of each server."""
-        self.error: BaseException | None = None
-        """Why a server ended early."""
-        self._running: list[ParameterServer] = []
+        self._error: BaseException | None = None
+        self._running: list[tuple[ParameterServer, Thread]] = []
 
     def start(self, trial_class: type[TorchTrial], segment: Segment) -> None:
         """Serve one worker. The shards must fit into this machine's memory with the segment's number of workers.
@@ -33,18 +35,26 @@ class ServerThreads:
         alone = replace(segment, num_workers=1)
         for index, (shard, listener) in enumerate(zip(shards, self._listeners, strict=True)):
             server = ParameterServer(shard, alone, index, checkpoint_every=1)
-            self._running.append(server)
-            Thread(target=self._run, args=(server, listener), daemon=True).start()
+            thread = Thread(target=self._run, args=(server, listener), daemon=True)
+            self._running.append((server, thread))
+            thread.start()
 
     def _run(self, server: ParameterServer, listener: socket.socket) -> None:
         try:
             server.run(listener)
         except BaseException as error:
-            self.error = self.error or error
+            self._error = self._error or error
+
+    def failure(self) -> BaseException | None:
+        """Return why a server ended before its worker, once all have ended; None if none failed."""
+        self.close()
+        for _, thread in self._running:
+            thread.join(_END_S)
+        return self._error
 
     def close(self) -> None:
         """End the servers. Idempotent."""
-        for server in self._running:
+        for server, _ in self._running:
             server.end()
         for listener in self._listeners:
             listener.close()
