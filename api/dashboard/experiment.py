@@ -31,6 +31,7 @@ from rubberband.units import parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
+from rubberband.views.asynchronous import updates
 from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
 from rubberband.views.charts import CURVES, Figure
 from rubberband.views.importance import IMPORTANCE_NOTE
@@ -497,10 +498,12 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "happenings": words.happenings(result),
         "trials": trial_page(result, asked),
         "pareto": _shortened(pareto(result, None)),
-        "tables": [
-            _shortened(table) for table in (workers(result, None), failures(result), incidents(result)) if table.rows
-        ],
+        "tables": [_shortened(table) for table in _tables(result) if table.rows],
     }
+
+
+def _tables(result: Result) -> tuple[TextTable, ...]:
+    return workers(result, None), updates(result, None), failures(result), incidents(result)
 
 
 def _shortened(table: TextTable) -> TextTable:
