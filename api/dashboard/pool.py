@@ -149,16 +149,19 @@ def _member(member: Mapping[str, Any], now: float) -> dict[str, Any]:
         return {**member, "promised": ""}
     if promise["end_at"] <= now:
         return {**member, "promised": f"ended {duration(now - promise['end_at'])} ago"}
-    begins = "now" if promise["start_at"] <= now else f"in {duration(promise['start_at'] - now)}"
-    return {**member, "promised": f"from {begins}, until {duration(promise['end_at'] - now)} from now"}
+    begins = "now" if promise["start_at"] <= now else f"starts in {duration(promise['start_at'] - now)}"
+    return {**member, "promised": f"{begins}, ends in {duration(promise['end_at'] - now)}"}
 
 
 def _tables(service: Service, pool: _Pool) -> Iterator[TextTable]:
-    owners = sorted(
-        {*(one["owner"] for one in pool.view["experiments"]), *pool.shared.weights, *pool.shared.budgets_usd}
-    )
+    owners = {
+        *service.store.owners(since=month_begin(pool.now)),
+        *(one["owner"] for one in pool.view["experiments"]),
+        *pool.shared.weights,
+        *pool.shared.budgets_usd,
+    }
     if any(owners):
-        yield _shares(service, pool, owners)
+        yield _shares(service, pool, sorted(owners))
     if pool.standing is not None and pool.standing["tenants"]:
         yield replace(experiments_table(pool.standing), title="Loans and cost by experiment")
         yield money_table(pool.standing)

@@ -131,6 +131,12 @@ class Store:
         with self._database.reading() as connection:
             return [_submission(row) for row in connection.execute(query)]
 
+    def owners(self, *, since: float) -> Sequence[str]:
+        """Return the tokens that submitted experiments since an instant (Unix time), by name."""
+        query = sql.select(_columns.owner).distinct().where(_columns.created_at >= since).order_by(_columns.owner)
+        with self._database.reading() as connection:
+            return [row.owner for row in connection.execute(query)]
+
     def promises(self) -> Sequence[Promise]:
         """Return the promises to experiments that are not over, the earliest first."""
         states = [state.value for state in (*ACTIVE, ExperimentState.INTERRUPTED)]

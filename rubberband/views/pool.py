@@ -56,7 +56,11 @@ def money_table(standing: Standing) -> TextTable:
     usd = standing["usd"]
     rows = (("experiments", format_usd(usd["lent"])), ("idle", format_usd(usd["idle"])))
     return TextTable(
-        title="Bill", header=("part", "cost"), rows=rows, total=("provider's bill", format_usd(usd["bill"]))
+        title="Bill",
+        header=("part", "cost"),
+        rows=rows,
+        total=("provider's bill", format_usd(usd["bill"])),
+        notes=("Idle: GPUs that no experiment held, starts, and minima that are not used up.",),
     )
 
 

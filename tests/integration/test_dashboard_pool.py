@@ -72,7 +72,7 @@ def test_a_preview_shows_its_promise_and_the_deadline_that_would_do(browser: Any
         expect(page.locator("#headline .promise")).to_contain_text("starts in 2m")
         visit.shot("plan-promised-later")
         page.get_by_role("link", name="Pool").click()
-        expect(page.get_by_role("row", name=re.compile("first"))).to_contain_text("from now, until 2m")
+        expect(page.get_by_role("row", name=re.compile("first"))).to_contain_text("now, ends in 2m")
         for chart in ("promises", "loans", "spend"):
             page.locator(f"#c-{chart} .plotly").first.wait_for(state="attached")
         assert visit.overflow_px() <= 0

@@ -53,7 +53,7 @@ def test_the_page_shows_who_holds_what_until_when_and_each_tokens_share(tmp_path
             add(service, "c", "ben", [])
             page = shown(service)
     assert '<a href="/experiments/a">a</a>' in page
-    assert re.search(r"2 GPUs</td> <td[^>]*>from now, until (10m|9m5\ds) from now", page), page
+    assert re.search(r"2 GPUs</td> <td[^>]*>now, ends in (10m|9m5\ds)<", page), page
     assert "none: it has no deadline" in page
     ann, ben = (
         re.search(rf'<td role="cell" data-label="token"[^>]*>{name}</td>(.*?)</tr>', page) for name in ("ann", "ben")
@@ -68,6 +68,18 @@ def test_the_page_shows_who_holds_what_until_when_and_each_tokens_share(tmp_path
     assert "provider&#39;s bill" in page
     assert 'aria-label="3 % of the cap"' in page
     assert "of 5.00 USD" in page
+
+
+def test_a_token_whose_experiments_are_over_keeps_its_share_of_the_month(tmp_path: Path) -> None:
+    path = str(tmp_path / "pools" / "team")
+    with broker(lending_pool(), FILE, tmp_path), fake_service(tmp_path, pool=shared(path)) as service:
+        add(service, "c", "ben", [])
+        service.store.change("c", at=time.time(), state=ExperimentState.DONE, reason="")
+        page = shown(service)
+    assert "No experiment runs on the pool" in page
+    ben = re.search(r'<td role="cell" data-label="token"[^>]*>ben</td>(.*?)</tr>', page)
+    assert ben is not None
+    assert re.findall(r">([^<>]+)</td>", ben[1])[3:] == ["100 %", "0.25 USD", "none"]
 
 
 def test_a_pool_whose_broker_does_not_answer_has_a_page(tmp_path: Path) -> None:
