@@ -52,6 +52,8 @@ class InstanceDescription:
     """Instant at which the provider announced its interruption; None without a notice."""
     preempted: bool = False
     """Whether the provider interrupted it (spot)."""
+    sold_out: bool = False
+    """Whether it never ran because the provider has none; only a pool shows such instances."""
 
     def overslept(self, now: float) -> bool:
         """Whether its lease expired long before `now`: its driver's machine slept, and renewed none."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from rubberband.cloud.pool.events import (
     LeaseExpired,
     MachineEnded,
+    MachinePriced,
     MachineRetired,
     MachineRuns,
     MachineWarned,
@@ -35,6 +36,7 @@ from rubberband.cloud.pool.events import (
 from rubberband.cloud.pool.state import Machine, PoolState, Slice, month_end
 from rubberband.cloud.provider import LEASE_EXPIRED
 from rubberband.values.offer import SECONDS_PER_HOUR
+from rubberband.values.plan import Market
 
 NOTICE_S = 60.0
 """Tenants are warned this long before the month's budget ends."""
@@ -89,6 +91,8 @@ class Broker:
                 self._expired(event)
             case MachineRuns():
                 self._runs(event)
+            case MachinePriced():
+                self.state.machines[event.machine].hour_prices_usd = self.hour_prices(event.hour_prices_usd)
             case MachineWarned():
                 machine = self.state.machines[event.machine]
                 machine.warned_at = event.at
@@ -109,6 +113,7 @@ class Broker:
                 gpus=event.gpus,
                 requested_at=event.at,
                 lease_s=event.lease_s,
+                market=event.market if self.state.limits.market == "spot" else "on_demand",
             )
             self.state.slices[key] = self.state.held[key] = asked
             self.state.tenants.setdefault(event.tenant, []).append(asked)
@@ -139,11 +144,18 @@ class Broker:
         machine.market, machine.instance_type, machine.zone = event.market, event.instance_type, event.zone
         if event.price_usd_per_hour is not None:
             machine.usd_per_hour = event.price_usd_per_hour + self.state.limits.side_usd_per_hour
+            machine.cap_usd_per_hour = max(
+                machine.usd_per_hour, machine.cap_usd_per_hour if event.market == "spot" else 0.0
+            )
         if machine.status == "ordered":
             machine.status = "running"
         machine.free_since = max(machine.free_since, event.running_at)
         for held in machine.slices:
-            held.running_at = max(event.running_at, held.requested_at)
+            held.begin(event.running_at)
+
+    def hour_prices(self, rents_usd: Sequence[float]) -> tuple[float, ...]:
+        """Return the prices of a machine's hours with its side costs."""
+        return tuple(rent_usd + self.state.limits.side_usd_per_hour for rent_usd in rents_usd)
 
     def _ended(self, event: MachineEnded) -> None:
         machine = self.state.live.pop(event.machine, None)
@@ -152,11 +164,12 @@ class Broker:
         if machine.running_at is None and event.running_at is not None:  # it ran unseen
             machine.running_at = event.running_at
             for held in machine.slices:
-                held.running_at = max(event.running_at, held.requested_at)
+                held.begin(event.running_at)
         machine.status, machine.ended_at = "ended", event.ended_at
         machine.reason, machine.preempted = event.reason, event.preempted
         reason = event.reason or machine.retired or "the pool released its machine"
         for held in list(machine.slices):
+            held.sold_out = event.sold_out
             ended_at = max(event.ended_at, held.running_at or held.requested_at)
             self._end(held.tenant, held.instance, ended_at, reason, preempted=event.preempted)
 
@@ -175,32 +188,47 @@ class Broker:
         """Give the requests that wait their machines, in order, as far as there are any."""
         commands: list[PoolCommand] = []
         for asked in list(self.state.waiting()):
-            machine = self._best_fit(asked.gpus)
+            machine = self._best_fit(asked)
             if machine is None:
-                if asked.gpus > self.state.limits.gpus or self.refusal(at) is not None:
+                if asked.gpus > self.state.limits.gpus:
                     break
-                machine = self._order(at)
+                if self.refusal(at) is not None:
+                    self._make_room(asked.market)
+                    break
+                machine = self._order(asked.market, at)
                 commands.append(Rent(machine=machine.name, market=machine.market))
             asked.machine = machine
             machine.slices.append(asked)
             if machine.running_at is not None:
-                asked.running_at = max(at, machine.running_at)
+                asked.begin(max(at, machine.running_at))
         return commands
 
-    def _best_fit(self, gpus: int) -> Machine | None:
+    def _best_fit(self, asked: Slice) -> Machine | None:
         """Return the machine with the fewest free GPUs that has enough: a running one first, else one that boots."""
-        fitting = [m for m in self.state.live.values() if not m.retired and gpus <= m.free_gpus]
+        fitting = [
+            machine
+            for machine in self.state.live.values()
+            if not machine.retired and machine.market == asked.market and asked.gpus <= machine.free_gpus
+        ]
         return min(fitting, key=lambda m: (m.running_at is None, m.free_gpus), default=None)
 
-    def _order(self, at: float) -> Machine:
+    def _make_room(self, market: Market) -> None:
+        """Retire an idle machine of the other market, unless one ends already."""
+        idle = [machine for machine in self.state.live.values() if not machine.slices]
+        other = [machine for machine in idle if machine.market != market]
+        if other and not any(machine.retired for machine in idle):
+            other[0].retired = "an instance of another market is wanted"
+
+    def _order(self, market: Market, at: float) -> Machine:
         limits = self.state.limits
         name = f"m{len(self.state.machines) + 1}"
         machine = Machine(
             name=name,
             gpus=limits.gpus,
-            market=limits.market,
+            market=market,
             ordered_at=at,
             usd_per_hour=limits.price_usd_per_hour,
+            cap_usd_per_hour=limits.price_usd_per_hour,
             once_usd=limits.once_usd,
             minimum_billed_s=limits.minimum_billed_s,
             free_since=at,
@@ -253,7 +281,7 @@ class Broker:
         """Return what live machines cost this month by `until`, if those that boot run from now on."""
         minimum_s = self.state.limits.minimum_billed_s
         boots = math.fsum(
-            machine.usd_per_hour * max(minimum_s, until - at) / SECONDS_PER_HOUR + machine.once_usd
+            machine.cap_usd_per_hour * max(minimum_s, until - at) / SECONDS_PER_HOUR + machine.once_usd
             for machine in self.state.live.values()
             if machine.running_at is None
         )
@@ -283,7 +311,7 @@ class Broker:
         """Yield from when each live machine costs more than it does at `at`, and how much in USD per second."""
         for machine in self.state.live.values():
             began_at = at if machine.running_at is None else machine.running_at
-            yield max(at, began_at + machine.minimum_billed_s), machine.usd_per_hour / SECONDS_PER_HOUR
+            yield max(at, began_at + machine.minimum_billed_s), machine.cap_usd_per_hour / SECONDS_PER_HOUR
 
     # Time.
 
@@ -392,5 +420,8 @@ class Broker:
             assert state.usd_per_hour() <= limits.max_usd_per_hour + CAP_HOLDS, "the cap per hour is passed"
         if limits.max_usd_per_month is not None:
             assert state.month_usd(at) <= limits.max_usd_per_month + CAP_HOLDS, "the cap per month is passed"
-        parts_usd = math.fsum(state.lent_usd(at).values()) + state.idle_usd(at)
-        assert math.isclose(parts_usd, state.bill_usd(at), abs_tol=1e-6), "the bills do not add up"
+        for name, lent_s in state.lent_gpu_s(at).items():
+            ran = state.machines[name]
+            assert ran.running_at is not None, f"{name}: lent before it ran"
+            ran_s = (at if ran.ended_at is None else min(at, ran.ended_at)) - ran.running_at
+            assert lent_s <= ran.gpus * ran_s + 1e-3, f"{name}: more GPU time is billed than it had"

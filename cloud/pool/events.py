@@ -25,8 +25,9 @@ class PoolLimits:
     gpus: int
     """GPUs of a machine."""
     market: Market = "on_demand"
+    """With `spot`, machines are rented on the market for which a tenant asks."""
     price_usd_per_hour: float = 0.0
-    """Price of a machine, with its side costs; that of its purchase replaces the rent in it."""
+    """Price of a machine on demand, with its side costs; that of its purchase replaces the rent in it."""
     side_usd_per_hour: float = 0.0
     """The share of volumes and addresses in the price."""
     once_usd: float = 0.0
@@ -68,6 +69,7 @@ class SliceRequested(PoolEvent):
     gpus: int
     lease_s: float
     """Length of the first lease, from when the slice runs."""
+    market: Market = "on_demand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,15 @@ class MachineRuns(PoolEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachinePriced(PoolEvent):
+    """The rents of a machine's hours have changed: on spot each hour has a price of its own."""
+
+    machine: str
+    hour_prices_usd: tuple[float, ...]
+    """USD per hour of each hour since it began to run, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineWarned(PoolEvent):
     """A machine will be lost soon: the provider reclaims it, the month's budget ends, or others wait for its place."""
 
@@ -127,6 +138,8 @@ class MachineEnded(PoolEvent):
     """None: it never ran."""
     reason: str = ""
     preempted: bool = False
+    sold_out: bool = False
+    """Whether it never ran because the provider has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +177,7 @@ _KINDS: Mapping[str, type[PoolEvent]] = {
         SliceRefused,
         LeaseExpired,
         MachineRuns,
+        MachinePriced,
         MachineWarned,
         MachineEnded,
         MachineRetired,
@@ -182,4 +196,6 @@ def from_line(line: str) -> PoolEvent:
     kind = _KINDS[words.pop("event")]
     if kind is Opened:
         words["limits"] = PoolLimits(**words["limits"])
+    if kind is MachinePriced:
+        words["hour_prices_usd"] = tuple(words["hour_prices_usd"])
     return kind(**words)

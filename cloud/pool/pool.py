@@ -18,6 +18,7 @@ from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.events import (
     LeaseExpired,
     MachineEnded,
+    MachinePriced,
     MachineRetired,
     MachineRuns,
     MachineWarned,
@@ -33,7 +34,8 @@ from rubberband.cloud.pool.events import (
 from rubberband.cloud.pool.journal import PoolJournal
 from rubberband.cloud.pool.state import Machine, PoolState, Slice
 from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription, InstanceState, Provider
-from rubberband.errors import ProviderError
+from rubberband.errors import NoCapacityError, ProviderError
+from rubberband.values.plan import Market
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +116,15 @@ class Pool:
 
     # What tenants ask for.
 
-    def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float) -> None:
+    def launch(
+        self,
+        tenant: str,
+        experiment: str,
+        instance: str,
+        gpus: int,
+        lease_s: float,
+        market: Market = "on_demand",
+    ) -> None:
         """Ask for `gpus` GPUs of one machine under the name `instance`; repeated calls ask once.
 
         Raises ProviderError for more GPUs than a machine has, and once the pool is closed.
@@ -136,6 +146,7 @@ class Pool:
                     instance=instance,
                     gpus=gpus,
                     lease_s=lease_s,
+                    market=market,
                 )
                 self.take_in([asked])
 
@@ -211,6 +222,7 @@ class Pool:
 
     def _compare(self, status: InstanceDescription) -> None:
         machine, name = self._broker.state.machines.get(status.instance), status.instance
+        self._take_in_prices(status)
         if machine is None or not machine.is_live:
             if status.ended_at is None and name not in self._busy:
                 self._busy.add(name)
@@ -226,6 +238,12 @@ class Pool:
             self.take_in(
                 [*self._broker.expired_before(machine, status.ended_at, now), _ended(status, status.ended_at, now)]
             )
+
+    def _take_in_prices(self, status: InstanceDescription) -> None:
+        """Take in the prices of a machine's hours if they have changed; an ended one may get its last ones late."""
+        prices, machine = status.hour_prices_usd, self._broker.state.machines.get(status.instance)
+        if prices is not None and machine is not None and self._broker.hour_prices(prices) != machine.hour_prices_usd:
+            self.take_in([MachinePriced(at=self._now(), machine=machine.name, hour_prices_usd=prices)])
 
     def _seen_running(self, machine: Machine, status: InstanceDescription, now: float) -> list[PoolEvent]:
         """Return the event of a machine that ran and ended between two looks."""
@@ -276,9 +294,11 @@ class Pool:
             self._provider.launch(command.machine, command.market)
         except Exception as error:
             reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
+            sold_out = isinstance(error, NoCapacityError)
             with self._mutex:
                 now = self._now()
-                self.take_in([MachineEnded(at=now, machine=command.machine, ended_at=now, reason=reason)])
+                ended = MachineEnded(at=now, machine=command.machine, ended_at=now, reason=reason, sold_out=sold_out)
+                self.take_in([ended])
         finally:
             with self._mutex:
                 self._busy.discard(command.machine)
@@ -366,8 +386,16 @@ def lent(one: Slice) -> LentInstance:
         market="on_demand" if machine is None else machine.market,
         instance_type="" if machine is None else machine.instance_type,
         zone="" if machine is None else machine.zone,
-        price_usd_per_hour=None if machine is None else machine.usd_per_hour * one.gpus / machine.gpus,
+        price_usd_per_hour=_price_usd_per_hour(one),
         interrupted_at=None if machine is None else machine.warned_at,
         preempted=one.preempted,
+        sold_out=one.sold_out,
     )
     return LentInstance(status=status, machine=None if machine is None else machine.name)
+
+
+def _price_usd_per_hour(one: Slice) -> float | None:
+    """Return the price of a slice: as it began to run, or as it would begin now; None while it waits."""
+    if one.machine is None or one.running_at is not None:
+        return one.usd_per_hour if one.running_at is not None else None
+    return one.machine.price_now_usd_per_hour * one.gpus / one.machine.gpus

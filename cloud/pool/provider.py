@@ -18,7 +18,9 @@ from rubberband.values.plan import Market
 class PoolCalls(Protocol):
     """Requests of a tenant to a pool, in this process (`Pool`) or in the broker's (`RemotePool`)."""
 
-    def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float) -> None: ...
+    def launch(
+        self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float, market: Market
+    ) -> None: ...
     def describe(self, tenant: str) -> list[LentInstance]: ...
     def release(self, tenant: str, instance: str) -> LentInstance: ...
     def renew(self, tenant: str, until: float) -> None: ...
@@ -62,13 +64,15 @@ class PoolProvider:
         self._nodes: dict[str, str] = {}
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
-        """Ask the pool for an instance under this name; repeated calls ask once. The market is the pool's.
+        """Ask the pool for an instance under this name; repeated calls ask once.
+
+        A pool that is not on spot has instances on demand only.
 
         It is pending while the pool has none to lend. Raises ProviderError for more GPUs than the pool's machines have.
         """
         ahead_s = self._lease_s if self._lease_until is None else max(0.0, self._lease_until - self.clock())
         lease_s = ahead_s if first_lease_s is None else min(ahead_s, first_lease_s)
-        self._pool.launch(self._tenant, self._experiment, instance, self._gpus, lease_s)
+        self._pool.launch(self._tenant, self._experiment, instance, self._gpus, lease_s, market)
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return all instances of this experiment, living or ended, in the order of launch."""

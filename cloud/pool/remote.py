@@ -26,6 +26,7 @@ from rubberband.cloud.steady import FILE as CLOCK_FILE
 from rubberband.cloud.steady import steady_clock
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
+from rubberband.values.plan import Market
 
 BROKER_MODULE = "rubberband.app.pool"
 """Run with the pool's folder, it is the broker's process."""
@@ -49,13 +50,21 @@ class RemotePool:
     def __init__(self, folder: PoolFolder) -> None:
         self._folder = folder
 
-    def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float) -> None:
+    def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float, market: Market) -> None:
         """See `Pool.launch`."""
         if not self._folder.is_up:
             raise ProviderError(
                 f"pool {self._folder.name} was closed; start it again with `rubberband pool up FILE`, and resume"
             )
-        self._ask("launch", tenant=tenant, experiment=experiment, instance=instance, gpus=gpus, lease_s=lease_s)
+        self._ask(
+            "launch",
+            tenant=tenant,
+            experiment=experiment,
+            instance=instance,
+            gpus=gpus,
+            lease_s=lease_s,
+            market=market,
+        )
 
     def describe(self, tenant: str) -> list[LentInstance]:
         """See `Pool.describe`."""

@@ -25,6 +25,10 @@ class Machine:
     ordered_at: float
     usd_per_hour: float
     """Its rent at purchase, with its side costs."""
+    cap_usd_per_hour: float
+    """Its price as the caps count it: on spot that on demand, which no hour's price exceeds."""
+    hour_prices_usd: tuple[float, ...] | None = None
+    """Price of each hour since it began to run, with side costs, as far as is known; None: its price stays."""
     once_usd: float
     minimum_billed_s: float
     status: MachineStatus = "ordered"
@@ -58,7 +62,23 @@ class Machine:
         if self.running_at is None or self.running_at > at:
             return 0.0
         held_s = min(at, math.inf if self.ended_at is None else self.ended_at) - self.running_at
-        return self.usd_per_hour * max(held_s, self.minimum_billed_s) / SECONDS_PER_HOUR + self.once_usd
+        return self._rent_usd(max(held_s, self.minimum_billed_s)) + self.once_usd
+
+    def _rent_usd(self, billed_s: float) -> float:
+        """Return its cost while it ran; hours without a known price cost as much as they may."""
+        if self.hour_prices_usd is None:
+            return self.usd_per_hour * billed_s / SECONDS_PER_HOUR
+        lasted_s = [
+            min(SECONDS_PER_HOUR, billed_s - hour * SECONDS_PER_HOUR) for hour in range(len(self.hour_prices_usd))
+        ]
+        known_usd = sum(price * max(0.0, s) for price, s in zip(self.hour_prices_usd, lasted_s, strict=True))
+        unknown_s = max(0.0, billed_s - len(lasted_s) * SECONDS_PER_HOUR)
+        return (known_usd + self.cap_usd_per_hour * unknown_s) / SECONDS_PER_HOUR
+
+    @property
+    def price_now_usd_per_hour(self) -> float:
+        """Price of its latest hour, which a tenant pays that takes it now."""
+        return self.hour_prices_usd[-1] if self.hour_prices_usd else self.usd_per_hour
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,20 +91,31 @@ class Slice:
     gpus: int
     requested_at: float
     lease_s: float
+    market: Market = "on_demand"
     machine: Machine | None = None
     """None: it waits."""
     running_at: float | None = None
     """From when the tenant holds it, and is billed."""
+    usd_per_hour: float = 0.0
+    """Its share of the machine's price when it began to run, which stays."""
     ended_at: float | None = None
     reason: str = ""
     preempted: bool = False
+    sold_out: bool = False
+    """Whether its machine never ran because the provider has none."""
+
+    def begin(self, at: float) -> None:
+        """Begin to run, at the price that its machine has now."""
+        assert self.machine is not None, "a slice runs on a machine"
+        self.running_at = max(at, self.requested_at)
+        self.usd_per_hour = self.machine.price_now_usd_per_hour * self.gpus / self.machine.gpus
 
     def bill_usd(self, at: float) -> float:
         """Return the tenant's cost of it by `at`: its share of the machine's price, while it held it."""
-        if self.machine is None or self.running_at is None or self.running_at > at:
+        if self.running_at is None or self.running_at > at:
             return 0.0
         held_s = min(at, math.inf if self.ended_at is None else self.ended_at) - self.running_at
-        return self.machine.usd_per_hour * self.gpus / self.machine.gpus * held_s / SECONDS_PER_HOUR
+        return self.usd_per_hour * held_s / SECONDS_PER_HOUR
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,8 +138,8 @@ class PoolState:
         return (one for one in self.held.values() if one.machine is None)
 
     def usd_per_hour(self) -> float:
-        """Return the prices of all machines that may cost money."""
-        return sum(machine.usd_per_hour for machine in self.live.values())
+        """Return the prices of all machines that may cost money, as the caps count them."""
+        return sum(machine.cap_usd_per_hour for machine in self.live.values())
 
     def bill_usd(self, at: float) -> float:
         """Return the provider's bill by `at`."""
@@ -119,21 +150,20 @@ class PoolState:
         return {tenant: math.fsum(one.bill_usd(at) for one in slices) for tenant, slices in self.tenants.items()}
 
     def idle_usd(self, at: float) -> float:
-        """Return the pool's own cost by `at`: GPUs that no tenant held, minima that were not used up, starts."""
+        """Return the pool's own cost by `at`: GPUs that no tenant held, minima that were not used up, starts.
+
+        On spot also what the price of an hour differs from that of the hour in which a tenant took a machine.
+        """
+        return self.bill_usd(at) - math.fsum(self.lent_usd(at).values())
+
+    def lent_gpu_s(self, at: float) -> dict[str, float]:
+        """Return machine -> the time by `at` for which tenants held its GPUs, in GPU seconds."""
         lent: dict[str, float] = {}
         for one in self.slices.values():
             if one.machine is not None and one.running_at is not None and one.running_at <= at:
                 until = at if one.ended_at is None else min(at, one.ended_at)
                 lent[one.machine.name] = lent.get(one.machine.name, 0.0) + one.gpus * (until - one.running_at)
-        parts = []
-        for machine in self.machines.values():
-            if machine.running_at is None or machine.running_at > at:
-                continue
-            ran_s = (at if machine.ended_at is None else min(at, machine.ended_at)) - machine.running_at
-            free_s = ran_s - lent.get(machine.name, 0.0) / machine.gpus
-            rest_s = max(0.0, machine.minimum_billed_s - ran_s)
-            parts.append(machine.usd_per_hour * (free_s + rest_s) / SECONDS_PER_HOUR + machine.once_usd)
-        return math.fsum(parts)
+        return lent
 
     def month_usd(self, at: float) -> float:
         """Return the bill of the calendar month (UTC) of `at`, by then."""

@@ -431,11 +431,15 @@ class RayFleet:
             self._end(instance, hold)
             hold.gone = True
             reason = status.reason or "ended by another user or process"
-            failed_start = not status.preempted and status.requested_at >= self._began_at
+            failed_start = not (status.preempted or status.sold_out) and status.requested_at >= self._began_at
             if running_at is None:
                 self.mailbox.put(
                     lambda at: InstanceRefused(
-                        occurred_at=at, instance=instance, reason=reason, failed_start=failed_start
+                        occurred_at=at,
+                        instance=instance,
+                        reason=reason,
+                        failed_start=failed_start,
+                        sold_out=status.sold_out,
                     )
                 )
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
@@ -13,7 +13,7 @@ from rubberband.cloud.pool.state import month_begin
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
-from rubberband.values.offer import SECONDS_PER_HOUR, Offer
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot
 from rubberband.values.plan import Market
 
 _T = TypeVar("_T")
@@ -91,11 +91,13 @@ class PoolRun:
             max_instances=rng.randint(1, 6),
             provision_delay_s=rng.choice((3.0, 30.0)),
             data_usd_per_instance=rng.choice((0.0, 0.02)),
+            spot=Spot(price_usd_per_hour=1.0, interruptions_per_hour=0.0),
         )
         price = self.offer.price_usd_per_hour
         self.limits = PoolLimits(
             instances=self.offer.max_instances,
             gpus=4,
+            market=rng.choice(("on_demand", "spot")),
             price_usd_per_hour=price,
             once_usd=self.offer.once_usd_per_instance,
             minimum_billed_s=self.offer.minimum_billed_s,
@@ -111,7 +113,12 @@ class PoolRun:
         self.tenants = [Tenant(f"e{i}", rng.choice((1, 2, 4))) for i in range(rng.randint(2, 5))]
         self.pool = self._open()
 
-    def _fate(self, _machine: str, _market: Market) -> Fate:
+    def _fate(self, _machine: str, market: Market) -> Fate:
+        assert market == "on_demand" or self.limits.market == "spot"
+        prices = tuple(self.rng.uniform(0.5, 3.06) for _ in range(3)) if market == "spot" else None
+        return replace(self._end_of_it(), hour_prices_usd=prices)
+
+    def _end_of_it(self) -> Fate:
         kind = self.rng.random()
         if kind < 0.05:
             return Fate(refused="no capacity", sold_out=True)
@@ -171,7 +178,7 @@ class PoolRun:
         if fate < 0.08 and len(statuses) < 6:
             tenant.asked += 1
             with_limit = rng.choice((None, LEASE_S))
-            driver.launch(f"i{tenant.asked}", first_lease_s=with_limit)
+            driver.launch(f"i{tenant.asked}", rng.choice(("on_demand", "spot")), first_lease_s=with_limit)
         elif fate < 0.14 and statuses:
             driver.release(rng.choice(statuses).instance)
         elif fate < 0.15:

@@ -79,8 +79,8 @@ class Line:
             except BrokerKilled:
                 self._run.broker_died()
 
-    def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float) -> None:
-        self._ask(lambda pool: pool.launch(tenant, experiment, instance, gpus, lease_s))
+    def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float, market: Market) -> None:
+        self._ask(lambda pool: pool.launch(tenant, experiment, instance, gpus, lease_s, market))
 
     def describe(self, tenant: str) -> list[LentInstance]:
         return self._ask(lambda pool: pool.describe(tenant))
