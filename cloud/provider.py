@@ -140,6 +140,11 @@ class ClusterProvider(Provider, Protocol):
         ...
 
     @property
+    def is_lent(self) -> bool:
+        """Whether instances are on machines of a pool, whose broker renews the leases of the machines."""
+        ...
+
+    @property
     def look_s(self) -> float:
         """Shortest interval between calls of `describe`, in seconds."""
         ...

@@ -48,6 +48,7 @@ class AwsProvider:
     """Implements `rubberband.cloud.provider.ClusterProvider` on EC2, for one run of one experiment."""
 
     remote = True
+    is_lent = False
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ class LocalProvider:
     """Rents out this machine's slots as instances of `gpus_per_instance` (logical) GPUs, for one experiment."""
 
     remote = False
+    is_lent = False
     look_s = 0.25
 
     def __init__(

@@ -34,6 +34,8 @@ class PoolCalls(Protocol):
 class PoolProvider:
     """Implements `rubberband.cloud.provider.ClusterProvider` on a pool."""
 
+    is_lent = True
+
     def __init__(
         self,
         experiment: str,

@@ -8,7 +8,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -147,6 +147,26 @@ _LOOK_S = 0.1
 _SETTLED_S = 10.0
 """The longest wait for threads that may still call Ray, before disconnecting."""
 
+
+def cut_leases(
+    agents: Callable[[], Sequence[RemoteAgent]], held_until: Callable[[], float], closing: threading.Event
+) -> None:
+    """Wait until no lease of another machine exceeds what the budget allows with one more instance.
+
+    Raises ProviderError if one cannot be cut: if this process died, the bill could exceed its cap.
+    """
+    deadline = time.monotonic() + _CUT_S
+    while late := [agent for agent in agents() if agent.reaches > held_until()]:
+        if time.monotonic() >= deadline or closing.wait(_LOOK_S):
+            names = ", ".join(sorted(agent.instance for agent in late))
+            raise ProviderError(
+                f"it is not requested: the budget covers it only with shorter leases of {names}, which "
+                f"did not answer within {_CUT_S:.0f} s"
+            )
+        for agent in late:
+            agent.hurry()
+
+
 WorkersMaker = Callable[[str, Callable[[str, str], None]], Workers]
 """(instance, callback for when it is sick) -> its workers."""
 
@@ -214,11 +234,12 @@ class RayFleet:
         if self.provider.remote:
             agent = RemoteAgent(
                 instance,
-                until=lambda: self.leases.until,
+                until=lambda: None if self.provider.is_lent else self.leases.until,
                 interval_s=self.leases.interval_s,
                 logs=self.logs,
                 log_limit_bytes=self.log_limit_bytes,
                 on_notice=lambda: self._interrupted(instance),
+                node=self.provider.node,
             )
         return _Hold(workers, agent)
 
@@ -226,7 +247,7 @@ class RayFleet:
         try:
             self._connection.check()
             if not hold.over:
-                self._cut_leases()
+                cut_leases(self._agents, lambda: self.leases.held_until, self._closing)
                 self.leases.renew()  # no first lease is longer than the latest one reaches ahead
                 self.provider.launch(instance, market, first_lease_s=first_lease_s)
         except Exception as error:
@@ -255,22 +276,6 @@ class RayFleet:
         with self._mutex:
             holds = [hold for hold in self._holds.values() if not hold.gone]
         return [hold.agent for hold in holds if hold.agent is not None]
-
-    def _cut_leases(self) -> None:
-        """Wait until no lease of another machine exceeds what the budget allows with one more instance.
-
-        Raises ProviderError if one cannot be cut: if this driver died, the bill could exceed its cap.
-        """
-        deadline = time.monotonic() + _CUT_S
-        while late := [agent for agent in self._agents() if agent.reaches > self.leases.held_until]:
-            if time.monotonic() >= deadline or self._closing.wait(_LOOK_S):
-                names = ", ".join(sorted(agent.instance for agent in late))
-                raise ProviderError(
-                    f"it is not requested: max_cost covers it only with shorter leases of {names}, which "
-                    f"did not answer within {_CUT_S:.0f} s"
-                )
-            for agent in late:
-                agent.hurry()
 
     def release(self, instance: str) -> None:
         """Release an instance; InstanceReleased follows. Harmless when repeated."""
@@ -498,7 +503,7 @@ class RayFleet:
         with self._mutex:
             self._holds[instance] = hold
         if hold.running:
-            if hold.agent is not None:
+            if hold.agent is not None and not self.provider.is_lent:
                 hold.agent.reaches = self.leases.former_until
             connection.start(lambda: self._assemble(instance, hold), f"assemble-{instance}")
 

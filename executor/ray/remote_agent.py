@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -113,14 +114,22 @@ class Beat:
 class AgentActor:
     """Runs on the instance."""
 
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
+
     def beat(self, until: float | None, taken: Mapping[str, int], is_last: bool = False) -> Beat:
         """Extend the lease to `until` (None: leave it), and return what is new; `taken`: log -> bytes the driver has.
 
-        The last beat returns the end of each log, even if that leaves a gap.
+        The last beat returns the end of each log, even if that leaves a gap, and removes the logs: the machine may be
+        lent on.
         """
         if until is not None:
             extend_lease(until)
-        return Beat(interruption=interruption(), logs=read_new(logs_folder(), taken, is_last=is_last))
+        folder = logs_folder(self._instance)
+        found = Beat(interruption=interruption(), logs=read_new(folder, taken, is_last=is_last))
+        if is_last:
+            shutil.rmtree(folder, ignore_errors=True)
+        return found
 
 
 @dataclass(eq=False)
@@ -137,6 +146,8 @@ class RemoteAgent:
     """Bytes of each file that are kept."""
     on_notice: Callable[[], None] = field(kw_only=True)
     """Called at every beat that reports an interruption."""
+    node: Callable[[str], str] = field(default=lambda instance: instance, kw_only=True)
+    """Gives the label of the Ray node that the instance is, or is a part of."""
 
     def __post_init__(self) -> None:
         self._taken: dict[str, int] = {}
@@ -187,10 +198,11 @@ class RemoteAgent:
 
     def _post(self) -> Any:
         """Start the actor if the instance has joined: one that waits for its node would keep the head busy."""
-        if not ray_nodes().get(self.instance, False):
+        node = self.node(self.instance)
+        if not ray_nodes().get(node, False):
             return None
-        where = {INSTANCE_LABEL: self.instance}
-        self._actor = ray.remote(AgentActor).options(num_cpus=0, max_restarts=0, label_selector=where).remote()
+        actor = ray.remote(AgentActor).options(num_cpus=0, max_restarts=0, label_selector={INSTANCE_LABEL: node})
+        self._actor = actor.remote(self.instance)
         return self._actor
 
     def _discard(self) -> None:

@@ -33,10 +33,16 @@ SegmentItem = SegmentStarted | SegmentRepeated | SegmentReport | SegmentFailure
 """Item of a worker's stream."""
 
 
-def logs_folder() -> Path:
-    """Return the folder of this machine's logs."""
-    folder = machine_folder() / "logs"
-    folder.mkdir(exist_ok=True)
+def logs_folder(instance: str) -> Path:
+    """Return the folder of an instance's logs on this machine, in one of its actors.
+
+    Instances of several experiments may be on one machine, which a pool lends to them; each has a namespace of its own.
+    """
+    import ray
+
+    namespace: str = ray.get_runtime_context().namespace
+    folder = machine_folder() / "logs" / namespace / instance
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -146,9 +152,16 @@ class SlotWorker:
     """Runs segments in this process; `Workers` makes it an actor."""
 
     def __init__(
-        self, entrypoint: Entrypoint, store: CheckpointStore, *, remote: bool = False, code: Code | None = None
+        self,
+        entrypoint: Entrypoint,
+        store: CheckpointStore,
+        *,
+        instance: str = "",
+        remote: bool = False,
+        code: Code | None = None,
     ) -> None:
-        """`remote`: this is not the driver's machine, and `code` holds the driver's folders."""
+        """`remote`: `instance` is not the driver's machine, and `code` holds the driver's folders."""
+        self._instance = instance
         self._entrypoint = entrypoint if code is None else install(code, entrypoint)
         self._store = store
         self._log_pump = LogPump()
@@ -183,7 +196,7 @@ class SlotWorker:
         from rubberband.executor.training.run import run_segment
 
         if log is not None and not log.path.is_absolute():
-            log = replace(log, path=logs_folder() / log.path)
+            log = replace(log, path=logs_folder(self._instance) / log.path)
         with (
             self._log_pump.redirected(log) as drain,
             contextlib.closing(run_segment(self._entrypoint, segment, self._store)) as items,

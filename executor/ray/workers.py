@@ -194,7 +194,7 @@ class Workers:
         place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=gpu)
         actor = ray.remote(SlotWorker).options(num_cpus=0, num_gpus=1, max_restarts=0, scheduling_strategy=place)
         code = None if self.shipment is None else self.shipment.reference()
-        return actor.remote(self.entrypoint, self.store, remote=self.remote, code=code)
+        return actor.remote(self.entrypoint, self.store, instance=self.instance, remote=self.remote, code=code)
 
     def _warm_up(self, workers: Sequence[Worker], patience: _Patience) -> None:
         pending = [worker.warm_up.remote(self.device) for worker in workers]

@@ -44,6 +44,7 @@ class Breaking:
 
     look_s = 0.05
     remote = False
+    is_lent = False
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Rent it."""
@@ -227,7 +228,7 @@ def test_no_instance_is_asked_for_before_the_leases_of_the_others_are_cut(
     eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
     (refused,) = events
     assert isinstance(refused, InstanceRefused)
-    assert "max_cost covers it only with shorter leases of a, b, c" in refused.reason
+    assert "the budget covers it only with shorter leases of a, b, c" in refused.reason
 
 
 def test_the_lease_of_an_instance_counts_until_it_is_given_back(

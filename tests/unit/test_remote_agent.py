@@ -21,7 +21,7 @@ def test_a_lease_that_may_have_been_put_off_counts_as_put_off(monkeypatch: pytes
         return Beat(interruption=None, logs=())
 
     actor: Any = SimpleNamespace(beat=SimpleNamespace(remote=lambda *_: None))
-    posted = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: actor))
+    posted = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _instance: actor))
     monkeypatch.setattr(
         module, "ray", SimpleNamespace(remote=lambda _: posted, get=get, kill=lambda _: None), raising=True
     )
