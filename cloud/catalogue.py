@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 
-from rubberband.cloud.side_costs import SideFacts, side_costs
+from rubberband.cloud.side_costs import SideFacts, given_side_cost, side_costs
 from rubberband.cloud.start_limits import usual_firmware_s
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.fields import Delay, delay_of
@@ -442,6 +442,8 @@ def _side_costs(
 ) -> tuple[SideCost, ...]:
     if not resources.kind.is_rented or resources.billing == "per_function":
         return ()
+    if resources.side_usd_per_hour is not None:
+        return (given_side_cost(resources.side_usd_per_hour, provision_delay_s),)
     gpus = row is None or row.gpus > 0
     beside = row.live_in(resources.region).beside if row is not None else None
     return side_costs(resources, beside, gpus=gpus, provision_delay_s=provision_delay_s)

@@ -99,6 +99,12 @@ def side_costs(
     return tuple(found)
 
 
+def given_side_cost(usd_per_hour: float, provision_delay_s: float) -> SideCost:
+    """Return the costs beside the rent of an instance whose volume and address cost `usd_per_hour`."""
+    around_h = (provision_delay_s + _ENDING_S) / SECONDS_PER_HOUR
+    return SideCost(line="volumes and addresses", usd_per_hour=usd_per_hour, usd_once=usd_per_hour * around_h)
+
+
 def _passed_gb(resources: Resources, facts: SideFacts, *, gpus: bool) -> float:
     """Return the assumed download through a NAT gateway, without checkpoints, whose size is unknown."""
     data_gb = 0.0 if facts.s3_endpoint else resources.dataset_gb

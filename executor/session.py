@@ -326,7 +326,7 @@ def make_ray_backend(
         metric=metric,
         store=store or open_store(setup.checkpoints),
         gpus_per_instance=offer.gpus,
-        gpus_on_machine=offer.gpus * (offer.max_instances if kind.is_this_machine else 1),
+        gpus_on_machine=_gpus_on_machine(setup, offer),
         device=provider.device,
         batch=setup.batch,
         balance=setup.balance,
@@ -338,10 +338,19 @@ def make_ray_backend(
         code=code,
         lease_s=setup.lease_s,
         lease_interval_s=min(kind.lease_interval_s, setup.lease_s / 4.0),
-        first_lease_s=None if limits is None else limits.lease_s,
+        first_lease_s=None if limits is None or setup.pool is not None else limits.lease_s,
         ready_timeout_s=READY_TIMEOUT_S if limits is None else limits.ready_s,
         clock=provider.clock,
     )
+
+
+def _gpus_on_machine(setup: Setup, offer: Offer) -> int:
+    """Return how many GPUs share the CPUs of the machine that an instance is, or is a part of."""
+    if setup.kind.is_this_machine:
+        return offer.gpus * offer.max_instances
+    if setup.pool is None:
+        return offer.gpus
+    return int(PoolFolder(path=Path(setup.pool)).read()["gpus_per_instance"])
 
 
 def _start_limits(setup: Setup, offer: Offer) -> StartLimits:
@@ -374,7 +383,6 @@ def open_cluster(
             offer.gpus,
             run=setup.run,
             lease_s=setup.lease_s,
-            device="cuda" if local_devices(offer)[0] else "cpu",
             not_before=not_before,
         )
     if setup.kind.is_this_machine:

@@ -229,6 +229,7 @@ def _require_true_prices(experiment: Experiment) -> None:
     prices = {
         "resources.price_per_hour": resources.price_usd_per_hour,
         "resources.spot.price_per_hour": resources.spot.price_usd_per_hour,
+        "resources.side_price_per_hour": resources.side_usd_per_hour,
     }
     for key, price in prices.items():
         if price is not None:

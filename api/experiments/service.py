@@ -291,7 +291,8 @@ class Runs:
         """
         now = time.time()
         with told_as_problems():
-            experiment.require_runnable()
+            pool = self._settings.pool
+            experiment.require_runnable(is_lent=pool is not None and pool.provider == experiment.resources.provider)
             words = with_instant(experiment.to_words(), now)
         row = Submission(
             name=experiment.name,

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.events import (
@@ -187,6 +187,11 @@ class Pool:
     def ensure_head(self) -> Head:
         """Return the living head; start one if there is none. Raises HeadError."""
         return cast(ClusterProvider, self._provider).ensure_head()
+
+    def traits(self) -> dict[str, Any]:
+        """Return the `device` of the trials, and whether machines are `remote`, as `ClusterProvider` has them."""
+        cluster = cast(ClusterProvider, self._provider)
+        return {"device": cluster.device, "remote": cluster.remote}
 
     def slowness(self, machine: str) -> float:
         """Return how many times as long as usual workers may take to start on a machine."""

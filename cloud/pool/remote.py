@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.journal import FileJournal
@@ -99,6 +99,11 @@ class RemotePool:
     def ensure_head(self) -> Head:
         """See `Pool.ensure_head`."""
         return Head(**self._ask("ensure_head", answer_s=_HEAD_S))
+
+    def traits(self) -> dict[str, Any]:
+        """See `Pool.traits`."""
+        found: dict[str, Any] = self._ask("traits")
+        return found
 
     def slowness(self, machine: str) -> float:
         """See `Pool.slowness`."""
@@ -187,7 +192,6 @@ def open_pool(
     *,
     run: str,
     lease_s: float,
-    device: Literal["cpu", "cuda"] = "cpu",
     not_before: float = 0.0,
 ) -> PoolProvider:
     """Open a pool for one run of an experiment; `directory` gets the pool's clock, which viewers of the run read.
@@ -206,7 +210,7 @@ def open_pool(
         run=run,
         clock=lambda: max(clock(), not_before),
         lease_s=lease_s,
-        device=device,
+        **pool.traits(),
     )
 
 

@@ -47,6 +47,7 @@ class PoolServer:
             "leave": pool.leave,
             "head": lambda: _head(pool.head()),
             "ensure_head": lambda: _head(pool.ensure_head()),
+            "traits": pool.traits,
             "slowness": pool.slowness,
             "last_words": pool.last_words,
             "status": lambda: standing(pool, folder.name),

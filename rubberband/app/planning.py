@@ -97,4 +97,6 @@ def _job(
 def _boot_lease_s(experiment: Experiment) -> float | None:
     """Return the lease of an instance while it starts; None: the usual one."""
     resources = experiment.resources
-    return start_limits(types_of(resources), resources.init_delay_s).lease_s if resources.kind.is_rented else None
+    if not resources.kind.is_rented or resources.pool is not None:  # what boots for a pool is its own
+        return None
+    return start_limits(types_of(resources), resources.init_delay_s).lease_s

@@ -5,16 +5,20 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import logging
+import secrets
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rubberband.cloud.catalogue import Table, offer
+from rubberband.cloud.catalogue import offer, types_of
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.pool import FileJournal, Pool, PoolLimits, PoolServer, RemotePool
+from rubberband.cloud.prices import live_table
+from rubberband.cloud.provider import ClusterProvider
+from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray.fork_server import ForkServer
@@ -26,38 +30,87 @@ from rubberband.units import format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 
-CLOSE_S = 120.0
-"""The longest wait for a pool to end all its instances."""
+CLOSE_S = 600.0
+"""The longest wait for a pool to end all its instances: EC2 may take minutes to show what was requested last."""
+LONGEST_LOOK_S = 1.0
+"""A broker decides at least this often; EC2 is asked less often."""
 
 
-def bring_up(pool: PoolFile, home: Path, table: Table | None = None) -> PoolFolder:
+def bring_up(pool: PoolFile, home: Path, announce: Callable[[str], None] = lambda line: None) -> PoolFolder:
     """Start a pool, or find it, and return its folder once its broker answers.
 
-    Raises InputError for a pool that cannot be, or that is up with another file; ProviderError if it does not start.
+    `announce` gets remarks on the account, a line each. Raises InputError for a pool that cannot be, or that is up with
+    another file; ProviderError if it does not start.
     """
-    if not pool.kind.is_this_machine:
-        raise InputError(
-            f"provider: a pool of {pool.provider} instances can be simulated, and not rented yet; write provider: local"
-        )
+    if pool.kind.is_simulated:
+        raise InputError(f"provider: a pool of {pool.provider} instances can only be simulated; write local or aws")
     make_policy(pool.policy)
-    offered = offer(resources_of(pool), table=table)
-    _check_caps(pool, offered)
-    whole = pool.model_copy(
-        update={
-            "gpus_per_instance": offered.gpus,
-            "instance_type": offered.instance_type,
-            "price_usd_per_hour": offered.price_usd_per_hour,
-        }
-    )
     folder = pool_folder(pool.name, home)
-    words = whole.model_dump(mode="json", by_alias=True, exclude_none=True)
-    if folder.is_up and folder.read() != words:
-        raise InputError(
-            f"pool {pool.name} is up with another file ({folder.file}); run `rubberband pool down {pool.name}` first"
-        )
-    folder.write(words)
+    if folder.is_up:
+        known = PoolFile(**folder.read())
+        if _filled(pool, known) != known:
+            raise InputError(
+                f"pool {pool.name} is up with another file ({folder.file}); run `rubberband pool down {pool.name}` "
+                "first"
+            )
+    else:
+        offered = _offered(pool, home, announce)
+        _check_caps(pool, offered)
+        folder.write(_words(_filled(pool, _priced(pool, offered))))
     RemotePool(folder).ensure_broker()
     return folder
+
+
+def _words(pool: PoolFile) -> dict[str, Any]:
+    return pool.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _priced(pool: PoolFile, offered: Offer) -> PoolFile:
+    """Return the pool with the GPUs and the prices that its instances have today."""
+    spot_usd = None if offered.spot is None else offered.spot.price_usd_per_hour
+    found = {
+        "gpus_per_instance": offered.gpus,
+        "instance_type": offered.instance_type,
+        "price_usd_per_hour": offered.price_usd_per_hour,
+        "side_usd_per_hour": offered.side_usd_per_hour if pool.kind.is_rented else None,
+        "spot": pool.spot.model_copy(update={"price_usd_per_hour": spot_usd}),
+    }
+    return pool.model_copy(update=found)
+
+
+def _filled(pool: PoolFile, known: PoolFile) -> PoolFile:
+    """Return a pool with the GPUs and prices of `known` where its own file has none."""
+    names = ("gpus_per_instance", "instance_type", "price_usd_per_hour", "side_usd_per_hour")
+    found = {name: getattr(known, name) for name in names if getattr(pool, name) is None}
+    if pool.spot.price_usd_per_hour is None:
+        found["spot"] = pool.spot.model_copy(update={"price_usd_per_hour": known.spot.price_usd_per_hour})
+    return PoolFile(**_words(pool.model_copy(update=found)))
+
+
+def _offered(pool: PoolFile, home: Path, announce: Callable[[str], None]) -> Offer:
+    """Return the offer of a pool's instances; on EC2 with today's prices, once the account has been checked."""
+    resources = resources_of(pool)
+    if not pool.kind.is_rented:
+        return offer(resources)
+    if pool.checkpoints is None:
+        raise InputError(
+            "checkpoints: missing, and instances of EC2 do not see this machine's files; name a bucket, such as "
+            "checkpoints: s3://my-bucket/team"
+        )
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.preflight import preflight, sign_in
+    from rubberband.cloud.aws.side_costs import with_side_facts
+
+    try:
+        session = open_aws(resources.region)
+        sign_in(session)
+        table = with_side_facts(live_table(resources, home, session=session), session, resources)
+        found = offer(resources, table=table)
+        for note in (*table.notes, *preflight(resources, [found], session=session)):
+            announce(note.replace("resources.", ""))
+    except InputError as error:  # a pool file has these words at its top
+        raise InputError(str(error).replace("resources.", "")) from None
+    return found
 
 
 def resources_of(pool: PoolFile) -> Resources:
@@ -68,8 +121,14 @@ def resources_of(pool: PoolFile) -> Resources:
         "instance_type": pool.instance_type,
         "gpus_per_instance": pool.gpus_per_instance,
         "price_per_hour": pool.price_usd_per_hour,
+        "side_price_per_hour": pool.side_usd_per_hour,
         "minimum_billed": pool.minimum_billed_s,
         "max_instances": pool.instances,
+        "market": pool.market,
+        "spot": pool.spot,
+        "init_delay": pool.init_delay,
+        "lease": pool.lease_s,
+        "checkpoints": pool.checkpoints,
         "aws": pool.aws,
     }
     return Resources(**{key: value for key, value in given.items() if value is not None})
@@ -88,16 +147,19 @@ def _check_caps(pool: PoolFile, offered: Offer) -> None:
 
 def limits_of(pool: PoolFile, offered: Offer) -> PoolLimits:
     """Return the broker's limits."""
+    lease_s = pool.kind.lease_s if pool.lease_s is None else pool.lease_s
+    if pool.kind.is_rented:  # while an instance boots, its lease covers that as well
+        lease_s = max(lease_s, start_limits(types_of(resources_of(pool)), resources_of(pool).init_delay_s).lease_s)
     return PoolLimits(
         instances=pool.instances,
         gpus=offered.gpus,
-        market=pool.market,
+        market=pool.market if pool.kind.is_rented else "on_demand",
         price_usd_per_hour=offered.price_usd_per_hour + offered.side_usd_per_hour,
         side_usd_per_hour=offered.side_usd_per_hour,
         once_usd=offered.once_usd_per_instance,
         minimum_billed_s=pool.minimum_billed_s,
         idle_s=pool.idle_s,
-        lease_s=pool.kind.lease_s if pool.lease_s is None else pool.lease_s,
+        lease_s=lease_s,
         release_margin_s=pool.kind.release_margin_s,
         max_usd_per_hour=pool.max_usd_per_hour,
         max_usd_per_month=pool.max_usd_per_month,
@@ -131,6 +193,25 @@ class PoolMachines(LocalProvider):
             self._fork_server.close()
 
 
+def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProvider:
+    """Return the provider that a broker owns. Raises InputError and ProviderError as it does."""
+    resources = resources_of(pool)
+    if not pool.kind.is_rented:
+        devices = local_devices(offered)[0]
+        return PoolMachines(pool.name, folder.machines, offered.gpus, resources.lease_length_s, devices=devices)
+    from rubberband.cloud.aws.intents import runs_in
+    from rubberband.cloud.aws.provider import open_provider
+    from rubberband.executor.ray.attended import AttendedCluster
+
+    # Brokers of one pool are one run on EC2, so that a new one finds the instances of the last.
+    place = (pool.region, pool.aws.owner)
+    runs = [known.run for known in runs_in(folder.machines) if (known.region, known.owner) == place]
+    run = runs[0] if runs else secrets.token_hex(6)
+    cluster = open_provider(pool.name, folder.machines, resources, offered, run=run)
+    lease_s = resources.lease_length_s
+    return AttendedCluster(cluster, lease_s=lease_s, interval_s=min(pool.kind.lease_interval_s, lease_s / 4.0))
+
+
 def serve(folder: PoolFolder) -> None:
     """Be the broker of a pool until it is closed. Raises RubberbandError; returns at once if another one runs."""
     with open(folder.lock, "a") as lock:
@@ -141,12 +222,11 @@ def serve(folder: PoolFolder) -> None:
         pool_file = PoolFile(**folder.read())
         offered = offer(resources_of(pool_file))
         limits = limits_of(pool_file, offered)
-        devices = local_devices(offered)[0]
-        provider = PoolMachines(pool_file.name, folder.machines, offered.gpus, limits.lease_s, devices=devices)
+        provider = _machines(pool_file, folder, offered)
         pool = Pool(provider, FileJournal(folder.path), limits, provider.clock)
-        if pool.state.live:
+        if isinstance(provider, PoolMachines) and pool.state.live:
             provider.start_fork_server()
-        server = PoolServer(folder, pool, look_s=provider.look_s)
+        server = PoolServer(folder, pool, look_s=min(provider.look_s, LONGEST_LOOK_S))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())
         server.run()

@@ -342,7 +342,7 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
     Raises InputError if the account's quota allows none of the instances, for an unknown region, and without boto3.
     """
     resources = experiment.resources
-    if not resources.kind.is_rented:
+    if not resources.kind.is_rented or resources.pool is not None:
         return local_terms(experiment, home)
     from rubberband.cloud.aws.calls import open_aws
 
@@ -369,7 +369,7 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], No
     `announce` gets a line on each remark. Raises InputError (with the fix) for the first problem.
     """
     resources = experiment.resources
-    if not resources.kind.is_rented:
+    if not resources.kind.is_rented or resources.pool is not None:  # a pool was checked when it came up
         return Terms()
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.preflight import preflight, sign_in

@@ -251,7 +251,8 @@ def sweep(
 
 def _sweep_ec2(home: Path, name: str | None) -> list[str]:
     """Terminate instances on EC2 and return their names. Raises RubberbandError if some may still run."""
-    directories = [*home.glob("experiments/*/local"), *home.glob("profiling/experiments/*/local")]
+    places = ("experiments/*/local", "profiling/experiments/*/local", "pools/*/local")
+    directories = [directory for place in places for directory in home.glob(place)]
     directories = [directory for directory in directories if any(directory.glob("ec2/*/run.json"))]
     if not directories:
         return []

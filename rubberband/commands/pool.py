@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +49,7 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")]) -> None:
     from rubberband.spec.loading import load_pool
 
     found = load_pool(file)
-    folder = bring_up(found, default_home())
+    folder = bring_up(found, default_home(), lambda line: print(line, file=sys.stderr))
     print(f"pool {folder.name} is up: at most {found.instances} instances, none until an experiment asks for one")
     print(f"use:     rubberband run FILE -s resources.pool={folder.name}")
     print(f"look:    rubberband pool status {folder.name}")

@@ -329,7 +329,7 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
         "budgets_usd": dict(_by_name("--budget", text, parse_usd) for text in budgets),
     }
     gpus = found.gpus_per_instance or offer(resources_of(found)).gpus
-    folder = None if found.kind.is_simulated else str(bring_up(found, default_home()).path)
+    folder = None if found.kind.is_simulated else str(bring_up(found, default_home(), _say).path)
     return SharedPool(
         name=found.name,
         provider=found.provider,

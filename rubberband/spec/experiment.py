@@ -320,14 +320,15 @@ class Experiment(Words):
         """Return the experiment with some number in place of an auto size, for what looks at single trials."""
         return self if self.search.auto is None else self.sized(self.search.auto, PROBE)
 
-    def require_runnable(self) -> None:
+    def require_runnable(self, *, is_lent: bool = False) -> None:
         """Raise InputError for an experiment that can only be planned.
 
         That is EC2 without a checkpoint store or with other billing than EC2's, and a sampler that is not installed.
+        A pool, which bills its instances by the second, need not be named if `is_lent`.
         """
         self.search.require_sampler()
         if self.resources.kind.is_rented:
-            _require_ec2(self.resources)
+            _require_ec2(self.resources, is_lent=is_lent or self.resources.pool is not None)
 
     def configurations(self) -> list[dict[str, Any]]:
         """Return the configuration of every trial, in order; always the same for the same experiment."""
@@ -443,7 +444,7 @@ def _flat(words: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield f"{above}{name}", value
 
 
-def _require_ec2(resources: Resources) -> None:
+def _require_ec2(resources: Resources, *, is_lent: bool) -> None:
     if resources.checkpoints is None:
         raise InputError(
             "resources.checkpoints: missing, and instances of EC2 do not see this machine's files; name a bucket, such "
@@ -454,7 +455,7 @@ def _require_ec2(resources: Resources) -> None:
             f"resources.billing: {resources.billing} can be planned with, but EC2 bills instances, busy or not, so "
             "that max_cost would not be kept; leave it out"
         )
-    if resources.minimum_billed_s < EC2_MINIMUM_BILLED_S:
+    if not is_lent and resources.minimum_billed_s < EC2_MINIMUM_BILLED_S:
         raise InputError(
             f"resources.minimum_billed: {resources.minimum_billed_s:g} s can be planned with, but EC2 bills a minute "
             "at least, so that max_cost would not be kept; leave it out"

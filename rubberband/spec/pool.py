@@ -16,11 +16,14 @@ from pydantic import Field, model_validator
 
 from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
-from rubberband.spec.fields import Duration, Gpus, Name, Usd, WordError, Words, fault
-from rubberband.spec.resources import Aws
+from rubberband.spec.fields import Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
+from rubberband.spec.resources import Aws, SpotMarket
 from rubberband.units import shown
 from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
 from rubberband.values.plan import Market
+
+LENT_LEASE_S = 60.0
+"""Default lease of what an experiment holds of a pool. The leases of the instances themselves are the broker's."""
 
 
 class PoolFile(Words):
@@ -39,8 +42,12 @@ class PoolFile(Words):
     provider: ProviderName = "local"
     region: Annotated[str, Field(min_length=1)] = "us-east-1"
     market: Market = "on_demand"
+    """With `spot`, experiments plan with both markets, and the pool rents on the one that they ask for."""
+    spot: SpotMarket = Field(default_factory=SpotMarket.model_construct)
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
-    """Price of one instance; by default the catalogue's, and 0 on this machine."""
+    """Price of one instance on demand; by default EC2's or the catalogue's, and 0 on this machine."""
+    side_usd_per_hour: Usd | None = Field(None, alias="side_price_per_hour")
+    """Price of an instance's volume and address; by default EC2's, and 0 on this machine."""
     minimum_billed_s: Duration = Field(60.0, alias="minimum_billed")
     """The provider bills an instance for at least this long."""
     max_usd_per_hour: Usd | None = None
@@ -54,6 +61,11 @@ class PoolFile(Words):
     """An idle instance is released after this time, and not before its minimum is used up."""
     lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")
     """Time that an instance outlives a broker that died; by default a minute, or 10 on EC2."""
+    init_delay: Delay | None = None
+    """From a running instance until trials can start on it, at its first start."""
+    checkpoints: Annotated[str, Field(min_length=1)] | None = None
+    """Bucket (`s3://bucket/prefix`) through which instances on EC2 get their packages, and the default checkpoint store
+    of the experiments."""
     aws: Aws = Field(default_factory=Aws.model_construct)
 
     @property
@@ -175,16 +187,8 @@ def on_pool(words: Mapping[Any, Any], home: Path) -> dict[Any, Any]:
             f"{shown(slice_gpus)} is no part of an instance of pool {pool.name}, which has "
             f"{has.format(pool.gpus_per_instance)}",
         )
-    share = slice_gpus / pool.gpus_per_instance
     most = pool.instances * (pool.gpus_per_instance // slice_gpus)
-    fixed = {
-        "pool": str(folder.path),
-        "provider": pool.provider,
-        "region": pool.region,
-        "instance_type": pool.instance_type,
-        "price_per_hour": (pool.price_usd_per_hour or 0.0) * share,
-        "minimum_billed": 0.0,  # the pool pays for minima that are not used up
-    }
+    fixed = {"pool": str(folder.path), **_fixed(pool, slice_gpus / pool.gpus_per_instance)}
     for key, value in fixed.items():
         if key != "pool" and resources.get(key, value) != value:
             raise WordError(
@@ -193,4 +197,35 @@ def on_pool(words: Mapping[Any, Any], home: Path) -> dict[Any, Any]:
             )
     asked = resources.get("max_instances", most)
     sized = {"gpus_per_instance": slice_gpus, "max_instances": min(asked, most) if isinstance(asked, int) else asked}
-    return {**words, "resources": {**resources, **fixed, **sized}}
+    return {**words, "resources": {**_usual(pool), **resources, **fixed, **sized}}
+
+
+def _fixed(pool: PoolFile, share: float) -> dict[str, Any]:
+    """Return the words that a pool sets for instances that are this share of its own."""
+    side_usd = pool.side_usd_per_hour or 0.0
+    fixed: dict[str, Any] = {
+        "provider": pool.provider,
+        "region": pool.region,
+        "instance_type": pool.instance_type,
+        "price_per_hour": ((pool.price_usd_per_hour or 0.0) + side_usd) * share,
+        "minimum_billed": 0.0,  # the pool pays for minima that are not used up
+    }
+    if not pool.kind.is_rented:
+        return fixed
+    spot = pool.spot.model_dump(mode="json", by_alias=True, exclude_none=True)
+    spot_usd = pool.spot.price_usd_per_hour
+    return {
+        **fixed,
+        "side_price_per_hour": 0.0,  # it is in the price
+        "head_price_per_hour": 0.0,
+        "market": pool.market,
+        "spot": spot if spot_usd is None else {**spot, "price_per_hour": (spot_usd + side_usd) * share},
+        "aws": pool.aws.model_dump(mode="json", by_alias=True, exclude_none=True),
+    }
+
+
+def _usual(pool: PoolFile) -> dict[str, Any]:
+    """Return the words that a pool sets where an experiment says nothing else."""
+    if not pool.kind.is_rented:
+        return {}
+    return {"lease": LENT_LEASE_S, **({} if pool.checkpoints is None else {"checkpoints": pool.checkpoints})}

@@ -138,6 +138,8 @@ class Resources(Words):
     gpus_per_instance: Gpus | None = None
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")
     """Price of one instance, on demand."""
+    side_usd_per_hour: Usd | None = Field(None, alias="side_price_per_hour")
+    """Price of an instance's volume and address; by default EC2's, and 0 elsewhere."""
     billing: Billing = "per_instance"
     minimum_billed_s: Duration = Field(60.0, alias="minimum_billed")
     """An instance is billed for at least this long."""

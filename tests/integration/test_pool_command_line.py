@@ -59,7 +59,8 @@ def test_a_pool_comes_up_survives_its_broker_and_goes_down(
     [
         ("{gpus_per_instance: 2}", "instances: is required"),
         ("{instances: 2, gpus_per_instance: 1, policy: nosuch}", "policy 'nosuch' does not exist; choose one of"),
-        ("{instances: 2, instance_type: p3.8xlarge, provider: aws}", "can be simulated, and not rented yet"),
+        ("{instances: 2, instance_type: p3.8xlarge, provider: aws}", "checkpoints: missing, and instances of EC2"),
+        ("{instances: 2, instance_type: v, gpus_per_instance: 1, provider: virtual}", "can only be simulated"),
         ("{instances: 2, gpus_per_instance: 1, price_per_hour: 5, max_usd_per_hour: 4}", "does not cover one instance"),
     ],
 )
