@@ -118,6 +118,26 @@ def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     return Rental(provider, wait, clock.now, lease_s=60.0, spot=False, take=lambda: None)
 
 
+def _pool_on_ec2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
+    """A pool above the fake EC2, whose machines are beaten as by the agents of a broker."""
+    world = World(tmp_path, experiment="team")
+    limits = PoolLimits(instances=8, gpus=1, market="spot", price_usd_per_hour=1.006, lease_s=900.0)
+    pool = Pool(world.driver(), MemoryJournal(), limits, lambda: world.now, start=lambda work: work())
+
+    def wait() -> None:
+        world.sleep(1.0)
+        pool.look()
+        world.beat(world.now + 600.0)
+
+    def take() -> None:
+        machine = next(lent.machine for lent in pool.describe("conformance.r1") if lent.status.instance == TAKEN)
+        taken = next(one for one in world.fake.instances if one.tags["rubberband:instance"] == machine)
+        world.fake.reclaim(taken.instance_id, notice_s=10.0)
+
+    provider = PoolProvider("conformance", pool, 1, run="r1", clock=lambda: world.now)
+    return Rental(provider, wait, lambda: world.now, lease_s=60.0, take=take)
+
+
 def _pool_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     """A pool of this machine's instances, behind the socket of its broker."""
     monkeypatch.setattr(ray_node, "head_command", fake_nodes.head_command)
@@ -260,6 +280,7 @@ PROVIDERS = {
     "virtual": _virtual,
     "pool": _pool,
     "pool_process": _pool_process,
+    "pool_on_ec2": _pool_on_ec2,
     "fake_ec2": _fake_ec2,
     "slow_ec2": _slow_ec2,
 }

@@ -7,14 +7,16 @@ import math
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool.events import Opened, SliceReturned
-from rubberband.cloud.virtual import VirtualClock, VirtualProvider
+from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import JournalError, ProviderError
-from rubberband.values.offer import Offer
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import Market
 
 PRICE = 3.6
 """USD per hour, so that a second costs 0.001."""
@@ -47,9 +49,9 @@ class World:
             self.pool.look()
             self.pool.validate()
 
-    def ask(self, tenant: str, instance: str = "i", gpus: int = 4) -> None:
+    def ask(self, tenant: str, instance: str = "i", gpus: int = 4, market: Market = "on_demand") -> None:
         """Ask for a slice, with a lease of an hour."""
-        self.pool.launch(tenant, tenant, instance, gpus, 3600.0)
+        self.pool.launch(tenant, tenant, instance, gpus, 3600.0, market)
 
     def machine(self, tenant: str, instance: str = "i") -> str | None:
         """Return the machine of a slice."""
@@ -92,6 +94,66 @@ def test_requests_wait_their_turn() -> None:
     world.ask("e", gpus=1)
     world.pool.release("b", "i")
     assert [world.state(tenant) for tenant in "cde"] == ["running", "pending", "pending"]
+
+
+def _spot_world(**limits: Any) -> World:
+    """Return a pool on spot; hours of its spot machines cost 1.0, 2.0 and then 1.5 USD."""
+
+    def fate_of(_machine: str, market: Market) -> Fate:
+        return Fate(hour_prices_usd=(1.0, 2.0, 1.5)) if market == "spot" else Fate()
+
+    world = World(limits=replace(LIMITS, market="spot", side_usd_per_hour=0.1, **limits))
+    spotted = replace(OFFER, spot=Spot(price_usd_per_hour=0.9, interruptions_per_hour=0.0))
+    world.below = VirtualProvider("pool", world.clock, offer=spotted, fate_of=fate_of)
+    world.reopen()
+    return world
+
+
+def test_a_pool_on_spot_rents_on_the_market_that_is_asked_for() -> None:
+    world = _spot_world(max_usd_per_hour=2 * PRICE)
+    world.ask("a", market="spot")
+    world.ask("b", gpus=2)
+    world.wait(11)
+    assert [machine.market for machine in world.below.describe()] == ["spot", "on_demand"]
+    world.pool.release("a", "i")
+    world.ask("c", gpus=4)
+    world.wait(2)
+    assert world.machine("c") == "m3", "an idle spot machine makes room for one on demand"
+    world.ask("d", gpus=2, market="spot")
+    assert world.state("d") == "pending", "it does not take what is left of one on demand"
+
+
+def test_a_tenant_on_spot_keeps_the_price_of_the_hour_in_which_it_began() -> None:
+    world = _spot_world()
+    world.ask("a", market="spot")
+    world.wait(11)
+    world.pool.renew("a", world.clock.now() + 9000.0)
+    world.wait(3700)
+    world.pool.release("a", "i")
+    world.ask("b", market="spot")
+    world.wait(100)
+    world.pool.release("b", "i")
+    now, state = world.clock.now(), world.pool.state
+    lent = state.lent_usd(now)
+    assert lent["a"] == pytest.approx(1.1 * 3700 / 3600, rel=0.01)
+    prices = {one.tenant: one.usd_per_hour for one in state.slices.values()}
+    assert prices == {"a": pytest.approx(1.1), "b": pytest.approx(2.1)}, "with the costs beside the rent"
+    assert sum(lent.values()) + state.idle_usd(now) == pytest.approx(state.bill_usd(now))
+    world.reopen()
+    assert world.pool.state.bill_usd(now) == pytest.approx(state.bill_usd(now))
+
+
+def test_a_tenant_hears_that_machines_are_sold_out() -> None:
+    world = _spot_world()
+    world.below = VirtualProvider(
+        "pool", world.clock, offer=OFFER, fate_of=lambda *_: Fate(refused="no capacity", sold_out=True)
+    )
+    world.reopen()
+    world.ask("a", market="spot")
+    world.wait(1)
+    (lent,) = world.pool.describe("a")
+    assert (lent.status.state, lent.status.sold_out) == ("terminated", True)
+    assert lent.status.running_at is None
 
 
 def test_an_idle_machine_is_released_after_its_minimum_and_its_time() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from rubberband.cloud.catalogue import offer
 from rubberband.errors import InputError
 from rubberband.spec.loading import load_experiment, load_pool
-from rubberband.spec.pool import on_pool, pool_folder
+from rubberband.spec.pool import PoolFile, on_pool, pool_folder
+from rubberband.spec.resources import Resources
 
 
 def _file(folder: Path, text: str, name: str = "team.yaml") -> Path:
@@ -85,6 +87,34 @@ def test_words_that_are_filled_in_once_stay(tmp_path: Path) -> None:
     _up(tmp_path)
     once = _resources(tmp_path, gpus_per_instance=2)
     assert on_pool({"resources": once}, tmp_path)["resources"] == once
+
+
+def test_a_pool_on_ec2_sets_its_prices_and_settings_and_a_store_for_checkpoints(tmp_path: Path) -> None:
+    file = PoolFile(
+        name="team",
+        provider="aws",
+        instance_type="g4dn.12xlarge",
+        gpus_per_instance=4,
+        instances=2,
+        market="spot",
+        spot={"price_per_hour": 1.6},
+        price_per_hour=4.0,
+        side_price_per_hour=0.4,
+        checkpoints="s3://bucket/team",
+        aws={"install": "scikit-learn"},
+    )
+    pool_folder("team", tmp_path).write(file.model_dump(mode="json", by_alias=True, exclude_none=True))
+    found = _resources(tmp_path, gpus_per_instance=1)
+    resources = Resources(**found)
+    assert (resources.price_usd_per_hour, resources.spot.price_usd_per_hour) == (pytest.approx(1.1), pytest.approx(0.5))
+    assert (resources.side_usd_per_hour, resources.head_price_usd_per_hour, resources.lease_s) == (0.0, 0.0, 60.0)
+    assert (resources.market, resources.aws.install) == ("spot", "scikit-learn")
+    assert (resources.checkpoints, resources.max_instances) == ("s3://bucket/team", 8)
+    assert on_pool({"resources": found}, tmp_path)["resources"] == found
+    assert offer(resources).side_usd_per_hour == 0.0, "it is in the price"
+    with pytest.raises(InputError, match="contradicts pool team"):
+        _resources(tmp_path, aws={"install": "lightgbm"})
+    assert _resources(tmp_path, checkpoints="s3://own/one", lease=30.0)["checkpoints"] == "s3://own/one"
 
 
 def test_words_without_a_pool_stay(tmp_path: Path) -> None:
