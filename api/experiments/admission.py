@@ -11,7 +11,6 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
 from rubberband.cloud.catalogue import offers
+from rubberband.executor.core.demand import summed
 from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.planner.sharing import Calendar, Slot, Span
 from rubberband.spec.experiment import Experiment
@@ -31,8 +31,9 @@ from rubberband.states import ACTIVE
 from rubberband.units import format_duration, format_instant, format_usd
 from rubberband.values.submission import Submission
 
-START_S = 15.0
-"""Time from a submission to its first request for an instance: its process starts, and its code is checked."""
+START_S = 30.0
+"""Time that a promise has beside its plan: its process starts, its code is checked, and GPUs change hands
+(`rubberband.executor.core.demand.HANDOVER_S`) before each stage."""
 _MOST_QUICKER = 4
 """Quicker plans that are tried for one submission."""
 PlanOf = Callable[[Experiment], Awaitable[PlanAnswer]]
@@ -252,14 +253,10 @@ def _read(answer: PlanAnswer, gpus: int) -> _Plan:
     jct_s = estimate["prediction"]["jct_s"]
     slack = max(1.0, jct_s["p95"] / jct_s["mean"]) if jct_s["mean"] else 1.0
     stages = [
-        (stage["start_s"], stage["start_s"] + stage["provisioning_s"] + stage["duration_s"], stage["instances"])
+        (stage["start_s"], stage["start_s"] + stage["provisioning_s"] + stage["duration_s"], gpus * stage["instances"])
         for stage in estimate["plan"]["stages"]
     ]
-    edges = sorted({edge for begin_s, end_s, _ in stages for edge in (begin_s, end_s)})
-    spans = [
-        Span(gpus=gpus * sum(k for begin_s, end_s, k in stages if begin_s <= at < end_s), duration_s=(to - at) * slack)
-        for at, to in pairwise(edges)
-    ]
+    spans = [Span(gpus=span.gpus, duration_s=span.duration_s * slack) for span in summed(stages)]
     starts = Span(gpus=spans[0].gpus, duration_s=START_S)
     return _Plan(spans=(starts, *spans), cost_usd=estimate["prediction"]["cost_usd"]["mean"])
 

@@ -1,8 +1,9 @@
 """The sharing of a pool: a policy says how many instances each running experiment may hold, and its driver obeys.
 
-Every experiment reports its demand (`rubberband.executor.core.demand`). The policy gives each at least what it is
-promised, and divides the rest. It decides again when an experiment begins, ends or passes a SYNC, when a promise begins
-or ends, and every half minute.
+Every experiment reports its demand (`rubberband.executor.core.demand`). One with a promise gets what it is promised;
+the promise follows its plan as far as the calendar has room. The policy divides the rest among the others. It decides
+again when an experiment begins, ends or passes a SYNC, when a promise begins or ends, and every half minute. An
+experiment that is to give back GPUs that another is promised stops trials at once, else at their next checkpoints.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 from rubberband.api.experiments.admission import calendar_of
 from rubberband.api.settings import SharedPool
+from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
+from rubberband.cloud.catalogue import offers
 from rubberband.executor.core import rules
-from rubberband.executor.core.demand import demand
+from rubberband.executor.core.demand import demand, plan_left
+from rubberband.executor.core.events import Recall
+from rubberband.executor.core.state import Job, State
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
-from rubberband.planner.sharing import Allotments, Capacity, Demand, make_policy
+from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, make_policy
+from rubberband.spec.experiment import Experiment
 from rubberband.values.submission import Submission
 
 DECIDE_EVERY_S = 30.0
@@ -36,6 +42,80 @@ class Member:
     """None: it has no journal yet."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A running experiment as a decision sees it."""
+
+    job: Job
+    state: State
+    now: float
+    """On the clock of its events."""
+    arrived_at: float
+    weight: float = 1.0
+
+    @property
+    def num_held(self) -> int:
+        """Instances that it has, or has asked for."""
+        return len(self.state.fleet.live()) + len(self.state.fleet.leaving())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What an experiment may hold from now on, as its driver is asked."""
+
+    max_instances: int
+    promised_instances: int | None = None
+    recall: Recall = "at_checkpoint"
+
+
+class Division:
+    """Divides a pool among experiments, decision by decision. It reads no clock."""
+
+    def __init__(self, pool: SharedPool) -> None:
+        self._policy = make_policy(pool.policy)
+        self._capacity = Capacity(instances=pool.instances, gpus_per_instance=pool.gpus_per_instance)
+        self._current: Allotments = {}
+
+    def decide(self, calendar: Calendar, members: Mapping[str, Standing], now: float) -> dict[str, Grant]:
+        """Return what each experiment that goes on may hold from `now` on, by the promises of `calendar`."""
+        promised = {name: calendar.promised(name, now) for name in {*calendar.promises, *members}}
+        demands = []
+        for name, one in members.items():
+            found = demand(
+                one.job,
+                one.state,
+                one.now,
+                arrived_at=one.arrived_at,
+                weight=one.weight,
+                promised_gpus=promised[name],
+            )
+            if found is not None:  # more than its plan has are of no use to one that is promised its plan
+                demands.append(replace(found, max_gpus=promised[name]) if calendar.most(name, now) else found)
+        asking = [found.name for found in demands]
+        demands += reserved(promised, asking, now)
+        self._current = self._policy.allot(demands, self._capacity, self._current, now)
+        held = {name: one.job.offer.gpus * one.num_held for name, one in members.items()}
+        lacks = any(gpus > held.get(name, 0) for name, gpus in promised.items())
+        grants = {}
+        for name in asking:
+            gpus, each = sum(self._current.get(name, {}).values()), members[name].job.offer.gpus
+            most = calendar.most(name, now)
+            grants[name] = Grant(
+                max_instances=gpus // each,
+                promised_instances=most // each if most else None,
+                recall="at_once" if lacks and held[name] > gpus else "at_checkpoint",
+            )
+        return grants
+
+
+def followed(calendar: Calendar, members: Mapping[str, Standing], now: float) -> Calendar:
+    """Return the calendar whose promises cover what is left of the plans, as far as they can."""
+    for name, one in members.items():
+        if name in calendar.promises:
+            calendar = calendar.follow(name, plan_left(one.job, one.state, one.now), now)
+    return calendar
+
+
 class Sharing:
     """Divides a pool among the running experiments of a service. For the watcher's thread."""
 
@@ -43,11 +123,9 @@ class Sharing:
         self, pool: SharedPool, store: Store, folder: Callable[[str], ExperimentFolder], clock: Callable[[], float]
     ) -> None:
         self._pool, self._store, self._folder, self._clock = pool, store, folder, clock
-        self._policy = make_policy(pool.policy)
-        self._capacity = Capacity(instances=pool.instances, gpus_per_instance=pool.gpus_per_instance)
-        self._current: Allotments = {}
-        self._asked: dict[tuple[str, int], int] = {}
-        """Experiment and attempt -> instances that it was allotted last."""
+        self._division = Division(pool)
+        self._asked: dict[tuple[str, int], Grant] = {}
+        """Experiment and attempt -> what it was granted last."""
         self._seen: object = None
         self._decide_at = 0.0
 
@@ -56,58 +134,62 @@ class Sharing:
         return bool(row.words.get("resources", {}).get("provider") == self._pool.provider)
 
     def begin(self, row: Submission) -> None:
-        """Allot an experiment that is about to start what it is promised, before it asks for an instance."""
-        self._ask(row, 0)
+        """Tell an experiment that is about to start to wait for its instances, and how many it is promised."""
+        most = calendar_of(self._pool, self._store.promises()).most(row.name, self._clock())
+        each = max(offer.gpus for offer in offers(Experiment.kept(row.words).resources)) if most else 1
+        self._ask(row, Grant(max_instances=0, promised_instances=most // each or None))
 
     def round(self, members: Iterable[Member]) -> None:
         """Decide, if anything happened since the latest decision. Raises JournalError."""
         now, running = self._clock(), [member for member in members if self.is_member(member.row)]
         calendar = calendar_of(self._pool, self._store.promises())
-        names = {*calendar.promises, *(member.row.name for member in running)}
-        promised = {name: calendar.promised(name, now) for name in names}
-        seen = promised, [_stage_of(member) for member in running]
+        seen = (
+            {name: calendar.promised(name, now) for name in calendar.promises},
+            [_stage_of(member) for member in running],
+        )
         if seen == self._seen and now < self._decide_at:
             return
         self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
-        demands = [found for member in running if (found := self._demand(member, promised)) is not None]
-        asking = {found.name for found in demands}
-        demands += reserved(promised, asking, now)
-        self._current = self._policy.allot(demands, self._capacity, self._current, now)
+        standings = {member.row.name: found for member in running if (found := self._standing(member)) is not None}
+        moved = followed(calendar, standings, now)
+        for name, (start_at, plan) in moved.promises.items():
+            if calendar.promises[name] != (start_at, plan):
+                spans = tuple((span.gpus, span.duration_s) for span in plan)
+                self._store.move(Promise(experiment=name, start_at=start_at, spans=spans))
+        grants = self._division.decide(moved, standings, now)
         for member in running:
-            if member.observed is not None and member.row.name in asking:
-                gpus = sum(self._current.get(member.row.name, {}).values())
-                self._ask(member.row, gpus // member.observed.controller.job.offer.gpus, member.observed)
+            if member.row.name in grants:
+                self._ask(member.row, grants[member.row.name], member.observed)
 
-    def _demand(self, member: Member, promised: Mapping[str, int]) -> Demand | None:
+    def _standing(self, member: Member) -> Standing | None:
         observed, row = member.observed, member.row
         if observed is None or observed.header.kind.is_simulated:
             return None
-        controller = observed.controller
+        job, state = observed.controller.job, observed.controller.state
         weight = self._pool.weights.get(row.owner, 1.0)
-        return demand(
-            controller.job,
-            controller.state,
-            observed.now,
-            arrived_at=row.created_at,
-            weight=weight,
-            promised_gpus=promised[row.name],
-        )
+        return Standing(job=job, state=state, now=observed.now, arrived_at=row.created_at, weight=weight)
 
-    def _ask(self, row: Submission, instances: int, observed: Observed | None = None) -> None:
-        """Ask the driver to hold so many instances; do nothing if that was the latest request or holds already."""
+    def _ask(self, row: Submission, grant: Grant, observed: Observed | None = None) -> None:
+        """Ask the driver to hold what it is granted; do nothing if that was the latest request or holds already."""
         key = row.name, row.attempt
-        if self._asked.get(key) == instances:
+        if self._asked.get(key) == grant:
             return
         if key not in self._asked and observed is not None:
             job, state = observed.controller.job, observed.controller.state
-            if state.allotment is not None and rules.most_instances(job, state) == instances:
-                self._asked[key] = instances
+            holds = rules.most_instances(job, state), state.promised_instances, "at_checkpoint"
+            if state.allotment is not None and holds == astuple(grant):
+                self._asked[key] = grant
                 return
         asked = DriverRequest(
-            id=f"pool-{secrets.token_hex(8)}", kind="limit", asked_at=time.time(), max_instances=instances
+            id=f"pool-{secrets.token_hex(8)}",
+            kind="limit",
+            asked_at=time.time(),
+            max_instances=grant.max_instances,
+            promised_instances=grant.promised_instances,
+            recall=grant.recall,
         )
         Inbox(self._folder(row.name).inbox).put(asked)
-        self._asked[key] = instances
+        self._asked[key] = grant
 
 
 def reserved(promised: Mapping[str, int], asking: Collection[str], now: float) -> list[Demand]:

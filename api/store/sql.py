@@ -137,6 +137,13 @@ class Store:
         with self._database.reading() as connection:
             return [row.owner for row in connection.execute(query)]
 
+    def move(self, promise: Promise) -> None:
+        """Replace the promise of an experiment that has one."""
+        with self._database.writing() as connection:
+            values = {"start_at": promise.start_at, "spans": promise.spans}
+            of_it = PROMISES.c.experiment == promise.experiment
+            connection.execute(sql.update(PROMISES).where(of_it).values(values))
+
     def promises(self) -> Sequence[Promise]:
         """Return the promises to experiments that are not over, the earliest first."""
         states = [state.value for state in (*ACTIVE, ExperimentState.INTERRUPTED)]

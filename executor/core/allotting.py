@@ -22,12 +22,15 @@ def note_allotment(job: Job, state: State, event: AllotmentChanged) -> None:
     """Take in another allotment: shares and plan follow it now, and instances with the next event."""
     most, before = job.offer.max_instances, rules.most_instances(job, state)
     allotted = most if event.max_instances is None else max(0, min(most, event.max_instances))
-    if allotted == before:
+    state.fleet.recall = event.recall
+    if (allotted, event.promised_instances) == (before, state.promised_instances):
         return
     at = max(state.now, event.occurred_at)
     expected = forecast(job, state, at)
-    state.allotment = allotted
+    state.allotment, state.promised_instances = allotted, event.promised_instances
     share_out(job, state)
+    if allotted == before:
+        return
     then = forecast(job, state, at)
     state.allotments.append(
         Allotted(
@@ -48,14 +51,16 @@ def share_out(job: Job, state: State) -> None:
     if state.allotment is None or not active:
         return
     quotas = job.lane_instances or (job.offer.max_instances,)
-    shares = apportioned(state.allotment, [quotas[lane.lane] for lane in active])
-    for lane, share in zip(active, shares, strict=True):
-        if share == lane.max_instances:
+    own = [quotas[lane.lane] for lane in active]
+    shares, promised = apportioned(state.allotment, own), apportioned(state.promised_instances or 0, own)
+    for lane, share, kept in zip(active, shares, promised, strict=True):
+        if (share, kept) == (lane.max_instances, lane.promised_instances):
             continue
-        lane.max_instances = share
+        lane.max_instances, lane.promised_instances = share, kept
         _cut_plan(job, state, lane)
         state.fleet.allotted += 1
-        lane.replans_at_once = job.replan and not rules.waits_for_allotment(job, state, lane)
+        keeps = rules.is_promised(job, lane) or rules.waits_for_allotment(job, state, lane)
+        lane.replans_at_once = job.replan and not keeps
         lane.resized = lane.stage.stage if lane.stages else None
         if not rules.buys_none(job, state):
             lane.relaunch_at = 0.0
@@ -75,10 +80,13 @@ def apportioned(total: int, quotas: Sequence[int]) -> list[int]:
 
 
 def _cut_plan(job: Job, state: State, lane: Lane) -> None:
-    """Cut what is left of the lane's plan to its share; a plan that is held fixed is the job's again as it grows."""
+    """Cut what is left of the lane's plan to its share, or to what it is promised.
+
+    A plan that is held fixed is the job's again as the share grows.
+    """
     first, end = rules.first_left(lane), lane.end_stage
     basis = state.plan if job.replan else job.plan
-    most = max(lane.max_instances, rules.least_instances(job, state, lane))
+    most = max(lane.max_instances, lane.promised_instances, rules.least_instances(job, state, lane))
     left = tuple(cut(job, choice, most) for choice in basis.stages[first:end])
     state.plan = Plan(stages=(*state.plan.stages[:first], *left, *state.plan.stages[end:]))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from rubberband.executor.core import rules
 from rubberband.executor.core.allotting import apportioned
 from rubberband.executor.core.forecast import expected_iterations, stage_left_s
 from rubberband.executor.core.state import Job, Lane, State, TrialStatus
-from rubberband.planner.sharing import Demand
+from rubberband.planner.sharing import Demand, Span
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Stage
 
@@ -46,6 +47,45 @@ def demand(
         attained_gpu_s=max(0.0, attained),
         progress=min(1.0, done / total) if total else 0.0,
     )
+
+
+HANDOVER_S = 3.0
+"""Time in which GPUs change hands before a stage: others stop their trials, and both look at the pool."""
+
+
+def plan_left(job: Job, state: State, now: float) -> list[Span]:
+    """Return what is left of the plan in force, as GPUs over time from `now` on; empty if it ends, or has ended.
+
+    Times are as long as at the 95th percentile, and each stage has `HANDOVER_S` more.
+    """
+    if state.course in ("ending", "finished"):
+        return []
+    jct = job.prediction.jct
+    slack = 1.0 if jct is None or not job.prediction.jct_s else max(1.0, jct.p95 / job.prediction.jct_s)
+    stages: list[tuple[float, float, int]] = []
+    for lane in state.active():
+        first, begin_s = rules.first_left(lane), 0.0
+        for stage in range(first, lane.end_stage):
+            if lane.stages and stage == first:
+                end_s = begin_s + slack * stage_left_s(job, state, lane, now)
+                is_over = lane.stage.ended_at is not None
+            else:
+                predicted = state.predicted[stage]
+                end_s = begin_s + slack * (predicted.provisioning_s + predicted.duration_s)
+                is_over = False
+            if not is_over:
+                stages.append((begin_s, end_s + HANDOVER_S, job.offer.gpus * state.plan.stages[stage].instances))
+                begin_s = end_s + HANDOVER_S
+    return summed(stages)
+
+
+def summed(parts: Sequence[tuple[float, float, int]]) -> list[Span]:
+    """Return parts of plans (begin and end in seconds, GPUs) as spans, with the sum of their GPUs at each time."""
+    edges = sorted({edge for begin_s, end_s, _ in parts for edge in (begin_s, end_s)})
+    return [
+        Span(gpus=sum(gpus for begin_s, end_s, gpus in parts if begin_s <= at < end_s), duration_s=to - at)
+        for at, to in pairwise(edges)
+    ]
 
 
 def _least(job: Job, state: State, lane: Lane) -> int:

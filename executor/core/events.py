@@ -30,6 +30,10 @@ WITHOUT_CHECKPOINT = (
 Outcome = Literal["done", "cancelled", "budget", "failed"]
 """How an experiment ended."""
 
+Recall = Literal["at_checkpoint", "at_once"]
+"""When trials stop on instances that are to be given back: at their next checkpoints, or now, where another experiment
+was promised the instances. They go on from their latest checkpoints."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Slot:
@@ -345,13 +349,18 @@ class LimitsChanged(Event):
 class AllotmentChanged(Event):
     """From now on the experiment may hold at most `max_instances` instances, and is replanned at once.
 
-    Where it holds more, trials stop at their next checkpoint and instances are given back.
+    Where it holds more, trials stop and instances are given back.
     """
 
     request: str
     """Its id; what was asked twice by the same one was asked once."""
     max_instances: int | None
     """0: none, until another allotment. None: as many as the offer allows."""
+    promised_instances: int | None = None
+    """The most that a pool promises it at any time: a plan within these stays, and each stage waits for its own. None:
+    no promise."""
+    recall: Recall = "at_checkpoint"
+    """When trials stop on the instances that are to be given back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rubberband.executor.core.events import Recall
 from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.purse import Purse
 from rubberband.values.plan import Market
@@ -103,6 +104,8 @@ class Fleet:
     instances: dict[str, InstanceRecord] = field(default_factory=dict)
     allotted: int = 0
     """How often an instance was handed on."""
+    recall: Recall = "at_checkpoint"
+    """When trials stop on the instances beyond the allotment."""
     failed_starts: int = 0
     """Instances in a row that never got ready, since the last one that did."""
     spot_dry_until: float = -math.inf

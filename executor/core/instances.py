@@ -354,8 +354,9 @@ def release_surplus(job: Job, state: State, lane: Lane) -> list[Command]:
 def fit_allotment(job: Job, state: State, lane: Lane) -> list[Command]:
     """Recall what the lane's stage holds beyond its share of the allotment, or keep again what was recalled.
 
-    An idle instance is given back at once, and one with trials once these have stopped, at their next checkpoints. The
-    fewest trials are stopped; of instances that are alike, those billed longest go.
+    An idle instance is given back at once, and one with trials once these have stopped: at their next checkpoints, or
+    now where another experiment was promised it. The fewest trials are stopped; of instances that are alike, those
+    billed longest go.
     """
     if not state.allotments:
         return []
@@ -367,8 +368,12 @@ def fit_allotment(job: Job, state: State, lane: Lane) -> list[Command]:
     for record in _recalled(held.leaving)[: max(0, -surplus)]:
         record.status, record.recalled_at = InstanceStatus.READY, None
         state.fleet.rent_changed()
-    if surplus <= 0:
-        return []
+    commands = _recall(job, state, lane, surplus) if surplus > 0 else []
+    return commands + (_stop_recalled(job, state, lane) if state.fleet.recall == "at_once" else [])
+
+
+def _recall(job: Job, state: State, lane: Lane, surplus: int) -> list[Command]:
+    held = state.held(lane)
     unbilled_first = sorted(held.live, key=lambda record: record.running_at is not None)
     idle = [record for record in unbilled_first if not lane.runners.uses(record.instance)][:surplus]
     busy = [record for record in held.live if lane.runners.uses(record.instance)]
@@ -376,6 +381,13 @@ def fit_allotment(job: Job, state: State, lane: Lane) -> list[Command]:
         record.status, record.recalled_at = InstanceStatus.LEAVING, state.now
     state.fleet.rent_changed()
     return give_up(job, state, lane, idle)
+
+
+def _stop_recalled(job: Job, state: State, lane: Lane) -> list[Command]:
+    """Stop the trials on recalled instances now; they go on from their latest checkpoints."""
+    recalled = [record for record in state.held(lane).leaving if record.recalled_at is not None]
+    struck = {trial.trial: trial for record in recalled for trial in lane.runners.on(record.instance)}
+    return [*(stop(job, state, trial) for trial in struck.values()), *release_left(job, state, lane)]
 
 
 def _recalled(leaving: Sequence[InstanceRecord]) -> list[InstanceRecord]:

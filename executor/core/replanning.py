@@ -190,8 +190,19 @@ def share_a_head(job: Job, state: State) -> bool:
 def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
     """The best plan of those that leave their reserve, if there is one. Raises RubberbandError if none can exist.
 
-    With a bracket that was added, a plan that leaves the margin comes first.
+    With a bracket that was added, a plan that leaves the margin comes first. A plan that a pool promises stays as long
+    as it keeps the deadline: another one may need GPUs at times when others are promised them.
     """
+    found = _best_within_margin(job, state, standing)
+    if not found.changed or not rules.is_promised(job, standing.lane):
+        return found
+    if job.deadline_s is not None and standing.spent_s + found.present.jct_s > job.deadline_s:
+        return found
+    plan = Plan(stages=state.plan.stages[: standing.lane.end_stage])
+    return replace(found, plan=plan, prediction=found.present, changed=False, reason="plan unchanged: it is promised")
+
+
+def _best_within_margin(job: Job, state: State, standing: Remainder) -> Replanned:
     terms = limits(job)
     if terms.deadline_s is not None and job.bracket_of(standing.lane.end_stage - 1).is_added:
         left_s = max(0.0, terms.deadline_s - standing.spent_s)

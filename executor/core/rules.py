@@ -341,7 +341,7 @@ def startable(job: Job, state: State, lane: Lane, wanted: int) -> int:
 
 def awaited(job: Job, state: State, lane: Lane) -> bool:
     """Whether an instance of the lane's stage may still come before its trials start."""
-    if waits_for_allotment(job, state, lane) or _waits_for_recalled(state, lane):
+    if waits_for_allotment(job, state, lane) or _waits_for_recalled(state, lane) or _waits_for_promise(state, lane):
         return True
     if buys_none(job, state) and lane.phase is Phase.SCALING and starts(job, state, lane):
         return False
@@ -377,6 +377,22 @@ def spare_instances(job: Job, state: State) -> int:
 def waits_for_allotment(job: Job, state: State, lane: Lane) -> bool:
     """Whether no gang fits on what the lane is allotted: it waits for more."""
     return state.allotment is not None and lane.max_instances < least_instances(job, state, lane)
+
+
+def is_promised(job: Job, lane: Lane) -> bool:
+    """Whether a pool promises the lane all that the job's plan has left for it."""
+    left = job.plan.stages[first_left(lane) : lane.end_stage]
+    return lane.promised_instances >= max((choice.instances for choice in left), default=1)
+
+
+def _waits_for_promise(state: State, lane: Lane) -> bool:
+    """Whether the lane's stage is promised more instances than it is allotted yet.
+
+    It does not begin on fewer: gangs that are narrower end their iterations later than the promise allows.
+    """
+    planned = state.chosen(lane).instances
+    wanted = planned if lane.needs is None else min(planned, lane.needs)
+    return lane.max_instances < wanted <= lane.promised_instances
 
 
 def _waits_for_recalled(state: State, lane: Lane) -> bool:

@@ -319,6 +319,8 @@ class Lane:
     brackets: tuple[Bracket, ...]
     max_instances: int
     """The most that it may have; more once a replan gives it what other lanes do not need."""
+    promised_instances: int = 0
+    """Its share of those that a pool promises."""
     phase: Phase = Phase.NEW
     stages: list[StageRecord] = field(default_factory=list)
     """Begun stages, in order."""
@@ -403,6 +405,8 @@ class State:
     granted: list[Granted] = field(default_factory=list)
     allotment: int | None = None
     """The most instances that it may hold now; None: as many as the offer allows."""
+    promised_instances: int | None = None
+    """The most that a pool promises it at any time; None: no promise."""
     allotments: list[Allotted] = field(default_factory=list)
     """How that changed."""
     setbacks: list[Setback] = field(default_factory=list)

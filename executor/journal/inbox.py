@@ -22,7 +22,7 @@ from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import AllotmentChanged, CancelRequested, Event, LimitsChanged
+from rubberband.executor.core.events import AllotmentChanged, CancelRequested, Event, LimitsChanged, Recall
 from rubberband.executor.core.state import Job
 
 _ID = re.compile(r"[A-Za-z0-9-]{1,80}")
@@ -45,6 +45,10 @@ class DriverRequest:
     """For `extend`: the new cap, as in `Job.max_cost_usd`; None: unchanged."""
     max_instances: int | None = None
     """For `limit`: the most instances from then on; None: as many as the experiment's file allows."""
+    promised_instances: int | None = None
+    """For `limit`: the most that a pool promises it at any time, as in `AllotmentChanged`; None: no promise."""
+    recall: Recall = "at_checkpoint"
+    """For `limit`: when trials stop on the instances beyond it."""
 
 
 class Requests:
@@ -119,7 +123,7 @@ _stored: TypeAdapter[DriverRequest] = TypeAdapter(DriverRequest)
 
 def _is_sound(request: DriverRequest) -> bool:
     limits = [limit for limit in (request.deadline_s, request.max_cost_usd) if limit is not None]
-    if request.max_instances is not None and request.max_instances < 0:
+    if any(count is not None and count < 0 for count in (request.max_instances, request.promised_instances)):
         return False
     return math.isfinite(request.asked_at) and all(math.isfinite(limit) and limit > 0.0 for limit in limits)
 
@@ -208,7 +212,15 @@ def _as_events(requests: Iterable[DriverRequest], job: Job, now: float) -> list[
             events.append(CancelRequested(occurred_at=now, request=asked.id))
             continue
         if asked.kind == "limit":
-            events.append(AllotmentChanged(occurred_at=now, request=asked.id, max_instances=asked.max_instances))
+            events.append(
+                AllotmentChanged(
+                    occurred_at=now,
+                    request=asked.id,
+                    max_instances=asked.max_instances,
+                    promised_instances=asked.promised_instances,
+                    recall=asked.recall,
+                )
+            )
             continue
         deadline_s = job.deadline_s if asked.deadline_s is None else asked.deadline_s
         max_cost_usd = job.max_cost_usd if asked.max_cost_usd is None else asked.max_cost_usd

@@ -84,6 +84,35 @@ class Calendar:
             )
         return replace(self, promises=MappingProxyType({**others.promises, name: (start_at, tuple(plan))}))
 
+    def follow(self, name: str, rest: Sequence[Span], now: float) -> Calendar:
+        """Return the calendar in which the promise of `name` covers the `rest` of its plan, from `now` on.
+
+        The promise moves where it does not cover the rest any more, as the plan is early, late or another one, and the
+        rest fits beside the others. It keeps its end if that is later. Otherwise it stays as it is.
+        """
+        if not rest or self._covers(name, rest, now):
+            return self
+        others = self.withdraw(name)
+        start_at, plan = self.promises[name]
+        spare_s = start_at + _ends(plan)[-1] - now - _ends(rest)[-1]
+        longer = [*rest, Span(gpus=rest[-1].gpus, duration_s=max(0.0, spare_s))]
+        for moved in (longer, rest):
+            slot = others.earliest(moved, now)
+            if slot is not None and slot.start_at <= now:
+                return others.promise(name, moved, now)
+        return self
+
+    def _covers(self, name: str, rest: Sequence[Span], now: float) -> bool:
+        """Return whether `name` is promised the GPUs of `rest` all the time, from `now` on."""
+        start_at, plan = self.promises[name]
+        edges, ends = [start_at + offset for offset in _ends(plan)], [now + offset for offset in _ends(rest)]
+        for span, begin_at, end_at in zip(rest, ends, ends[1:], strict=False):
+            begin_at, end_at = begin_at + _ROUNDING_S, end_at - _ROUNDING_S
+            instants = [begin_at, *(at for at in edges if begin_at < at < end_at)] if begin_at < end_at else []
+            if any(self.promised(name, at) < span.gpus for at in instants):
+                return False
+        return True
+
     def withdraw(self, name: str) -> Calendar:
         """Return the calendar without the promise of `name`; the same if there is none."""
         return replace(self, promises=MappingProxyType({k: v for k, v in self.promises.items() if k != name}))
@@ -96,6 +125,13 @@ class Calendar:
         ends = [start_at + offset for offset in _ends(plan)]
         spans = zip(plan, ends, ends[1:], strict=False)
         return next((span.gpus for span, begin_at, end_at in spans if begin_at <= at < end_at), 0)
+
+    def most(self, name: str, at: float) -> int:
+        """Return the most GPUs that `name` is promised at any time; 0 if its promise is over at `at`."""
+        if name not in self.promises:
+            return 0
+        start_at, plan = self.promises[name]
+        return max(span.gpus for span in plan) if at < start_at + _ends(plan)[-1] else 0
 
     def taken(self, at: float) -> int:
         """Return the GPUs promised to all at an instant."""

@@ -26,7 +26,7 @@ expect = playwright.expect
 FILE = PoolFile(
     name="team", instances=2, gpus_per_instance=1, provider="virtual", instance_type="p3.2xlarge", price_per_hour=3.6
 )
-TIGHT = {"constraints__deadline": "150s", "constraints__objective": "min_cost"}
+TIGHT = {"constraints__deadline": "165s", "constraints__objective": "min_cost"}
 """Both instances are needed all the time."""
 
 

@@ -122,6 +122,27 @@ def test_the_calendar_never_promises_more_than_the_pool(plans: list[tuple[list[S
         assert calendar.taken(tick / 2) <= 4
 
 
+@given(plans=st.lists(spans, min_size=1, max_size=5), rest=spans, now=st.integers(0, 12))
+def test_a_promise_follows_its_plan_and_takes_nothing_from_others(
+    plans: list[list[Span]], rest: list[Span], now: int
+) -> None:
+    calendar = Calendar(gpus=4)
+    for number, plan in enumerate(plans):
+        slot = calendar.earliest(plan, 0.0)
+        assert slot is not None
+        calendar = calendar.promise(f"e{number}", plan, slot.start_at)
+    moved, others = calendar.follow("e0", rest, float(now)), calendar.withdraw("e0")
+    assert moved.withdraw("e0").promises == others.promises
+    assert all(moved.taken(tick / 2) <= 4 for tick in range(2 * now, 120))
+    slot = others.earliest(rest, float(now))
+    assert slot is not None
+    if slot.start_at == now:  # there is room: all of the rest is promised, at all times
+        at = float(now)
+        for span in rest:
+            assert moved.promised("e0", at + span.duration_s / 2.0) >= span.gpus
+            at += span.duration_s
+
+
 def test_a_promise_can_be_withdrawn_and_replaced() -> None:
     whole = [Span(gpus=4, duration_s=10.0)]
     calendar = Calendar(gpus=4).promise("a", whole, 0.0)

@@ -20,7 +20,7 @@ from rubberband.states import ExperimentState
 from tests.builders.fake_runs import FakeService, fake_service, words
 
 POOL = SharedPool(name="small", provider="virtual", instances=2, gpus_per_instance=1)
-TIGHT = {"constraints__deadline": "150s", "constraints__objective": "min_cost"}
+TIGHT = {"constraints__deadline": "165s", "constraints__objective": "min_cost"}
 """Two instances are needed all the time: 8 x 10 s, then 2 x 80 s."""
 
 
@@ -41,7 +41,7 @@ def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service:
     problem = refused.json()
     assert problem["type"] == "/problems/infeasible"
     assert problem["detail"].startswith(
-        "the pool is promised to others: the plan can start in 2m15s and ends in 4m30s, for 0.24 USD"
+        "the pool is promised to others: the plan can start in 2m30s and ends in 5m, for 0.24 USD"
     )
     assert "set constraints.deadline=" in problem["detail"]
     assert "\n" not in problem["detail"]
@@ -52,7 +52,7 @@ def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service:
     later = submit(service, "two", constraints__deadline=deadline)
     assert later.status_code == 201, later.json()
     starts = [promise.start_at for promise in service.store.promises()]
-    assert starts[1] - starts[0] == pytest.approx(135.0, abs=5.0)
+    assert starts[1] - starts[0] == pytest.approx(120.0 + START_S, abs=5.0)
 
 
 @pytest.mark.parametrize("instances", [4, 8])
@@ -103,7 +103,7 @@ def test_the_pool_shows_who_may_hold_what_and_until_when(service: FakeService) -
     assert (shown["name"], shown["instances"], shown["policy"]) == ("small", 2, "default")
     members = {member["name"]: member for member in shown["experiments"]}
     assert members["one"]["promised_gpus"] == 2
-    assert members["one"]["promise"]["end_at"] - members["one"]["promise"]["start_at"] == pytest.approx(135.0)
+    assert members["one"]["promise"]["end_at"] - members["one"]["promise"]["start_at"] == pytest.approx(120.0 + START_S)
     assert (members["two"]["promised_gpus"], members["two"]["promise"]) == (0, None)
 
 

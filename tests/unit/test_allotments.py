@@ -144,6 +144,36 @@ def test_the_rest_is_planned_at_once_with_wider_gangs_from_checkpoint_to_checkpo
     assert story.report(0, 0.1) == []
 
 
+def test_instances_that_another_was_promised_are_given_back_at_once() -> None:
+    story = begun(job())
+    allot(story, 1)
+    (leaving,) = (record.instance for record in story.state.fleet.leaving())
+    story.tell(AllotmentChanged, request="now", max_instances=1, recall="at_once")
+    assert sorted(kinds(story.tell(Tick))) == ["ReleaseInstance", "StopTrial", "StopTrial"]
+    assert all(slot.instance != leaving for trial in story.state.running() for slot in trial.gang)
+
+
+def test_a_stage_waits_for_the_instances_that_it_is_promised() -> None:
+    story = Story(job(replan=True))
+    story.tell(AllotmentChanged, request="begin", max_instances=1, promised_instances=2)
+    story.tell(Started)
+    assert story.state.plan == PLAN, "what is promised is not cut"
+    assert story.ready("i-001") == []
+    story.tell(AllotmentChanged, request="more", max_instances=2, promised_instances=2)
+    assert kinds(story.tell(Tick)) == ["LaunchInstance"]
+    assert story.state.resizing() is None, "nor planned again"
+    assert kinds(story.ready("i-002")) == ["StartTrial"] * 4
+
+
+def test_without_its_promise_a_plan_is_cut_to_the_allotment() -> None:
+    story = Story(job(replan=True))
+    story.tell(AllotmentChanged, request="begin", max_instances=1, promised_instances=2)
+    story.tell(Started)
+    story.tell(AllotmentChanged, request="over", max_instances=1)
+    assert story.state.plan.stages[0].instances == 1
+    assert story.state.resizing() is not None
+
+
 def test_a_narrower_allotment_makes_gangs_narrower_so_that_all_train() -> None:
     profile = Profile(seconds_per_iteration={1: 52.0, 2: 51.0})
     plan = Plan(stages=(StagePlan(instances=4, gpus_per_trial=2), StagePlan(instances=1, gpus_per_trial=2)))

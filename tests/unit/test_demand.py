@@ -21,7 +21,7 @@ from rubberband.executor.core.demand import demand
 from rubberband.executor.core.events import AllotmentChanged, CancelRequested
 from rubberband.executor.core.state import Job
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
@@ -83,6 +83,9 @@ class FakeStore:
     def promises(self) -> list[Promise]:
         return self.kept
 
+    def move(self, promise: Promise) -> None:
+        self.kept = [promise if one.experiment == promise.experiment else one for one in self.kept]
+
 
 class Pool:
     """A service's sharing, with experiments that obey at once."""
@@ -105,6 +108,10 @@ class Pool:
         self.stories[name] = Story(dataclasses.replace(job, name=name))
 
     def decide(self) -> dict[str, int | None]:
+        """Decide; return how many instances the experiments were allotted."""
+        return {name: asked.max_instances for name, asked in self.asked().items()}
+
+    def asked(self) -> dict[str, DriverRequest]:
         """Decide; return what the experiments were told."""
         members = []
         for name, row in self.rows.items():
@@ -112,11 +119,11 @@ class Pool:
             seen = SimpleNamespace(controller=self.stories[name].controller, header=header, now=self.now)
             members.append(Member(row=row, observed=cast(Observed, seen)))
         self.sharing.round(members)
-        told: dict[str, int | None] = {}
+        told: dict[str, DriverRequest] = {}
         for name in self.rows:
             inbox = Inbox(self.folder(name).inbox)
             for asked in inbox.pending():
-                told[name] = asked.max_instances
+                told[name] = asked
                 inbox.discard(asked.id)
         return told
 
@@ -138,12 +145,36 @@ def test_a_promise_comes_before_the_shares(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     pool.add("one")
     pool.add("two")
-    pool.store.kept = [Promise(experiment="two", start_at=150.0, spans=[(6, 100.0)])]
-    assert pool.decide() == {"one": 2, "two": 2}
+    starting = Promise(experiment="starts", start_at=100.0, spans=[(8, 50.0)])
+    pool.store.kept = [starting, Promise(experiment="two", start_at=150.0, spans=[(6, 100.0)])]
+    assert pool.decide() == {"one": 0, "two": 0}
     pool.now = 150.0
     assert pool.decide() == {"one": 1, "two": 3}
-    pool.now = 250.0
-    assert pool.decide() == {"one": 2, "two": 2}
+
+
+def test_a_promise_follows_the_plan_it_was_made_for(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.add("early")
+    pool.store.kept = [Promise(experiment="early", start_at=150.0, spans=[(4, 90.0)])]
+    assert pool.asked()["early"].promised_instances == 2
+    (moved,) = pool.store.kept
+    assert (moved.start_at, moved.end_at) == (100.0, 240.0), "it begins at once, and keeps its end"
+    pool.now = 235.0
+    pool.decide()
+    (late,) = pool.store.kept
+    assert late.end_at > 240.0, "it is not over by then"
+
+
+def test_gpus_that_are_promised_to_another_are_given_back_at_once(tmp_path: Path) -> None:
+    pool = Pool(tmp_path, instances=2)
+    pool.add("one")
+    pool.stories["one"] = begun(dataclasses.replace(WIDE, name="one"))
+    pool.decide()
+    pool.store.kept = [Promise(experiment="two", start_at=100.0, spans=[(2, 50.0)])]
+    pool.add("two")
+    told = pool.asked()
+    assert (told["one"].max_instances, told["one"].recall) == (0, "at_once")
+    assert told["two"].max_instances == 2
 
 
 def test_an_experiment_elsewhere_hears_nothing_and_one_that_begins_waits(tmp_path: Path) -> None:
