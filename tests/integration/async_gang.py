@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
+from unittest import mock
 
 from rubberband.executor.checkpoints import CheckpointStore
+from rubberband.executor.training.asynchronous.wire import Wire
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment, run_server
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
@@ -23,6 +28,20 @@ def _worker(entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, it
     for item in run_segment(entrypoint, segment, store):
         items.send(item)
     items.close()
+
+
+def _dies_between_servers(entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, items: Connection) -> None:
+    """A worker whose tenth gradient reaches the first server alone."""
+    announce, seen = Wire.announce, itertools.count(1)
+
+    def announce_or_die(wire: Wire, header: dict[str, Any], size_bytes: int) -> None:
+        if "number" in header and next(seen) == 10:
+            time.sleep(0.2)  # the first server has it
+            os._exit(1)
+        announce(wire, header, size_bytes)
+
+    with mock.patch.object(Wire, "announce", announce_or_die):
+        _worker(entrypoint, segment, store, items)
 
 
 def _server(entrypoint: Entrypoint, segment: Segment, index: int, listener: socket.socket, items: Connection) -> None:
@@ -66,11 +85,12 @@ class AsyncGang:
     servers: list[Process] = field(default_factory=list)
     workers: list[Process] = field(default_factory=list)
 
-    def join(self, rank: int, **changes: Any) -> Process:
+    def join(self, rank: int, *, dies_between_servers: bool = False, **changes: Any) -> Process:
         """Start a worker."""
         segment = replace(self.segment, rank=rank, **changes)
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        worker = Process(start(_worker, self.entrypoint, segment, self.store, theirs), ours)
+        target = _dies_between_servers if dies_between_servers else _worker
+        worker = Process(start(target, self.entrypoint, segment, self.store, theirs), ours)
         theirs.close()
         self.workers.append(worker)
         return worker

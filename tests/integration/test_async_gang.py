@@ -113,6 +113,16 @@ def test_it_goes_on_without_a_worker_that_is_killed_and_takes_in_another(
     assert {use.workers for use in uses} == {1, 2}
 
 
+@pytest.mark.parametrize("workers", [2, 3], ids=["rank 0 trains on", "others train on"])
+def test_an_update_that_one_server_has_alone_holds_up_nobody(store: CheckpointStore, workers: int) -> None:
+    with async_gang(entry("Regression"), replace(SEGMENT, until_iterations=40), store, FREE, workers) as gang:
+        first = gang.join(0)
+        for rank in range(1, workers):
+            gang.join(rank, dies_between_servers=rank == 1)
+        found = [item for item in first.rest() if isinstance(item, SegmentReport)]
+    assert [each.iterations for each in found] == list(range(1, 41))
+
+
 def test_rank_0_returns_to_the_servers_without_losing_an_update(store: CheckpointStore) -> None:
     segment = replace(SEGMENT, until_iterations=ITERATIONS)
     with async_gang(entry("Regression"), segment, store, FREE) as gang:

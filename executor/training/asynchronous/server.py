@@ -65,8 +65,6 @@ class _Peer:
     reply: Buffer | None = None
     reading: int | None = None
     """The update whose gradient is on its way, or waits to be applied."""
-    latest: int | None = None
-    """Its latest update, which may not be on all servers."""
 
 
 class ParameterServer:
@@ -92,8 +90,8 @@ class ParameterServer:
         self._tally: Tally
         self._cuts: dict[int, Cut] = {}
         self._applied = 0
-        self._suspects: set[int] = set()
-        """Updates of workers that left, which may be missing on other servers."""
+        self._latest: dict[str, int] = {}
+        """Worker -> its latest update. If it left, that update may be on some servers and not on others."""
         self._round: dict[str, tuple[_Peer, dict[str, Any]]] = {}
         """Worker -> its part of the present update, if all share one."""
         self._round_began_at = 0.0
@@ -160,7 +158,7 @@ class ParameterServer:
             case "status":
                 with self._changed:
                     closed = None if self._order is None else self._order.closed
-                    status = {"closed": closed, "lost": sorted(self._suspects)}
+                    status = {"closed": closed, "latest": dict(self._latest)}
                 peer.wire.send(status)
             case "begin":
                 self._begin(header, peer.wire.content(header))
@@ -266,8 +264,9 @@ class ParameterServer:
                 if not peer.closes or order.may_apply_unclosed(self._pace.updates):
                     number = self._pace.number()
                 if number is not None:
-                    peer.reading = peer.latest = number
-                answer = {"number": number, "cut": order.cut, "is_over": self._pace.is_over and number is None}
+                    peer.reading = self._latest[peer.worker] = number
+                is_over = self._pace.is_over and number is None
+                answer = {"number": number, "latest": dict(self._latest), "cut": order.cut, "is_over": is_over}
             peer.wire.send(answer)
             if number is None:
                 return
@@ -275,6 +274,7 @@ class ParameterServer:
             number = header["number"]
             with self._changed:
                 peer.reading = number
+                self._hear(header["latest"])
         peer.wire.read(peer.gradients.memory[: header["bytes"]])
         read_at = time.perf_counter()
         with self._changed:
@@ -360,20 +360,28 @@ class ParameterServer:
         self._gone.add(peer.worker)
         if self._is_first:
             self._pace.leave(peer.worker)
-            if peer.latest is not None:
-                self._suspects.add(peer.latest)
         if self._shares:
             self._end_round_if_whole()
-        elif peer.reading is not None:
-            self._lose(peer.reading)
+        else:
+            self._hear({} if peer.reading is None else {peer.worker: peer.reading})
         peer.reading = None
         self._changed.notify_all()
 
-    def _lose(self, number: int) -> None:
-        if not self._now_in_order.is_done(number):
-            self._tally.lost += 1
-            if self._now_in_order.done(number):
-                self._take_cut()
+    def _hear(self, latest: dict[str, int]) -> None:
+        """Learn the workers' latest updates; those of workers that left, and are not here, are lost.
+
+        A worker has one update at a time, so that no other can be missing. Those that push tell it, as rank 0 may
+        itself wait for a missing one.
+        """
+        for worker, number in latest.items():
+            self._latest[worker] = max(number, self._latest.get(worker, number))
+        for worker in self._gone & self._latest.keys():
+            number = self._latest[worker]
+            if not self._shares and not self._now_in_order.is_done(number):
+                self._tally.lost += 1
+                if self._now_in_order.done(number):
+                    self._take_cut()
+                self._changed.notify_all()
 
     # Iterations end
 
@@ -400,10 +408,7 @@ class ParameterServer:
         """Send the snapshot of an iteration, or that it is not complete yet, or not there any more."""
         iteration, order = header["iteration"], self._now_in_order
         with self._changed:
-            on_their_way = {each.reading for each in self._peers}
-            for number in header["lost"]:
-                if number not in on_their_way and not self._shares:
-                    self._lose(number)
+            self._hear(header["latest"])
             is_there = self._wait_for(lambda: order.cut >= iteration, _LOOK_S)
             cut = self._cuts.get(iteration)
         if cut is None:

@@ -181,24 +181,22 @@ class Servers:
         sizes = [buffer.size_bytes if weight else 0 for buffer in self._gradients]
         first = self._wires[0]
 
-        def announce() -> int | None:
+        def announce() -> dict[str, Any]:
             first.announce({**header, "absent": absent[0], "sums": sums}, sizes[0])
             answer = first.header()
             self.cut, self.is_over = answer["cut"], answer["is_over"]
-            number: int | None = answer["number"]
-            return number
+            return answer
 
-        number = self._once(announce)
-        if number is None:
+        answer = self._once(announce)
+        header |= {"number": answer["number"], "latest": answer["latest"]}
+        if answer["number"] is None:
             self._ready_at = time.perf_counter()
             return False
 
         def push(server: int) -> dict[str, float]:
             wire, pulls = self._wires[server], server == 0 or not self._pulls_later
             if server:
-                wire.announce(
-                    {**header, "absent": absent[server], "sums": {}, "number": number, "pull": pulls}, sizes[server]
-                )
+                wire.announce({**header, "absent": absent[server], "sums": {}, "pull": pulls}, sizes[server])
             wire.write(self._gradients[server].memory[: sizes[server]])
             return self._take(server, sent_at)
 
@@ -280,8 +278,8 @@ class Servers:
         def ask() -> tuple[dict[str, Any], dict[str, Any]]:
             wire = self._wires[server]
             while True:
-                lost = self._status()["lost"] if server else []
-                wire.send({"kind": "cut", "iteration": iteration, "lost": lost})
+                latest = self._status()["latest"] if server else {}
+                wire.send({"kind": "cut", "iteration": iteration, "latest": latest})
                 answer = wire.header()
                 if answer["bytes"]:
                     break
