@@ -20,12 +20,15 @@ from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
 from rubberband.values.training import AsyncTraining
 from tests.builders.segments import SEGMENT, reports
+from tests.integration import paced_trials
 from tests.integration.async_gang import async_gang
 
 SHARED = AsyncTraining(servers=2, max_staleness=0)
 FREE = AsyncTraining(servers=2)
 ITERATIONS = 150
 """Enough for a worker to die and another to come."""
+PACED = Entrypoint.parse("tests.integration.paced_trials:Paced", (os.getcwd(),))
+COUNTED = replace(SEGMENT, config={"lr": 0.1, "compute_s": 0.0005}, metric="accuracy")
 
 
 def entry(name: str) -> Entrypoint:
@@ -64,21 +67,31 @@ def test_without_staleness_it_equals_synchronous_training(store: CheckpointStore
             assert torch.allclose(held["optimizer"]["state"][number][name], value, rtol=0.0, atol=1e-12)
 
 
-def test_it_resumes_with_another_number_of_workers_and_trains_every_batch_once(store: CheckpointStore) -> None:
-    with async_gang(entry("Regression"), replace(SEGMENT, until_iterations=2), store, FREE) as gang:
-        first = gang.all()
-    held = content(store, first[-1].checkpoint)["batching"]["data"]
-    used = set(range(held["next_ticket"])) - set(held["returned"])
-    assert len(used) == 8  # of 50 samples in batches of 16
-    rest = replace(SEGMENT, from_iterations=2, checkpoint=first[-1].checkpoint)
-    with async_gang(entry("Regression"), rest, store, replace(FREE, max_staleness=1), workers=1) as gang:
-        second = gang.all()
-    assert [each.iterations for each in first + second] == [1, 2, 3, 4]
-    data = content(store, second[-1].checkpoint)["batching"]["data"]
-    assert len(set(range(data["next_ticket"])) - set(data["returned"])) == 16
-    for each in first:
+def check_counts(found: list[SegmentReport], *, lost: int = 0) -> None:
+    """Every update is in the parameters, and every sample was used as often as there were epochs.
+
+    Batches in hand at the end of an iteration come later.
+    """
+    for each in found:
         assert each.batch.updates is not None
-        assert (each.batch.updates.servers, each.batch.updates.updates) == (2, 4)
+        assert each.metrics["updates"] >= each.iterations * paced_trials.UPDATES - lost
+        assert each.metrics["least_used"] >= each.iterations - 1
+        assert each.metrics["most_used"] <= each.iterations + 1
+
+
+def test_it_resumes_with_another_number_of_workers_and_trains_every_batch_once(store: CheckpointStore) -> None:
+    with async_gang(PACED, replace(COUNTED, until_iterations=3), store, FREE) as gang:
+        first = gang.all()
+    held = content(store, first[-2].checkpoint)["batching"]["data"]
+    used = set(range(held["next_ticket"])) - set(held["returned"])
+    assert len(used) == 2 * paced_trials.UPDATES
+    rest = replace(COUNTED, from_iterations=2, until_iterations=4, checkpoint=first[-2].checkpoint)
+    with async_gang(PACED, rest, store, replace(FREE, max_staleness=1), workers=1) as gang:
+        second = gang.all()
+    assert [each.iterations for each in first + second] == [1, 2, 3, 3, 4]
+    check_counts(first + second)
+    # One worker takes the batches in order, and those that were in hand first.
+    assert second[-1].metrics["least_used"] == second[-1].metrics["most_used"] == 4
 
 
 def test_loader_workers_load_the_batches_that_a_worker_takes_next(store: CheckpointStore) -> None:
@@ -124,18 +137,16 @@ def test_no_worker_waits_for_an_update_that_reached_one_server_alone(store: Chec
 
 
 def test_rank_0_returns_to_the_servers_without_losing_an_update(store: CheckpointStore) -> None:
-    segment = replace(SEGMENT, until_iterations=ITERATIONS)
-    with async_gang(entry("Regression"), segment, store, FREE) as gang:
+    with async_gang(PACED, replace(COUNTED, until_iterations=12), store, FREE) as gang:
         first, _ = gang.join(0), gang.join(1)
         items = [first.next() for _ in range(4)]
         first.kill()
         items += first.rest()
         last = [item for item in items if isinstance(item, SegmentReport)][-1]
         again = gang.join(0, from_iterations=last.iterations, checkpoint=last.checkpoint)
-        found = again.rest()
-    assert [item.iterations for item in found if isinstance(item, SegmentReport)] == list(
-        range(last.iterations + 1, ITERATIONS + 1)
-    )
+        found = [item for item in again.rest() if isinstance(item, SegmentReport)]
+    assert [each.iterations for each in found] == list(range(last.iterations + 1, 13))
+    check_counts(found, lost=1)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation import clouds, ec2, money, plans, service, training
+from tests.mutation import asynchronous, clouds, ec2, money, plans, service, training
 from tests.mutation.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -11,6 +11,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ec2.MUTANTS,
     *plans.MUTANTS,
     *training.MUTANTS,
+    *asynchronous.MUTANTS,
     *service.MUTANTS,
 )
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "names are of one bug each"
