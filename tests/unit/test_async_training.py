@@ -74,6 +74,23 @@ def test_every_batch_is_taken_once_whoever_comes_and_goes(
     assert Counter(range(state["next_ticket"])) == taken + Counter([*held, *state["returned"]])
 
 
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_a_worker_begins_at_most_the_bound_ahead_of_the_slowest_one(staleness: int) -> None:
+    pace = Pace(staleness, until_updates=99)
+    pace.join("fast")
+    pace.join("slow")
+    begun = 0
+    while pace.may_begin("fast"):
+        pace.number()
+        pace.used("fast")
+        begun += 1
+    assert begun == staleness + 1
+    assert pace.may_begin("slow")
+    pace.number()
+    pace.used("slow")
+    assert pace.may_begin("fast")
+
+
 def test_the_position_of_the_data_stays_as_it_was_while_workers_go_on() -> None:
     pace = Pace(None, until_updates=9)
     pace.join("a", 2)
