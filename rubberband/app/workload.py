@@ -99,7 +99,12 @@ def read_jobs(path: Path, gpus: int, gpus_per_instance: int, elasticity: Elastic
         raise InputError(f"{path} has two jobs with the name {twice!r}; name each job once")
     profiles = {str(row["kind"]): load_profile(path.parent / f"{row['kind']}.json") for row in rows}
     curves = {kind: _curve(profile, gpus, gpus_per_instance, elasticity) for kind, profile in profiles.items()}
-    return [_job(row, curves[str(row["kind"])], profiles[str(row["kind"])], gpus, elasticity) for row in rows]
+    jobs = [_job(row, curves[str(row["kind"])], profiles[str(row["kind"])], gpus, elasticity) for row in rows]
+    for line, job in enumerate(jobs, start=2):
+        if job.min_gpus > gpus:
+            needs = f"job {job.name!r} needs {job.min_gpus} GPUs, and the pool has {gpus}"
+            raise InputError(f"{path}, line {line}: {needs}; leave it out, or use a larger pool")
+    return jobs
 
 
 def _curve(profile: Profile, gpus: int, gpus_per_instance: int, elasticity: Elasticity) -> list[float]:

@@ -167,6 +167,10 @@ def test_the_page_shows_policies_completion_times_and_allotments(pool: Path, job
         ("at,name,kind,iterations\n0s,a,resnet,\n", "line 2: iterations='' is not a value; correct it"),
         ("at,name,kind,iterations\n0s,a,resnet,1\n0s,a,resnet,1\n", "two jobs with the name 'a'; name each job once"),
         ("at,name,kind,iterations,gpus\n0s,a,resnet,1,1.5\n", "gpus='1.5' is not a number; correct it"),
+        (
+            "at,name,kind,iterations,min_gpus\n0s,a,resnet,1,9\n",
+            "line 2: job 'a' needs 9 GPUs, and the pool has 8; leave it out, or use a larger pool",
+        ),
     ],
 )
 def test_a_wrong_workload_is_one_line(tmp_path: Path, pool: Path, jobs: Path, text: str, message: str) -> None:
