@@ -17,7 +17,7 @@ from typing import Any
 from rubberband.api.experiments.gate import told_as_problems
 from rubberband.api.experiments.limit_preview import instant_of
 from rubberband.api.plans.previews import PlanAnswer
-from rubberband.api.problems import INFEASIBLE, REFUSED, Problem
+from rubberband.api.problems import INFEASIBLE, REFUSED, UNAVAILABLE, Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
@@ -150,6 +150,13 @@ class Admission:
             raise self._too_late(calendar, found, deadline_at, now, json.loads(answer.body))
         spans = tuple((span.gpus, span.duration_s) for span in found.spans)
         return Promise(experiment=experiment.name, start_at=slot.start_at, spans=spans)
+
+    def require_fit(self, promise: Promise) -> None:
+        """Raise Problem UNAVAILABLE where another promise has moved, so that this one fits no more."""
+        spans = [Span(gpus=gpus, duration_s=duration_s) for gpus, duration_s in promise.spans]
+        slot = self.calendar().earliest(spans, promise.start_at)
+        if slot is None or slot.start_at > promise.start_at:
+            raise Problem(UNAVAILABLE, "the pool's promises have changed meanwhile; submit again")
 
     async def _narrower(
         self, experiment: Experiment, calendar: Calendar, now: float, deadline_at: float, plan: PlanOf

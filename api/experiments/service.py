@@ -309,7 +309,11 @@ class Runs:
             return known
         with told_as_problems():
             self._watcher.folder(row.name).require_free()
-            if not self._store.add(row, promise):
+            with self._watcher.promising:
+                if promise is not None and self.admission is not None:
+                    self.admission.require_fit(promise)
+                is_new = self._store.add(row, promise)
+            if not is_new:
                 if (known := self.submitted(row.name, request)) is not None:
                     return known
                 raise Problem(NAME_TAKEN, f"the name {row.name!r} is taken; give another one, such as {row.name}-2")

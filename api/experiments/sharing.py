@@ -9,6 +9,7 @@ experiment that is to give back GPUs that another is promised stops trials at on
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
@@ -124,6 +125,8 @@ class Sharing:
     ) -> None:
         self._pool, self._store, self._folder, self._clock = pool, store, folder, clock
         self._division = Division(pool)
+        self.promising = threading.Lock()
+        """Held while promises move: none is added meanwhile."""
         self._asked: dict[tuple[str, int], Grant] = {}
         """Experiment and attempt -> what it was granted last."""
         self._seen: object = None
@@ -151,15 +154,21 @@ class Sharing:
             return
         self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
         standings = {member.row.name: found for member in running if (found := self._standing(member)) is not None}
-        moved = followed(calendar, standings, now)
-        for name, (start_at, plan) in moved.promises.items():
-            if calendar.promises[name] != (start_at, plan):
-                spans = tuple((span.gpus, span.duration_s) for span in plan)
-                self._store.move(Promise(experiment=name, start_at=start_at, spans=spans))
-        grants = self._division.decide(moved, standings, now)
+        grants = self._division.decide(self._moved(standings, now), standings, now)
         for member in running:
             if member.row.name in grants:
                 self._ask(member.row, grants[member.row.name], member.observed)
+
+    def _moved(self, standings: Mapping[str, Standing], now: float) -> Calendar:
+        """Let the promises follow their plans; return the calendar with them."""
+        with self.promising:
+            calendar = calendar_of(self._pool, self._store.promises())
+            moved = followed(calendar, standings, now)
+            for name, (start_at, plan) in moved.promises.items():
+                if calendar.promises[name] != (start_at, plan):
+                    spans = tuple((span.gpus, span.duration_s) for span in plan)
+                    self._store.move(Promise(experiment=name, start_at=start_at, spans=spans))
+        return moved
 
     def _standing(self, member: Member) -> Standing | None:
         observed, row = member.observed, member.row

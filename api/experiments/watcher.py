@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -263,6 +264,11 @@ class Watcher:
     def shares_pool(self, row: Submission) -> bool:
         """Whether a pool allots an experiment its instances."""
         return self._sharing is not None and self._sharing.is_member(row)
+
+    @property
+    def promising(self) -> AbstractContextManager[object]:
+        """Held while promises of a pool move: none is added meanwhile."""
+        return nullcontext() if self._sharing is None else self._sharing.promising
 
     def folder(self, name: str) -> ExperimentFolder:
         """Return the folder of an experiment."""

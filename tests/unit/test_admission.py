@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.api.experiments.admission import START_S, calendar_of
+from rubberband.api.experiments.admission import START_S, Admission, calendar_of
+from rubberband.api.problems import Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.spec.experiment import Experiment
@@ -53,6 +55,16 @@ def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service:
     assert later.status_code == 201, later.json()
     starts = [promise.start_at for promise in service.store.promises()]
     assert starts[1] - starts[0] == pytest.approx(120.0 + START_S, abs=5.0)
+
+
+def test_a_promise_is_not_kept_where_another_took_its_room_meanwhile(service: FakeService) -> None:
+    assert submit(service, "one", **TIGHT).status_code == 201
+    (one,) = service.store.promises()
+    admission, later = Admission(POOL, service.store), Promise(experiment="two", start_at=one.end_at, spans=[(1, 60.0)])
+    admission.require_fit(later)
+    service.store.move(replace(one, spans=[(2, 1000.0)]))
+    with pytest.raises(Problem, match="submit again"):
+        admission.require_fit(later)
 
 
 @pytest.mark.parametrize("instances", [4, 8])
