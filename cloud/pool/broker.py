@@ -172,6 +172,9 @@ class Broker:
             held.sold_out = event.sold_out
             ended_at = max(event.ended_at, held.running_at or held.requested_at)
             self._end(held.tenant, held.instance, ended_at, reason, preempted=event.preempted)
+        for given in self.state.slices.values():  # given back after it had ended, before that was seen
+            if given.machine is machine and given.ended_at is not None and given.ended_at > event.ended_at:
+                given.ended_at = max(event.ended_at, given.running_at or given.requested_at)
 
     def _retired(self, event: MachineRetired) -> None:
         machine = self.state.live.get(event.machine)

@@ -196,6 +196,18 @@ def test_a_machine_whose_tenant_went_silent_is_not_lent_again() -> None:
     assert [status.state for status in world.below.describe()] == ["terminated", "pending"]
 
 
+def test_a_tenant_pays_no_longer_than_its_machine_ran_though_it_gave_it_back_later() -> None:
+    world = World()
+    world.ask("a")
+    world.wait(110.0)
+    world.below.release("m1")
+    world.clock.advance_to(world.clock.now() + 5.0)
+    world.pool.release("a", "i")
+    world.wait(1.0)
+    world.pool.validate()
+    assert world.pool.state.lent_usd(world.clock.now())["a"] == pytest.approx(0.1, abs=2e-3)
+
+
 def test_a_machine_that_is_lent_no_more_makes_room_where_requests_wait() -> None:
     world = World(limits=replace(LIMITS, instances=1))
     world.pool.launch("dead", "dead", "i", 1, 30.0)
