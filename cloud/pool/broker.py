@@ -332,9 +332,10 @@ class Broker:
 
     def due(self, at: float) -> Sequence[PoolEvent]:
         """Return the events that the time brings: leases that expired, idle machines, the end of the budget."""
-        return [*self._expiries(at), *self._idle(at), *self._budget_ends(at), *self._blocked(at), *self._hopeless(at)]
+        return [*self.expiries(at), *self._idle(at), *self._budget_ends(at), *self._blocked(at), *self._hopeless(at)]
 
-    def _expiries(self, at: float) -> Iterator[PoolEvent]:
+    def expiries(self, at: float) -> Iterator[LeaseExpired]:
+        """Yield the leases that have expired by `at`."""
         for held in self.state.held.values():
             until = self.lease_until(held)
             if at > until and not (at <= self._grace_until and self._has_grace(held, until)):

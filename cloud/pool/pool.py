@@ -153,6 +153,7 @@ class Pool:
     def describe(self, tenant: str) -> list[LentInstance]:
         """Return all that a tenant has ever asked for, in order."""
         with self._mutex:
+            self._expire(tenant)
             return [lent(one) for one in self._broker.state.tenants.get(tenant, ())]
 
     def release(self, tenant: str, instance: str) -> LentInstance:
@@ -161,6 +162,7 @@ class Pool:
             one = self._broker.state.slices.get((tenant, instance))
             if one is None:
                 raise ProviderError(f"instance {instance} was never launched in this pool; nothing to release")
+            self._expire(tenant)
             if one.ended_at is None:
                 self.take_in([SliceReturned(at=self._now(), tenant=tenant, instance=instance)])
             return lent(one)
@@ -174,9 +176,15 @@ class Pool:
     def leave(self, tenant: str) -> None:
         """Take back all that a tenant holds or waits for. Idempotent."""
         with self._mutex:
+            self._expire(tenant)
             held = [one for one in self._broker.state.held.values() if one.tenant == tenant]
             now = self._now()
             self.take_in([SliceReturned(at=now, tenant=tenant, instance=one.instance) for one in held])
+
+    def _expire(self, tenant: str) -> None:
+        """End what a tenant's expired leases held: it is not billed until the next look, or its next call."""
+        if ended := [one for one in self._broker.expiries(self._now()) if one.tenant == tenant]:
+            self.take_in(ended)
 
     # The cluster; only pools of real machines have one.
 

@@ -39,6 +39,10 @@ def test_an_instance_that_is_lent_no_more_does_not_block_the_pool() -> None:
     assert not failures([2342], Counter())
 
 
+def test_nothing_is_billed_after_a_lease_though_driver_and_broker_were_dead_as_it_ended() -> None:
+    assert not failures([1235], Counter())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 10 * MANY, MANY))
 def test_ten_thousand_of_them(first: int) -> None:
@@ -47,5 +51,5 @@ def test_ten_thousand_of_them(first: int) -> None:
 
 
 def test_a_broker_that_expires_no_lease_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rubberband.cloud.pool.broker.Broker._expiries", lambda broker, at: [])
+    monkeypatch.setattr("rubberband.cloud.pool.broker.Broker.expiries", lambda broker, at: [])
     assert any(failures([seed], Counter()) for seed in range(FEW))
