@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+import yaml
 
-from rubberband.cloud.local.instance import DIRECTORY_TAG
-from rubberband.cloud.pool import FileJournal
-from rubberband.cloud.pool.broker import Broker
-from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.reading import read
-from rubberband.executor.result import Result
-from rubberband.spec.pool import PoolFolder
-from tests.integration.command_line import TRIALS
+from rubberband import Client
+from tests.builders.server_process import ServerProcess
+from tests.integration.pool_team import PATIENCE_S, Team
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
-
-PATIENCE_S = 400.0
-PRICE_USD = 36.0
-"""Per hour and instance: a cent a second."""
 
 EXPERIMENT = """
 version: 1
@@ -51,110 +41,10 @@ resources:
 """
 
 
-class Team:
-    """A pool, and experiments that a user runs on it, each from a shell of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.home = folder, folder / "home"
-        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.environment = {**os.environ, "RUBBERBAND_HOME": str(self.home), "PYTHONPATH": os.pathsep.join(paths)}
-        self.pool = PoolFolder(path=self.home / "pools" / "team")
-        (folder / "trials.py").write_text(TRIALS)
-        words = f"{{instances: 2, gpus_per_instance: 2, price_per_hour: {PRICE_USD}, idle: 5m}}"
-        (folder / "team.yaml").write_text(words)
-        self.command("pool", "up", "team.yaml")
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a command."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "rubberband.cli", *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def command(self, *words: str) -> None:
-        """Run a command that succeeds."""
-        process = self.start(*words)
-        _, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, f"{words}: {errors}"
-
-    def run(self, name: str, gpus: int = 2) -> subprocess.Popen[str]:
-        """Start an experiment."""
-        (self.folder / f"{name}.yaml").write_text(EXPERIMENT.format(name=name, gpus=gpus))
-        return self.start("run", f"{name}.yaml", "--no-check")
-
-    def result(self, name: str) -> Result:
-        """Return what is known of an experiment."""
-        return read(ExperimentFolder(home=self.home, name=name))
-
-    def until_training(self, *names: str) -> None:
-        """Wait until all of them have passed an iteration."""
-        for name in names:
-            self._until(lambda name=name: self._iterations(name) > 0, f"{name} trains")
-
-    def _iterations(self, name: str) -> int:
-        folder = ExperimentFolder(home=self.home, name=name)
-        return sum(trial.iterations for trial in read(folder).trials) if folder.exists else 0
-
-    def _until(self, holds: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < deadline, f"it did not happen that {what}"
-            time.sleep(0.2)
-
-    def broker(self) -> psutil.Process | None:
-        """Return the process of the broker."""
-        for process in psutil.process_iter():
-            try:
-                if process.cmdline()[-2:] == ["rubberband.app.pool", str(self.pool.path)]:
-                    return process
-            except psutil.Error:
-                continue
-        return None
-
-    def machine(self, rng: random.Random) -> psutil.Process | None:
-        """Return the process that is one of the machines."""
-        records = [json.loads(path.read_text()) for path in (self.pool.machines / "instances").glob("*.json")]
-        living = [record["pid"] for record in records if record["ended_at"] is None and record["pid"] is not None]
-        return psutil.Process(rng.choice(living)) if living else None
-
-    def check(self, *names: str) -> dict[str, float]:
-        """End the pool, and check what it lent against what was held, billed and left; return its bill."""
-        self.command("pool", "down", "team", "--yes")
-        assert not _tagged(self.home), "processes of the pool are left"
-        broker = Broker()
-        for event in FileJournal(self.pool.path).events():
-            broker.handle(event)
-            broker.validate(event.at)
-        state, now = broker.state, time.time() + 1e6
-        assert not state.live
-        ran_s = [
-            record["ended_at"] - record["running_at"]
-            for path in (self.pool.machines / "instances").glob("*.json")
-            if (record := json.loads(path.read_text()))["running_at"] is not None
-        ]
-        provider_usd = math.fsum(PRICE_USD / 3600.0 * max(60.0, seconds) for seconds in ran_s)
-        results = [self.result(name) for name in names]
-        for result in results:
-            assert result.outcome == "done", result.reason
-        own_usd = math.fsum(result.actual_cost_usd for result in results)
-        print(f"experiments {own_usd:.4f} USD + idle {state.idle_usd(now):.4f} USD; provider {provider_usd:.4f} USD")
-        assert own_usd + state.idle_usd(now) == pytest.approx(provider_usd, abs=0.005)
-        return state.lent_usd(now)
-
-
-def _tagged(home: Path) -> list[int]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(DIRECTORY_TAG, "").startswith(str(home)):
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
+def _run(team: Team, name: str, gpus: int = 2) -> subprocess.Popen[str]:
+    """Start an experiment by hand."""
+    (team.folder / f"{name}.yaml").write_text(EXPERIMENT.format(name=name, gpus=gpus))
+    return team.start("run", f"{name}.yaml", "--no-check")
 
 
 def _ends(*runs: subprocess.Popen[str]) -> None:
@@ -165,50 +55,55 @@ def _ends(*runs: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def team(tmp_path: Path) -> Iterator[Team]:
-    found = Team(tmp_path)
+    found = Team(tmp_path, instances=2, gpus_per_instance=2)
     yield found
-    if found.pool.is_up:
-        found.command("pool", "down", "team", "--yes")
+    found.end()
 
 
-def test_experiments_beside_and_after_each_other_share_warm_instances(team: Team) -> None:
-    _ends(team.run("a"), team.run("b"))
-    started = len(list((team.pool.machines / "instances").glob("*.json")))
-    _ends(team.run("c"))
-    loans = _loans(team)
+@pytest.fixture
+def team_with_pool(team: Team) -> Team:
+    team.command("pool", "up", "team.yaml")
+    return team
+
+
+def test_experiments_beside_and_after_each_other_share_warm_instances(team_with_pool: Team) -> None:
+    team = team_with_pool
+    _ends(_run(team, "a"), _run(team, "b"))
+    started = len(team.instance_records)
+    _ends(_run(team, "c"))
+    loans = team.status()["loans"]
     assert [each["was_warm"] for each in loans if each["experiment"] == "c"] == [True]
-    assert len(list((team.pool.machines / "instances").glob("*.json"))) == started <= 2, "none was started for c"
+    assert len(team.instance_records) == started <= 2, "none was started for c"
     assert all(team.result(name).actual_jct_s < 900.0 for name in "abc")
     team.check("a", "b", "c")
 
 
-def test_two_experiments_train_on_parts_of_one_instance(team: Team) -> None:
-    _ends(team.run("a", gpus=1), team.run("b", gpus=1))
-    assert len({each["machine"] for each in _loans(team)}) <= 2
+def test_two_experiments_train_on_parts_of_one_instance(team_with_pool: Team) -> None:
+    team = team_with_pool
+    _ends(_run(team, "a", gpus=1), _run(team, "b", gpus=1))
+    assert len({each["machine"] for each in team.status()["loans"]}) <= 2
     team.check("a", "b")
 
 
-def _loans(team: Team) -> list[dict[str, Any]]:
-    from rubberband.cloud.pool import RemotePool
-
-    found: list[dict[str, Any]] = RemotePool(team.pool).status()["loans"]
-    return found
-
-
-VICTIMS = ("broker", "driver a", "driver b", "machine")
-PAIRS = [(one, other) for index, one in enumerate(VICTIMS) for other in VICTIMS[index + 1 :]]
 SEEDS = int(os.environ.get("RUBBERBAND_POOL_SEEDS", "1"))
+"""Runs of each pair of victims; they differ in the moments and the order of the deaths."""
+
+
+def pairs_of(*victims: str) -> pytest.MarkDecorator:
+    """Give a test every pair of victims as `pair`."""
+    pairs = list(combinations(victims, 2))
+    return pytest.mark.parametrize("pair", pairs, ids=["-and-".join(pair).replace(" ", "-") for pair in pairs])
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("pair", PAIRS, ids=["-and-".join(pair).replace(" ", "-") for pair in PAIRS])
-def test_two_deaths_at_once_lose_nothing(team: Team, pair: tuple[str, str], seed: int) -> None:
-    rng = random.Random(f"{pair} {seed}")
-    runs = {"a": team.run("a"), "b": team.run("b")}
+@pairs_of("broker", "driver a", "driver b", "machine")
+def test_two_deaths_at_once_lose_nothing(team_with_pool: Team, pair: tuple[str, str], seed: int) -> None:
+    team, rng = team_with_pool, random.Random(f"{pair} {seed}")
+    runs = {"a": _run(team, "a"), "b": _run(team, "b")}
     team.until_training("a", "b")
     time.sleep(rng.uniform(0.0, 3.0))
     for victim in pair:
-        _kill(team, runs, victim, rng)
+        _kill(runs[victim[-1]].pid if victim.startswith("driver") else _victim(team, victim, rng))
         time.sleep(rng.choice((0.0, 0.0, 1.0)))
     for name, run in runs.items():
         if f"driver {name}" in pair:
@@ -222,10 +117,58 @@ def test_two_deaths_at_once_lose_nothing(team: Team, pair: tuple[str, str], seed
     team.check("a", "b")
 
 
-def _kill(team: Team, runs: dict[str, subprocess.Popen[str]], victim: str, rng: random.Random) -> None:
-    if victim.startswith("driver"):
-        runs[victim[-1]].send_signal(signal.SIGKILL)
-        return
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pairs_of("broker", "driver", "service", "machine")
+def test_two_deaths_at_once_lose_nothing_of_a_service(team: Team, pair: tuple[str, str], seed: int) -> None:
+    rng = random.Random(f"{pair} {seed}")
+    with ExitStack() as stack:
+        server = stack.enter_context(team.serve())
+        with Client(server.address) as client:
+            for name in "ab":
+                client.submit(_submitted(name))
+        if rng.random() < 0.7:
+            team.until_training("a", "b")
+        time.sleep(rng.uniform(0.0, 6.0))
+        for victim in rng.sample(pair, 2):
+            print(f"kill -9 of the {victim}")
+            _kill(server.process.pid if victim == "service" else _victim(team, victim, rng))
+            time.sleep(rng.choice((0.0, 0.0, 1.0)))
+        if "service" in pair:
+            time.sleep(rng.choice((0.0, 5.0)))
+            server = stack.enter_context(team.serve())
+        for name in "ab":
+            _ends_in_service(server, name)
+    results = [team.result(name) for name in "ab"]
+    assert not any(result.late for result in results)
+    team.check("a", "b")
+
+
+def _submitted(name: str) -> dict[str, Any]:
+    words: dict[str, Any] = yaml.safe_load(
+        EXPERIMENT.format(name=name, gpus=2).replace("pool: team", "provider: local")
+    )
+    return words
+
+
+def _ends_in_service(server: ServerProcess, name: str) -> None:
+    """Wait until an experiment is done; resume it once if its driver died before any progress."""
+    with Client(server.address) as client:
+        found = client.wait(name, timeout_s=PATIENCE_S)
+        if found["state"] == "interrupted":
+            print(f"{name} is resumed by hand: {found['reason']}")
+            client.resume(name)
+            found = client.wait(name, timeout_s=PATIENCE_S)
+        assert found["state"] == "done", found["reason"]
+
+
+def _victim(team: Team, victim: str, rng: random.Random) -> int | None:
+    """Return the process of a victim; None if it has none now."""
+    if victim == "driver":
+        return team.driver(rng.choice("ab"))
     process = team.broker() if victim == "broker" else team.machine(rng)
-    if process is not None:
-        process.send_signal(signal.SIGKILL)
+    return None if process is None else process.pid
+
+
+def _kill(pid: int | None) -> None:
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)

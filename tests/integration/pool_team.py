@@ -1,0 +1,162 @@
+"""A team that shares a pool of this machine's real instances: commands, a service, and what must hold at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rubberband.cloud.pool import FileJournal, RemotePool
+from rubberband.cloud.pool.broker import Broker
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import is_hosted, read_mark
+from rubberband.executor.journal.reading import read
+from rubberband.executor.result import Result
+from rubberband.spec.pool import PoolFolder
+from tests.builders.server_process import ServerProcess, serving
+from tests.integration.command_line import TRIALS
+
+PATIENCE_S = 400.0
+PRICE_USD = 36.0
+"""Per hour and instance: a cent a second."""
+MINIMUM_S = 60.0
+"""The least that an instance is billed for."""
+
+
+class Team:
+    """A pool, and experiments on it; what they need is below one folder."""
+
+    def __init__(self, folder: Path, *, instances: int, gpus_per_instance: int, trials: str = TRIALS) -> None:
+        self.folder, self.home = folder, folder / "home"
+        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.environment = {**os.environ, "RUBBERBAND_HOME": str(self.home), "PYTHONPATH": os.pathsep.join(paths)}
+        self.pool = PoolFolder(path=self.home / "pools" / "team")
+        (folder / "trials.py").write_text(trials)
+        shape = f"instances: {instances}, gpus_per_instance: {gpus_per_instance}"
+        (folder / "team.yaml").write_text(f"{{{shape}, price_per_hour: {PRICE_USD}, idle: 5m}}")
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "rubberband.cli", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def command(self, *words: str) -> None:
+        """Run a command that succeeds."""
+        process = self.start(*words)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, f"{words}: {errors}"
+
+    def serve(self, *options: str) -> AbstractContextManager[ServerProcess]:
+        """Serve the pool and the experiments of its home, for as long as this lasts."""
+        file, code = str(self.folder / "team.yaml"), str(self.folder)
+        return serving(self.home, "--pool", file, "--allow", "trials:*", "--code", code, *options)
+
+    def result(self, name: str) -> Result:
+        """Return what is known of an experiment."""
+        return read(ExperimentFolder(home=self.home, name=name))
+
+    def iterations(self, name: str) -> int:
+        """Return the iterations that an experiment has reported."""
+        folder = ExperimentFolder(home=self.home, name=name)
+        return sum(trial.iterations for trial in read(folder).trials) if folder.exists else 0
+
+    def until_training(self, *names: str) -> None:
+        """Wait until all of them have passed an iteration."""
+        until(lambda: all(self.iterations(name) > 0 for name in names), f"{', '.join(names)} train")
+
+    def status(self) -> dict[str, Any]:
+        """Return the pool's standing: `rubberband pool status -o json`."""
+        return RemotePool(self.pool).status()
+
+    @property
+    def instance_records(self) -> list[dict[str, Any]]:
+        """The provider's records of all instances that were ever started."""
+        return [json.loads(path.read_text()) for path in (self.pool.machines / "instances").glob("*.json")]
+
+    def broker(self) -> psutil.Process | None:
+        """Return the process of the broker."""
+        for process in psutil.process_iter():
+            try:
+                if process.cmdline()[-2:] == ["rubberband.app.pool", str(self.pool.path)]:
+                    return process
+            except psutil.Error:
+                continue
+        return None
+
+    def driver(self, name: str) -> int | None:
+        """Return the process of an experiment of the service; None if none runs."""
+        folder = ExperimentFolder(home=self.home, name=name)
+        mark = read_mark(folder) if is_hosted(folder) else None
+        return None if mark is None else mark.pid
+
+    def machine(self, rng: random.Random) -> psutil.Process | None:
+        """Return the process that is one of the instances."""
+        living = [one["pid"] for one in self.instance_records if one["ended_at"] is None and one["pid"] is not None]
+        return psutil.Process(rng.choice(living)) if living else None
+
+    def check(self, *names: str) -> Mapping[str, float]:
+        """End the pool, and check what it lent against what was held, billed and left; return its bill."""
+        self.command("pool", "down", "team", "--yes")
+        until(lambda: not self.processes(), "all processes end", patience_s=15.0)
+        broker = Broker()
+        for event in FileJournal(self.pool.path).events():
+            broker.handle(event)
+            broker.validate(event.at)
+        state, now = broker.state, time.time() + 1e6
+        assert not state.live
+        ran_s = [one["ended_at"] - one["running_at"] for one in self.instance_records if one["running_at"] is not None]
+        provider_usd = math.fsum(PRICE_USD / 3600.0 * max(MINIMUM_S, seconds) for seconds in ran_s)
+        results = [self.result(name) for name in names]
+        for result in results:
+            assert result.outcome == "done", result.reason
+        own_usd, idle_usd = math.fsum(result.actual_cost_usd for result in results), state.idle_usd(now)
+        print(
+            f"experiments {own_usd:.4f} USD + idle {idle_usd:.4f} USD; "
+            f"pool {state.bill_usd(now):.4f} USD; provider {provider_usd:.4f} USD"
+        )
+        assert own_usd + idle_usd == pytest.approx(provider_usd, abs=0.005)
+        assert state.bill_usd(now) == pytest.approx(provider_usd, abs=0.005)
+        return state.lent_usd(now)
+
+    def processes(self) -> list[int]:
+        """Return all processes that belong to this team's home: drivers, the broker, the service and instances."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                tags = [value for key, value in process.environ().items() if key.startswith("RUBBERBAND_")]
+                is_over = process.status() == psutil.STATUS_ZOMBIE
+            except psutil.Error:
+                continue
+            if not is_over and any(value.startswith(str(self.home)) for value in tags):
+                found.append(process.pid)
+        return found
+
+    def end(self) -> None:
+        """End the pool if it is up."""
+        if self.pool.is_up:
+            self.command("pool", "down", "team", "--yes")
+
+
+def until(holds: Callable[[], bool], what: str, *, patience_s: float = PATIENCE_S) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < deadline, f"it did not happen that {what}"
+        time.sleep(0.2)
