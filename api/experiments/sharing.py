@@ -68,6 +68,12 @@ class Grant:
     promised_instances: int | None = None
     recall: Recall = "at_checkpoint"
 
+    def is_news(self, before: Grant | None) -> bool:
+        """Return whether a driver that was granted `before` must be told: not of a milder recall alone."""
+        if before is None or (self.max_instances, self.promised_instances) != astuple(before)[:2]:
+            return True
+        return self.recall == "at_once" and before.recall != "at_once"
+
 
 class Division:
     """Divides a pool among experiments, decision by decision. It reads no clock."""
@@ -76,22 +82,13 @@ class Division:
         self._policy = make_policy(pool.policy)
         self._capacity = Capacity(instances=pool.instances, gpus_per_instance=pool.gpus_per_instance)
         self._current: Allotments = {}
+        self._hurried: Collection[str] = ()
+        """Those that were asked to give GPUs back at once, and still hold them."""
 
     def decide(self, calendar: Calendar, members: Mapping[str, Standing], now: float) -> dict[str, Grant]:
         """Return what each experiment that goes on may hold from `now` on, by the promises of `calendar`."""
         promised = {name: calendar.promised(name, now) for name in {*calendar.promises, *members}}
-        demands = []
-        for name, one in members.items():
-            found = demand(
-                one.job,
-                one.state,
-                one.now,
-                arrived_at=one.arrived_at,
-                weight=one.weight,
-                promised_gpus=promised[name],
-            )
-            if found is not None:  # more than its plan has are of no use to one that is promised its plan
-                demands.append(replace(found, max_gpus=promised[name]) if calendar.most(name, now) else found)
+        demands = [found for name in members if (found := _demand(name, members[name], calendar, now)) is not None]
         asking = [found.name for found in demands]
         demands += reserved(promised, asking, now)
         self._current = self._policy.allot(demands, self._capacity, self._current, now)
@@ -100,13 +97,21 @@ class Division:
         grants = {}
         for name in asking:
             gpus, each = sum(self._current.get(name, {}).values()), members[name].job.offer.gpus
-            most = calendar.most(name, now)
+            most, hurries = calendar.most(name, now), held[name] > gpus and (lacks or name in self._hurried)
             grants[name] = Grant(
                 max_instances=gpus // each,
                 promised_instances=most // each if most else None,
-                recall="at_once" if lacks and held[name] > gpus else "at_checkpoint",
+                recall="at_once" if hurries else "at_checkpoint",
             )
+        self._hurried = {name for name, grant in grants.items() if grant.recall == "at_once"}
         return grants
+
+
+def _demand(name: str, one: Standing, calendar: Calendar, now: float) -> Demand | None:
+    """Return the demand of an experiment; one with a promise takes what it is promised, and no more."""
+    gpus = calendar.promised(name, now)
+    found = demand(one.job, one.state, one.now, arrived_at=one.arrived_at, weight=one.weight, promised_gpus=gpus)
+    return replace(found, max_gpus=gpus) if found is not None and calendar.most(name, now) else found
 
 
 def followed(calendar: Calendar, members: Mapping[str, Standing], now: float) -> Calendar:
@@ -181,12 +186,12 @@ class Sharing:
     def _ask(self, row: Submission, grant: Grant, observed: Observed | None = None) -> None:
         """Ask the driver to hold what it is granted; do nothing if that was the latest request or holds already."""
         key = row.name, row.attempt
-        if self._asked.get(key) == grant:
+        if not grant.is_news(self._asked.get(key)):
             return
         if key not in self._asked and observed is not None:
             job, state = observed.controller.job, observed.controller.state
-            holds = rules.most_instances(job, state), state.promised_instances, "at_checkpoint"
-            if state.allotment is not None and holds == astuple(grant):
+            holds = Grant(max_instances=rules.most_instances(job, state), promised_instances=state.promised_instances)
+            if state.allotment is not None and not grant.is_news(holds):
                 self._asked[key] = grant
                 return
         asked = DriverRequest(

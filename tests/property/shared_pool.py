@@ -297,7 +297,7 @@ class Member:
 
     def ask(self, grant: Grant, at: float) -> None:
         """Ask the driver to hold what it is granted, as the service does."""
-        if self.asked != grant:
+        if grant.is_news(self.asked):
             self.asked = grant
             request = DriverRequest(id=f"pool-{self._run.new_id()}", kind="limit", asked_at=at, **asdict(grant))
             self.inbox.put(request)

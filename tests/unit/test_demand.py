@@ -175,6 +175,9 @@ def test_gpus_that_are_promised_to_another_are_given_back_at_once(tmp_path: Path
     told = pool.asked()
     assert (told["one"].max_instances, told["one"].recall) == (0, "at_once")
     assert told["two"].max_instances == 2
+    pool.stories["two"] = begun(dataclasses.replace(WIDE, name="two"))
+    pool.now += DECIDE_EVERY_S
+    assert "one" not in pool.asked(), "it still gives them back, and needs no milder word"
 
 
 def test_an_experiment_elsewhere_hears_nothing_and_one_that_begins_waits(tmp_path: Path) -> None:
