@@ -195,15 +195,17 @@ class Admission:
     ) -> Problem:
         slot = calendar.earliest(found.spans, now)
         assert slot is not None, "the plan is not larger than the pool"
-        words = format_duration(math.ceil(slot.end_at - now))
-        starts = "now" if slot.start_at <= now else f"in {format_duration(math.ceil(slot.start_at - now))}"
-        detail = (
-            f"the pool is promised to others: the plan can start {starts} and ends in {words}, for "
-            f"{format_usd(found.cost_usd)}; set constraints.deadline={words}, or leave the deadline out"
-        )
+        words = format_duration(math.floor(slot.end_at - now) + 1.0)  # an exact fit is one of rounding
+        cost = format_usd(found.cost_usd)
+        why = f"the plan ends in {words}, for {cost}: a promise counts {format_duration(START_S)} beside it"
+        starts: dict[str, Any] = {}
+        if slot.start_at > now:
+            starts_in = format_duration(math.ceil(slot.start_at - now))
+            why = f"the pool is promised to others: the plan can start in {starts_in} and ends in {words}, for {cost}"
+            starts["start_at"] = format_instant(datetime.fromtimestamp(math.ceil(slot.start_at), UTC))
+        detail = f"{why}; set constraints.deadline={words}, or leave the deadline out"
         nearest = {"jct_s": slot.end_at - now, "cost_usd": found.cost_usd}
         nearest_words = {"deadline": words, "max_cost": math.ceil(found.cost_usd * 100.0) / 100.0}
-        start_at = format_instant(datetime.fromtimestamp(math.ceil(slot.start_at), UTC))
         changed = {"key": "constraints.deadline", "value": words, "was": format_duration(max(0.0, deadline_at - now))}
         remedy = {
             "changes": [changed],
@@ -217,7 +219,7 @@ class Admission:
             detail,
             nearest=nearest,
             nearest_words=nearest_words,
-            start_at=start_at,
+            **starts,
             remedies=[remedy],
             estimate=estimate,
         )

@@ -42,9 +42,7 @@ def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service:
     assert refused.status_code == 422
     problem = refused.json()
     assert problem["type"] == "/problems/infeasible"
-    assert problem["detail"].startswith(
-        "the pool is promised to others: the plan can start in 2m30s and ends in 5m, for 0.24 USD"
-    )
+    assert problem["detail"].startswith("the pool is promised to others: the plan can start in 2m30s and ends in 5m")
     assert "set constraints.deadline=" in problem["detail"]
     assert "\n" not in problem["detail"]
     deadline = problem["nearest_words"]["deadline"]
@@ -148,6 +146,16 @@ def test_a_promise_ends_with_its_experiment(service: FakeService) -> None:
     assert submit(service, "two", **TIGHT).status_code == 422
     service.store.change("one", at=time.time(), state=ExperimentState.DONE, reason="")
     assert submit(service, "two", **TIGHT).status_code == 201
+
+
+def test_a_deadline_that_leaves_no_time_to_start_is_refused_with_one_that_does(service: FakeService) -> None:
+    problem = submit(service, "one", **{**TIGHT, "constraints__deadline": "121s"}).json()
+    assert problem["detail"] == (
+        "the plan ends in 2m31s, for 0.24 USD: a promise counts 30s beside it; "
+        "set constraints.deadline=2m31s, or leave the deadline out"
+    )
+    assert "start_at" not in problem, "nothing is promised to others"
+    assert submit(service, "one", **{**TIGHT, "constraints__deadline": "2m31s"}).status_code == 201
 
 
 @pytest.mark.parametrize(
