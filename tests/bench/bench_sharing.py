@@ -1,6 +1,7 @@
 """What sharing policies cost and win: `python -m tests.bench.bench_sharing [DATA [POLICY …]]`.
 
-Prints the CPU seconds of one decision. With DATA, the folder of Pollux's public measurements (`traces/MODEL/…` and
+Prints the CPU seconds of one decision, and the mean JCT of five experiments as simulated and as run by real controllers
+on the real broker (virtual instances). With DATA, the folder of Pollux's public measurements (`traces/MODEL/…` and
 `workloads/workload-N.csv`), it also simulates every workload there on 16 instances of 4 GPUs, and compares with the
 published results. Asserts nothing.
 """
@@ -16,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from rubberband.app.simulating import simulated
-from rubberband.planner.sharing import POLICIES, Capacity, Demand, make_policy
+from rubberband.planner.sharing import POLICIES, Capacity, Demand, keeps_promises, make_policy
 from rubberband.spec.pool import PoolFile
+from tests.property.simulated_pool import run_jcts_s, simulated_jcts_s
 
 SIZES = ((160, 64), (1000, 1000))
 """Demands and GPUs of a decision; AdaptDL takes 6.8 to 8.8 CPU s for the first."""
@@ -68,6 +70,15 @@ def decisions(names: Sequence[str]) -> None:
             print(f"{name:>10} {num:>8} {gpus:>6} {times_s[0]:>12.3f} {times_s[1]:>12.3f}", flush=True)
 
 
+def agreement(names: Sequence[str]) -> None:
+    """Print the mean JCT of one workload as simulated, and with real controllers and the real broker."""
+    print(f"\n{'policy':>10} {'simulated':>10} {'run':>9}   mean JCT of five experiments on 4 instances of 4 GPUs")
+    for name in names:
+        if keeps_promises(name):
+            simulated_s, run_s = (statistics.mean(act(name).values()) for act in (simulated_jcts_s, run_jcts_s))
+            print(f"{name:>10} {simulated_s:>10.1f} {run_s:>9.1f}   {100.0 * (run_s / simulated_s - 1.0):+.1f} %")
+
+
 def workloads(data: Path, names: Sequence[str]) -> None:
     """Print the results of every workload, and their means next to Pollux's published one."""
     pool = PoolFile(instances=16, gpus_per_instance=4)
@@ -94,6 +105,7 @@ def main(arguments: Sequence[str]) -> None:
     """Print all figures."""
     names = list(arguments[1:]) or list(POLICIES)
     decisions(names)
+    agreement(names)
     if arguments:
         workloads(Path(arguments[0]), names)
 
