@@ -79,6 +79,9 @@ class ParameterServer:
         self._is_first = index == 0
         self._checkpoint_every = checkpoint_every
         self._changed = threading.Condition()
+        self._using = threading.Lock()
+        """Held while an update is applied or the shard is read, so that gradients come in meanwhile. Taken before
+        `_changed`, never while that is held."""
         self._peers: list[_Peer] = []
         self._gone: set[str] = set()
         self._error: BaseException | None = None
@@ -227,10 +230,11 @@ class ParameterServer:
         """Send the parameters. The first server sends them once the worker may begin, with its tickets."""
         assert peer.reply is not None
         answer: dict[str, Any] = {}
-        with self._changed:
-            asked_at = time.perf_counter()
-            if self._is_first:
+        asked_at = time.perf_counter()
+        if self._is_first:
+            with self._changed:
                 answer = self._turn(peer)
+        with self._using, self._changed:
             began_at = time.perf_counter()
             peer.reply.whole.copy_(self._shard.buffer.whole)
             peer.version = self._applied
@@ -277,9 +281,12 @@ class ParameterServer:
                 self._hear(header["latest"])
         peer.wire.read(peer.gradients.memory[: header["bytes"]])
         read_at = time.perf_counter()
-        with self._changed:
-            began_at = self._share(peer, header, number) if self._shares else self._apply(peer, header, number)
-            applied_at = time.perf_counter()
+        if self._shares:
+            with self._changed:
+                began_at = self._share(peer, header, number)
+        else:
+            began_at = self._apply(peer, header, number)
+        applied_at = time.perf_counter()
         if header["pull"]:
             self._pull(peer, began_at - read_at, applied_at - began_at)
         else:
@@ -289,17 +296,20 @@ class ParameterServer:
         """Apply a worker's gradient as an update of its own; return when that began."""
         assert peer.gradients is not None
         order = self._now_in_order
-        self._wait_for(lambda: order.may_apply(number))
-        began_at = time.perf_counter()
-        if order.is_done(number):
-            return began_at  # it was taken for lost
-        if header["weight"]:
-            self._shard.update([Part(1.0, peer.gradients.tensors, header["absent"])])
-        self._tally.note(header["sums"], header["times"], self._applied - peer.version)
-        if self._is_first:
-            self._pace.used(peer.worker)
-        peer.reading = None
-        self._applied_one(number)
+        with self._changed:
+            self._wait_for(lambda: order.may_apply(number))
+            if order.is_done(number):
+                return time.perf_counter()  # it was taken for lost
+        with self._using:  # no iteration ends meanwhile: this one waits for the update
+            began_at = time.perf_counter()
+            if header["weight"]:
+                self._shard.update([Part(1.0, peer.gradients.tensors, header["absent"])])
+            with self._changed:
+                self._tally.note(header["sums"], header["times"], self._applied - peer.version)
+                if self._is_first:
+                    self._pace.used(peer.worker)
+                peer.reading = None
+                self._applied_one(number)
         return began_at
 
     def _applied_one(self, number: int) -> None:
@@ -422,7 +432,7 @@ class ParameterServer:
     def _close(self, peer: _Peer, header: dict[str, Any]) -> None:
         """Note that rank 0 is done with an iteration; answer with the states after a step of ReduceLROnPlateau."""
         states = io.BytesIO()
-        with self._changed:
+        with self._using, self._changed:
             self._now_in_order.closed = header["iteration"]
             self._cuts = {number: cut for number, cut in self._cuts.items() if number >= header["iteration"]}
             if header["value"] is not None:
