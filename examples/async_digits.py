@@ -4,7 +4,8 @@
     python examples/async_digits.py --slower 8
 
 A worker takes 0.3 ms for each sample and one of them a multiple of that, as if other work kept its core busy. Only
-`training` and `batch` of the experiment differ; the user code is the same.
+`training` and `batch` of the experiment differ; the user code is the same. Other work on the machine slows all three
+down, most of all those that wait for every worker.
 """
 
 from __future__ import annotations
@@ -100,9 +101,11 @@ def show(curves: Mapping[str, list[tuple[float, float]]]) -> None:
     target = 0.995 * min(max(accuracy for _, accuracy in found) for found in curves.values())
     reached_s = {name: next(s for s, accuracy in found if accuracy >= target) for name, found in curves.items()}
     slowest_s = max(reached_s.values())
-    print(f"time to an accuracy of {target:.3f}:")
+    print(f"time to an accuracy of {target:.3f}, which all reach:")
     for name, seconds in reached_s.items():
-        print(f"  {name:20} {seconds:6.2f} s  ({slowest_s / seconds:.2f} times as fast as the slowest)")
+        print(
+            f"  {name:20} {seconds:6.2f} s" + (f", {slowest_s / seconds:.2f}x as fast" if seconds < slowest_s else "")
+        )
 
 
 def main() -> None:
@@ -113,15 +116,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     asked = parser.parse_args()
     curves = {}
+    print(f"{asked.workers} workers, one of them {asked.slower:g} times slower; {asked.epochs} epochs", flush=True)
     for name, words in KINDS.items():
+        print(f"training: {name} ...", flush=True)
         result = train(words, workers=asked.workers, slower=asked.slower, epochs=asked.epochs)
         curves[name] = curve(result)
         if updates := result.trials[0].updates:
             last = updates[-1]
-            print(
-                f"{name}: {last.updates_per_s:.0f} updates/s, staleness {last.staleness:.1f} (at most "
-                f"{last.max_staleness})"
-            )
+            staleness = f"{last.staleness:.1f} in the mean, at most {last.max_staleness}"
+            print(f"  {last.updates_per_s:.0f} updates/s; staleness {staleness}")
     show(curves)
 
 
