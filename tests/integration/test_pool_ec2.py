@@ -1,0 +1,170 @@
+"""A pool on the fake EC2 with machines that are real Ray nodes: warm instances, parts, spot, and deaths."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from rubberband.cloud.aws.calls import name_in
+from rubberband.cloud.pool import FileJournal
+from rubberband.cloud.pool.broker import Broker
+from rubberband.executor.result import Result
+from rubberband.spec.pool import PoolFolder
+from tests.ec2.billing import BillLine
+from tests.ec2.principals import BUCKET
+from tests.integration.ec2_runs import (
+    TALKATIVE,
+    Ec2CommandLine,
+    each_iteration_once,
+    ec2,
+    iterations,
+    wait_until,
+    words,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
+
+SHORT = "search.scheduler={type: stages, stages: [{trials: 2, iterations: 2}, {trials: 1, iterations: 2}]}"
+LONG = "search.scheduler={type: stages, stages: [{trials: 2, iterations: 6}, {trials: 1, iterations: 8}]}"
+LOOK_USD = 0.003
+"""What EC2's bill and the pool's may differ by for an instance: the seconds of a look, and of its volume's end."""
+
+
+class Team:
+    """A pool on EC2, and the experiments that a user runs on it."""
+
+    def __init__(self, command_line: Ec2CommandLine) -> None:
+        self.command_line, self.aws = command_line, command_line.aws
+        self.folder = PoolFolder(path=command_line.home / "pools" / "team")
+        digits = yaml.safe_load((command_line.folder / "digits.yaml").read_text())
+        self._words = {**digits, "resources": {"pool": "team"}, "constraints": {"deadline": "20m"}}
+
+    def up(self, **changes: Any) -> None:
+        """Bring it up."""
+        pool = {"provider": "aws", "instance_type": "g4dn.xlarge", "instances": 1, "aws": {"install": "none"}}
+        pool |= {"checkpoints": f"s3://{BUCKET}/team", **changes}
+        (self.command_line.folder / "team.yaml").write_text(yaml.safe_dump(pool))
+        assert "pool team is up" in self.command_line("pool", "up", "team.yaml")[0]
+
+    def start(self, name: str, *overrides: str) -> subprocess.Popen[str]:
+        """Start an experiment."""
+        (self.command_line.folder / f"{name}.yaml").write_text(yaml.safe_dump({**self._words, "name": name}))
+        return self.command_line.start("run", f"{name}.yaml", "--no-check", *words(*TALKATIVE, *overrides))
+
+    def result_of(self, name: str, driver: subprocess.Popen[str]) -> Result:
+        """Wait for an experiment, and return what it has come to."""
+        output, errors = driver.communicate(timeout=600)
+        assert driver.returncode == 0, f"{output}\n{errors}"
+        result = self.command_line.result(name)
+        assert result.outcome == "done"
+        assert each_iteration_once(result)
+        assert all(trial.failures == 0 for trial in result.trials)
+        return result
+
+    def standing(self) -> dict[str, Any]:
+        """Return the pool's status; a broker that died is started."""
+        found: dict[str, Any] = json.loads(self.command_line("pool", "status", "team", "-o", "json")[0])
+        return found
+
+    def broker(self) -> psutil.Process:
+        """Return the broker's process."""
+        for process in psutil.process_iter():
+            try:
+                if process.cmdline()[-2:] == ["rubberband.app.pool", str(self.folder.path)]:
+                    return process
+            except psutil.Error:
+                continue
+        raise AssertionError("the pool has no broker")
+
+    def machines(self) -> list[str]:
+        """Return the names of the pool's instances that EC2 has, living or ended."""
+        return [name_in(one.tags, one.launch_index) for one in self.aws.fake.instances]
+
+    def holds_the_bill(self, *results: Result) -> dict[str, BillLine]:
+        """End the pool, and check the bills of all against EC2's; return EC2's lines."""
+        self.command_line("pool", "down", "team")
+        assert not self.aws.fake.living
+        assert self.command_line.nothing_left()
+        broker = Broker()
+        for event in FileJournal(self.folder.path).events():
+            broker.handle(event)
+        state, bill = broker.state, self.aws.fake.bill()
+        own_usd = sum(result.actual_cost_usd for result in results)
+        idle_usd = state.idle_usd(state.slices and max(m.ended_at or 0.0 for m in state.machines.values()) + 1.0)
+        print(f"experiments {own_usd:.4f} USD + pool {idle_usd:.4f} USD; EC2 {bill.total_usd:.4f} USD")
+        assert own_usd + idle_usd == pytest.approx(bill.total_usd, abs=LOOK_USD * len(bill.lines))
+        return {name_in(line.tags, line.launch_index): line for line in bill.lines}
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Iterator[Team]:
+    with ec2(tmp_path) as command_line:
+        found = Team(command_line)
+        yield found
+        if found.folder.is_up:
+            command_line("pool", "down", "team", "--yes")
+
+
+def test_a_warm_instance_moves_to_the_next_experiment_also_past_a_killed_broker(team: Team) -> None:
+    team.up()
+    first = team.result_of("a", team.start("a", SHORT))
+    driver = team.start("b", LONG)
+    team.command_line.wait_for(driver, lambda result: iterations(result) >= 2, "b")
+    killed = team.broker()
+    killed.kill()
+    killed.wait(10)
+    second = team.result_of("b", driver)
+    assert team.broker().pid != killed.pid
+    assert [loan["was_warm"] for loan in team.standing()["loans"]] == [False, True]
+    assert (second.interruptions, second.redone_iterations) == (0, 0)
+    assert team.machines() == ["m1"], "it was adopted, and no other one was rented"
+    assert (team.command_line.home / "experiments" / "b" / "logs" / "trial-000.log").read_text().count("iteration") >= 6
+    team.holds_the_bill(first, second)
+
+
+def test_all_experiments_on_a_reclaimed_spot_instance_get_its_notice(team: Team) -> None:
+    team.up(instance_type="g4dn.12xlarge", instances=2, market="spot")
+    parts = ("resources.gpus_per_instance=2", "resources.max_instances=1", LONG)
+    drivers = {name: team.start(name, *parts) for name in ("a", "b")}
+    for name, driver in drivers.items():
+        team.command_line.wait_for(driver, lambda result: iterations(result) >= 2, name)
+    (shared,) = team.aws.fake.living
+    assert shared.market == "spot", "both are on one"
+    team.aws.fake.reclaim(shared.instance_id, notice_s=20.0)
+    results = [team.result_of(name, driver) for name, driver in drivers.items()]
+    assert [result.interruptions for result in results] == [1, 1]
+    assert all(result.redone_iterations <= 2 for result in results)
+    assert set(team.machines()) == {"m1", "m2"}
+    bill = team.holds_the_bill(*results)
+    assert bill["m1"].cost_usd == 0.0, "EC2 charges nothing for a first hour that it cuts short"
+
+
+def test_instances_of_a_pool_without_a_broker_are_swept(team: Team) -> None:
+    team.up()
+    driver = team.start("a", LONG)
+    team.command_line.wait_for(driver, lambda result: iterations(result) >= 1, "a")
+    assert "nothing was left behind" in team.command_line("sweep")[0], "its broker lives"
+    broker = team.broker()
+    for process in (driver, broker):
+        process.kill()
+        process.wait(10)
+    assert "m1 of team" in team.command_line("sweep")[0]
+    wait_until(lambda: not team.aws.fake.living, "the end of the instance")
+    team.result_of("a", team.command_line.start("resume", "a"))
+    assert team.machines() == ["m1", "m2"]
+
+
+def test_a_pool_on_ec2_that_nobody_uses_ends_by_its_leases(team: Team) -> None:
+    team.up(lease="130s")
+    team.result_of("a", team.start("a", SHORT))
+    team.broker().kill()
+    wait_until(lambda: not team.aws.fake.living, "the end of the lease", within_s=240)
+    console = team.aws.machines.console(team.aws.fake.instances[0].instance_id)
+    assert "the lease has ended" in console
