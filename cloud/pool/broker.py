@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rubberband.cloud.pool.events import (
+    Compacted,
     LeaseExpired,
     MachineEnded,
     MachinePriced,
@@ -81,6 +82,9 @@ class Broker:
         match event:
             case Opened():
                 self.state.limits = event.limits
+            case Compacted():
+                self.state = PoolState.from_json(event.state)
+                return []  # what followed was carried out, or is repeated
             case SliceRequested():
                 self._requested(event)
             case SliceReturned():
@@ -224,7 +228,7 @@ class Broker:
 
     def _order(self, market: Market, at: float) -> Machine:
         limits = self.state.limits
-        name = f"m{len(self.state.machines) + 1}"
+        name = f"m{self.state.past_machines + len(self.state.machines) + 1}"
         machine = Machine(
             name=name,
             gpus=limits.gpus,

@@ -60,6 +60,14 @@ class Opened(PoolEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted(PoolEvent):
+    """All that happened before, as the state that it led to: the first line of a journal that was compacted."""
+
+    state: Mapping[str, Any]
+    """See `PoolState.to_json`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SliceRequested(PoolEvent):
     """A tenant asks for some GPUs of one machine, under a name of its own."""
 
@@ -172,6 +180,7 @@ _KINDS: Mapping[str, type[PoolEvent]] = {
     kind.__name__: kind
     for kind in (
         Opened,
+        Compacted,
         SliceRequested,
         SliceReturned,
         SliceRefused,

@@ -26,6 +26,9 @@ class PoolJournal(Protocol):
     def append(self, events: Sequence[PoolEvent]) -> None:
         """Add events; they are durable once this returns."""
 
+    def replace(self, event: PoolEvent) -> None:
+        """Keep this event in place of all others; durable once this returns, and whole if it is cut off."""
+
     def leases(self) -> dict[str, Lease]:
         """Return the latest lease of each tenant."""
 
@@ -47,6 +50,10 @@ class MemoryJournal:
     def append(self, events: Sequence[PoolEvent]) -> None:
         """Add events."""
         self._lines += map(to_line, events)
+
+    def replace(self, event: PoolEvent) -> None:
+        """Keep this event in place of all others."""
+        self._lines = [to_line(event)]
 
     def leases(self) -> dict[str, Lease]:
         """Return the latest lease of each tenant."""
@@ -100,6 +107,10 @@ class FileJournal:
             descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
             os.fsync(descriptor)
             os.close(descriptor)
+
+    def replace(self, event: PoolEvent) -> None:
+        """Keep this event in place of all others, durably; after a crash there is either. Raises OSError."""
+        write_atomically(self._path, f"{to_line(event)}\n".encode(), durable=True)
 
     def leases(self) -> dict[str, Lease]:
         """Return the latest lease of each tenant; unreadable files count as none."""

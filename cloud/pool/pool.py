@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.events import (
+    Compacted,
     LeaseExpired,
     MachineEnded,
     MachinePriced,
@@ -39,6 +40,10 @@ from rubberband.values.plan import Market
 
 _log = logging.getLogger(__name__)
 
+COMPACT_EVENTS = 20_000
+"""A longer journal is compacted, as each new broker reads it; that takes about a second."""
+HISTORY_S = 35 * 24 * 3600.0
+"""Compacted journals keep experiments and machines for this time after they ended; earlier ones are in the sums."""
 _MOST_ROUNDS = 10
 """Time brings new events only a few times in a row."""
 
@@ -71,8 +76,13 @@ class Pool:
         clock: Callable[[], float],
         *,
         start: Start = in_thread,
+        compact_events: int = COMPACT_EVENTS,
     ) -> None:
-        """Take the pool over from the journal. `provider` is this pool's alone."""
+        """Take the pool over from the journal, which is compacted after `compact_events` events.
+
+        `provider` is this pool's alone.
+        """
+        self._compact_events, self._num_events = compact_events, 0
         self._provider = provider
         self._journal = journal
         self._clock = clock
@@ -84,6 +94,7 @@ class Pool:
         self._broker = Broker(limits)
         for event in journal.events():
             self._broker.handle(event)
+            self._num_events += 1
         self._latest = -math.inf
         with self._mutex:
             self._broker.take_over(journal.leases(), self._now())
@@ -229,6 +240,7 @@ class Pool:
             releasing = [m.name for m in self._broker.state.live.values() if m.status == "releasing"]
             for name in releasing:
                 self._execute(Release(machine=name))
+            self._compact()
             is_held = bool(self._broker.state.live)
         if is_held:
             self._renew_lease()
@@ -277,9 +289,17 @@ class Pool:
         """Journal events, let them take effect, and begin to carry out what follows."""
         with self._mutex:
             self._journal.append(events)
+            self._num_events += len(events)
             commands = [command for event in events for command in self._broker.handle(event)]
             for command in commands:
                 self._execute(command)
+
+    def _compact(self) -> None:
+        """Replace a long journal by the state that it led to, with the history of a month."""
+        if self._num_events >= self._compact_events:
+            now = self._now()
+            self._journal.replace(Compacted(at=now, state=self._broker.state.to_json(now - HISTORY_S)))
+            self._num_events = 1
 
     def _execute(self, command: PoolCommand) -> None:
         """Begin to carry a command out, unless a call for its machine is under way; `look` repeats releases."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from rubberband.cloud.pool.events import PoolLimits
 from rubberband.values.offer import SECONDS_PER_HOUR
@@ -132,6 +132,52 @@ class PoolState:
     """The machines that may cost money."""
     held: dict[tuple[str, str], Slice] = field(default_factory=dict)
     """The slices that wait or are held."""
+    past_machines: int = 0
+    """Machines that ended long ago, and are only counted."""
+    past_bill_usd: float = 0.0
+    past_lent_usd: float = 0.0
+    """What these cost, and what tenants paid of it that are forgotten too."""
+
+    def to_json(self, since: float) -> dict[str, Any]:
+        """Return it as JSON values for `from_json`; tenants and machines that ended before `since` are only summed."""
+        kept = {tenant for tenant, slices in self.tenants.items() if any(_is_recent(one, since) for one in slices)}
+        slices = [one for one in self.slices.values() if one.tenant in kept]
+        used = {one.machine.name for one in slices if one.machine is not None}
+        machines = [one for one in self.machines.values() if one.name in used or _is_recent(one, since)]
+        names = {machine.name for machine in machines}
+        gone = [machine for machine in self.machines.values() if machine.name not in names]
+        forgotten = [one for one in self.slices.values() if one.tenant not in kept]
+        return {
+            "limits": asdict(self.limits),
+            "machines": [{**_plain(machine), "slices": []} for machine in machines],
+            "slices": [{**_plain(one), "machine": None if one.machine is None else one.machine.name} for one in slices],
+            "past_machines": self.past_machines + len(gone),
+            "past_bill_usd": self.past_bill_usd + math.fsum(machine.bill_usd(math.inf) for machine in gone),
+            "past_lent_usd": self.past_lent_usd + math.fsum(one.bill_usd(math.inf) for one in forgotten),
+        }
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> PoolState:
+        """Return the state that `to_json` made this of."""
+        past = {name: plain[name] for name in ("past_machines", "past_bill_usd", "past_lent_usd")}
+        state = cls(limits=PoolLimits(**plain["limits"]), **past)
+        for words in plain["machines"]:
+            prices = words["hour_prices_usd"]
+            found = Machine(**{**words, "slices": [], "hour_prices_usd": None if prices is None else tuple(prices)})
+            state.machines[found.name] = found
+            if found.is_live:
+                state.live[found.name] = found
+        for words in plain["slices"]:
+            on = words["machine"]
+            one = Slice(**{**words, "machine": None if on is None else state.machines[on]})
+            key = (one.tenant, one.instance)
+            state.slices[key] = one
+            state.tenants.setdefault(one.tenant, []).append(one)
+            if one.ended_at is None:
+                state.held[key] = one
+                if one.machine is not None:
+                    one.machine.slices.append(one)
+        return state
 
     def waiting(self) -> Iterator[Slice]:
         """Yield the requests that wait, in order."""
@@ -143,7 +189,7 @@ class PoolState:
 
     def bill_usd(self, at: float) -> float:
         """Return the provider's bill by `at`."""
-        return math.fsum(machine.bill_usd(at) for machine in self.machines.values())
+        return self.past_bill_usd + math.fsum(machine.bill_usd(at) for machine in self.machines.values())
 
     def lent_usd(self, at: float) -> dict[str, float]:
         """Return tenant -> its bill by `at`."""
@@ -154,7 +200,7 @@ class PoolState:
 
         On spot also what the price of an hour differs from that of the hour in which a tenant took a machine.
         """
-        return self.bill_usd(at) - math.fsum(self.lent_usd(at).values())
+        return self.bill_usd(at) - math.fsum(self.lent_usd(at).values()) - self.past_lent_usd
 
     def lent_gpu_s(self, at: float) -> dict[str, float]:
         """Return machine -> the time by `at` for which tenants held its GPUs, in GPU seconds."""
@@ -182,6 +228,14 @@ class PoolState:
         """Return what the live machines will have cost by `until`, from the begin of the month of `at`."""
         begin = month_begin(at)
         return math.fsum(machine.bill_usd(until) - machine.bill_usd(begin) for machine in self.live.values())
+
+
+def _is_recent(one: Machine | Slice, since: float) -> bool:
+    return one.ended_at is None or one.ended_at >= since
+
+
+def _plain(one: Machine | Slice) -> dict[str, Any]:
+    return {each.name: getattr(one, each.name) for each in fields(one)}
 
 
 def month_begin(at: float) -> float:

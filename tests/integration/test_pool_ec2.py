@@ -161,7 +161,7 @@ def test_instances_of_a_pool_without_a_broker_are_swept(team: Team) -> None:
     assert team.machines() == ["m1", "m2"]
 
 
-def test_a_pool_on_ec2_that_nobody_uses_ends_by_its_leases(team: Team) -> None:
+def test_instances_of_a_pool_without_a_broker_end_by_their_leases(team: Team) -> None:
     team.up(lease="130s")
     team.result_of("a", team.start("a", SHORT))
     team.broker().kill()

@@ -110,6 +110,7 @@ class PoolRun:
         self.cloud = FaultyCloud(self.below, rng, rng.choice((0.0, 0.02, 0.2)))
         self.journal = MemoryJournal()
         self.kills = 0
+        self.compact_events = rng.choice((20, 10_000))
         self.tenants = [Tenant(f"e{i}", rng.choice((1, 2, 4))) for i in range(rng.randint(2, 5))]
         self.pool = self._open()
 
@@ -135,7 +136,14 @@ class PoolRun:
     def _open(self) -> Pool:
         while True:
             try:
-                return Pool(self.cloud, self.journal, self.limits, self.clock.now, start=lambda work: work())
+                return Pool(
+                    self.cloud,
+                    self.journal,
+                    self.limits,
+                    self.clock.now,
+                    start=lambda work: work(),
+                    compact_events=self.compact_events,
+                )
             except BrokerKilled:
                 self.kills += 1
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
+from rubberband.cloud.pool import pool as module
 from rubberband.cloud.pool.events import Opened, SliceReturned
+from rubberband.cloud.pool.standing import standing
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import JournalError, ProviderError
 from rubberband.values.offer import Offer, Spot
@@ -317,6 +319,51 @@ def test_closing_ends_every_machine_and_every_request() -> None:
     assert [world.state(tenant) for tenant in "abc"] == ["terminated"] * 3
     with pytest.raises(ProviderError, match="closed"):
         world.ask("d")
+
+
+def test_a_long_journal_is_replaced_by_the_state_that_it_led_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HISTORY_S", 1000.0)
+    world, journal = World(), FileJournal(tmp_path)
+
+    def reopen(compact_events: int) -> None:
+        world.pool = Pool(
+            world.below,
+            journal,
+            LIMITS,
+            world.clock.now,
+            start=lambda work: work(),
+            compact_events=compact_events,
+        )
+
+    reopen(10_000)
+    world.ask("old")
+    world.wait(60)
+    world.pool.release("old", "i")
+    world.wait(1200)
+    world.ask("a", gpus=2)
+    world.ask("b", gpus=4)
+    world.ask("c", gpus=4)
+    world.wait(60)
+    world.pool.release("b", "i")
+    before = standing(world.pool, "team")
+    reopen(5)
+    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) > 5, "only a look compacts"
+    world.pool.look()
+    assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 1
+    reopen(10_000)
+    after = standing(world.pool, "team")
+    assert [tenant["tenant"] for tenant in after["tenants"]] == ["a", "b", "c"], "what ended long ago is in the sums"
+    usd = ("bill", "lent", "idle", "per_hour")
+    assert {name: after["usd"][name] for name in usd} == pytest.approx({name: before["usd"][name] for name in usd})
+    names = ("started", "instances", "free_gpus", "machines", "waiting")
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
+    world.pool.validate()
+    world.pool.release("a", "i")
+    world.ask("d")
+    world.wait(30)
+    assert world.machine("d") == "m2", "no name is used twice"
 
 
 def test_a_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:
