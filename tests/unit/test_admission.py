@@ -136,6 +136,36 @@ def test_an_experiment_on_a_pool_that_is_up_has_its_price_and_its_process_gets_i
         assert "contradicts pool" in dearer.json()["detail"]
 
 
+def test_an_experiment_on_a_pool_on_ec2_has_its_market_its_settings_and_its_store(tmp_path: Path) -> None:
+    folder = pool_folder("team", tmp_path)
+    file = PoolFile(
+        provider="aws",
+        instances=2,
+        gpus_per_instance=1,
+        instance_type="p3.2xlarge",
+        market="spot",
+        price_per_hour=3.06,
+        side_price_per_hour=0.02,
+        spot={"price_per_hour": 1.2},
+        checkpoints="s3://bucket/team",
+        aws={"install": "scikit-learn"},
+    )
+    folder.write(file.model_dump(mode="json", by_alias=True, exclude_none=True))
+    pool = SharedPool(name="team", provider="aws", instances=2, gpus_per_instance=1, folder=str(folder.path))
+    on_ec2 = {"resources": {"provider": "aws"}, "entrypoint": "examples.digits:DigitsTrial"}
+    slow = {"constraints__deadline": "2h", "constraints__objective": "min_cost"}
+    with fake_service(tmp_path, pool=pool, providers=("aws",)) as service:
+        made = submit(service, "one", **slow, **on_ec2)
+        assert made.status_code == 201, made.json()
+        row = service.store.submission("one")
+        assert row is not None
+        ordered = on_pool({**row.words, "resources": {**row.words["resources"], "pool": str(folder.path)}}, tmp_path)
+        found = Experiment.kept(ordered)
+        found.require_runnable()
+        assert (found.resources.market, found.resources.price_usd_per_hour) == ("spot", pytest.approx(3.08))
+        assert (found.resources.aws.install, found.resources.checkpoints) == ("scikit-learn", "s3://bucket/team")
+
+
 def test_a_service_without_a_pool_shows_none(tmp_path: Path) -> None:
     with fake_service(tmp_path) as service:
         assert service.client.get("/v1/pool").status_code == 404
