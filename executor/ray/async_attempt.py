@@ -27,6 +27,8 @@ from rubberband.executor.training.segment import SegmentFailure, SegmentReport, 
 
 _SERVERS_S = 120.0
 """The longest time for the servers' processes to start."""
+_UNNEEDED_S = 10.0
+"""The longest wait for gradients after the last report: about as long as another worker takes to start."""
 
 
 @dataclass(eq=False)
@@ -134,7 +136,7 @@ class AsyncAttempt(Attempt):
             if ends and gathered.last is None:
                 self._drop_servers()  # the other workers end
             if ends or gathered.last is not None:
-                deadline = min(deadline, time.monotonic() + GRACE_S)
+                deadline = min(deadline, time.monotonic() + (_UNNEEDED_S if gathered.last is not None else GRACE_S))
         if gathered.last is not None or any(not failure.secondary for failure in gathered.failures):
             return False
         return lost or bool(gathered.failures)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import os
 import shutil
-import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -17,7 +17,7 @@ import yaml
 from rubberband.executor.result import Result, TrialResult
 from tests.ec2.principals import BUCKET
 from tests.integration.command_line import CommandLine
-from tests.integration.ec2_runs import each_iteration_once, ec2, wait_until
+from tests.integration.ec2_runs import Ec2CommandLine, each_iteration_once, ec2, wait_until
 from tests.integration.paced_trials import UPDATES
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
@@ -38,13 +38,19 @@ IN_HAND = 3
 """Most iterations that are trained again after a loss: one to be reported, and those that workers may be ahead."""
 
 
-def write(folder: Path, resources: Mapping[str, Any], scheduler: Mapping[str, Any], **more: object) -> None:
+def write(
+    folder: Path,
+    resources: Mapping[str, Any],
+    scheduler: Mapping[str, Any],
+    space: Mapping[str, float] = MappingProxyType({}),
+    **more: object,
+) -> None:
     words = {
         "version": 1,
         "name": "paced",
         "entrypoint": "paced_trials:Paced",
         "search": {
-            "space": {"lr": {"type": "loguniform", "lower": 0.01, "upper": 0.5}},
+            "space": {"lr": {"type": "loguniform", "lower": 0.01, "upper": 0.5}, **space},
             "scheduler": dict(scheduler),
             "sampler": {"type": "random", "seed": 7},
             "metric": "accuracy",
@@ -107,17 +113,44 @@ def test_a_search_on_ec2_goes_as_planned_with_a_queueing_profile(tmp_path: Path)
         check_search(command_line, errors)
 
 
+def test_a_run_calibrates_the_model_of_one_worker_at_its_first_sync_with_several(tmp_path: Path) -> None:
+    """Prints each stage as it was planned before the run and at its SYNC, and as it came."""
+    command_line = CommandLine(tmp_path)
+    resources = {**LOCAL, "gpus_per_instance": 4, "minimum_billed": "0s"}
+    stages = {"type": "stages", "stages": [{"trials": 2, "iterations": 10}, {"trials": 1, "iterations": 20}]}
+    times = {"compute_s": 0.05, "server_s": 0.022}
+    write(tmp_path, resources, stages, times, training={"mode": "async"})
+    command_line("profile", "paced.yaml", "-s", "resources.gpus_per_trial={min: 1, max: 1}")
+    _, errors = command_line("run", "paced.yaml", "-s", "resources.gpus_per_trial={min: 2, max: 4}")
+    result = command_line.result("paced")
+    assert result.outcome == "done", errors
+    assert "2 workers make " in errors
+    (decision,) = result.decisions
+    print(f"\n{decision.reason}")
+    expected_s, actual_s = decision.jct_s - decision.at_s, result.actual_jct_s - decision.at_s
+    planned_s = result.stages[1].planned_s
+    print(f"rest of the run: planned {planned_s:.2f} s, at the SYNC {expected_s:.2f} s, actual {actual_s:.2f} s")
+    for trial in result.trials:
+        check_updates(trial)
+
+
 def processes(command_line: CommandLine, actor: str) -> list[psutil.Process]:
-    """Processes of this home in which an actor of Ray runs a segment."""
-    found = [psutil.Process(pid) for pid in command_line.processes()]
-    return [each for each in found if each.cmdline()[:1] == [f"ray::{actor}.run"]]
+    """Processes of the instances in which an actor of Ray runs a segment."""
+    machines = command_line.aws.machines if isinstance(command_line, Ec2CommandLine) else command_line
+    found = []
+    for pid in machines.processes():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            process = psutil.Process(pid)
+            if process.cmdline()[:1] == [f"ray::{actor}.run"]:
+                found.append(process)
+    return found
 
 
-def kill(command_line: CommandLine, actor: str, *, but: psutil.Process | None = None) -> psutil.Process:
-    """Kill one such process; return another one, or itself."""
-    found = [each for each in processes(command_line, actor) if each != but]
-    os.kill(found[0].pid, signal.SIGKILL)
-    return found[-1]
+def kill(command_line: CommandLine, actor: str) -> psutil.Process:
+    """Kill one of two such processes; return the other one."""
+    first, other = processes(command_line, actor)
+    first.kill()
+    return other
 
 
 def iterations(result: Result) -> int:
@@ -135,7 +168,7 @@ def check_kills(command_line: CommandLine) -> None:
     other = kill(command_line, "SlotWorker")
     before = iterations(passed(iterations(command_line.result("paced")) + 3))
     wait_until(lambda: len(processes(command_line, "SlotWorker")) == 2, "a worker in place of the first one")
-    os.kill(other.pid, signal.SIGKILL)
+    other.kill()
     passed(before + 3)
     wait_until(lambda: len(processes(command_line, "SlotWorker")) == 2, "a worker in place of the second one")
     passed(before + 5)

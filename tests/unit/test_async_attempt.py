@@ -153,6 +153,18 @@ def test_a_worker_that_dies_is_replaced_while_the_others_go_on() -> None:
     assert (order.rank, order.servers, order.secret) == (1, ("host:1",), first.orders[0].secret)
 
 
+def test_a_worker_that_still_computes_at_the_end_keeps_its_process() -> None:
+    reported_at: list[float] = []
+    first = Actor([SegmentStarted(), report(4), lambda: reported_at.append(time.monotonic()) or True])
+    gone = SegmentFailure(kind="raised", message="ServerGone", details="", secondary=True)
+    second = Actor([until(lambda: reported_at and time.monotonic() > reported_at[0] + 0.5), gone])
+    workers = [[first], [second, Actor()]]
+    events = carried_out(Place(workers, [Actor(["host:1"])]))
+    assert iterations(events) == [4]
+    assert workers[1][0] is second
+    assert not second.scripts
+
+
 def test_rank_0_that_dies_goes_on_after_its_latest_report() -> None:
     again = Actor([SegmentStarted(), report(3), report(4)])
     first, second = Actor([SegmentStarted(), report(1), report(2), DEATH]), Actor([until(lambda: again.orders)])
