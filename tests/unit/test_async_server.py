@@ -1,0 +1,107 @@
+"""A parameter server in this process, and workers that speak its protocol."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+import rubberband
+from rubberband.executor.training.asynchronous.applying import ServedShard
+from rubberband.executor.training.asynchronous.server import ParameterServer
+from rubberband.executor.training.asynchronous.shards import Buffer
+from rubberband.executor.training.asynchronous.wire import Wire
+from rubberband.values.training import AsyncTraining
+from tests.builders.segments import SEGMENT
+
+PATIENCE_S = 20.0
+SECRET = "5a" * 32
+PUSH: dict[str, Any] = {
+    "kind": "push",
+    "weight": 1.0,
+    "times": None,
+    "members": [],
+    "pull": True,
+    "absent": [],
+    "sums": {},
+}
+BEGIN = {"kind": "begin", "total_steps": 2, "boundaries": [0, 2], "next_ticket": 0, "returned": [], "iteration": 0}
+
+
+class Slow(rubberband.TorchTrial):
+    """One weight, whose optimizer takes until `go` is set."""
+
+    batch_size = 1
+    go, stepping = threading.Event(), threading.Event()
+
+    def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
+        return torch.nn.Linear(1, 1, bias=False)
+
+    def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+        def wait(*_: Any) -> None:
+            self.stepping.set()
+            assert self.go.wait(PATIENCE_S)
+
+        optimizer.register_step_pre_hook(wait)
+        return optimizer
+
+    def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        return TensorDataset(torch.zeros(2, 1))
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        raise AssertionError("servers compute no loss")
+
+
+def parameters(wire: Wire) -> float:
+    """Read an answer with parameters; return the weight."""
+    return float(torch.frombuffer(wire.content(wire.header()), dtype=torch.float32)[0])
+
+
+def test_a_gradient_comes_in_while_another_is_applied() -> None:
+    segment = replace(SEGMENT, num_workers=2, until_iterations=1, training=AsyncTraining(servers=1), secret=SECRET)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = ParameterServer(ServedShard(Slow(), segment, 0), segment, 0, checkpoint_every=1)
+    thread = threading.Thread(target=server.run, args=(listener,), daemon=True)
+    thread.start()
+    first, second = (Wire.connect(f"127.0.0.1:{listener.getsockname()[1]}", SECRET) for _ in range(2))
+    state = io.BytesIO()
+    start = Buffer([torch.zeros(1, 1)])
+    start.tensors[0].fill_(1.0)
+    torch.save({"parameters": start.whole, "optimizer": None, "scheduler": None}, state)
+    first.send(BEGIN, state.getbuffer())
+    first.header()
+    for wire, name in ((first, "a"), (second, "b")):
+        wire.send({"kind": "join", "worker": name, "hand": 1, "closes": name == "a"})
+    assert [parameters(wire) for wire in (first, second)] == [1.0, 1.0]
+    gradient = torch.tensor([1.0]).numpy().tobytes()
+    first.announce(PUSH, len(gradient))
+    assert first.header()["number"] == 0
+    first.write(gradient)
+    assert Slow.stepping.wait(PATIENCE_S)
+    second.announce(PUSH, len(gradient))
+    answered = threading.Event()
+    answers: list[Any] = []
+
+    def listen() -> None:
+        answers.append(second.header()["number"])
+        answered.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    assert answered.wait(PATIENCE_S / 2), "the second worker waits for the optimizer"
+    assert answers == [1]
+    Slow.go.set()
+    second.write(gradient)
+    assert sorted(parameters(wire) for wire in (first, second))[0] == 0.0
+    first.send({"kind": "finish"})
+    for wire in (first, second):
+        wire.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
