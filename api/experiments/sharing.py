@@ -20,7 +20,7 @@ from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
 from rubberband.cloud.catalogue import offers
 from rubberband.executor.core import rules
-from rubberband.executor.core.demand import demand, plan_left
+from rubberband.executor.core.demand import demand, overdue, plan_left
 from rubberband.executor.core.events import Recall
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -59,6 +59,11 @@ class Standing:
         """Instances that it has, or has asked for."""
         return len(self.state.fleet.live()) + len(self.state.fleet.leaving())
 
+    @property
+    def overdue(self) -> tuple[str, ...]:
+        """Instances that do not come."""
+        return overdue(self.job, self.state, self.now)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
@@ -84,6 +89,8 @@ class Division:
         self._current: Allotments = {}
         self._hurried: Collection[str] = ()
         """Those that were asked to give GPUs back at once, and still hold them."""
+        self._cleared: set[tuple[str, str]] = set()
+        """Experiments and their instances for which others were stopped."""
 
     def decide(self, calendar: Calendar, members: Mapping[str, Standing], now: float) -> dict[str, Grant]:
         """Return what each experiment that goes on may hold from `now` on, by the promises of `calendar`."""
@@ -103,8 +110,20 @@ class Division:
                 promised_instances=most // each if most else None,
                 recall="at_once" if hurries else "at_checkpoint",
             )
+        self._clear(grants, members, promised)
         self._hurried = {name for name, grant in grants.items() if grant.recall == "at_once"}
         return grants
+
+    def _clear(self, grants: dict[str, Grant], members: Mapping[str, Standing], promised: Mapping[str, int]) -> None:
+        """Stop all that have no promise, once, where a promised instance does not come.
+
+        Enough GPUs are free then, but on several instances: those that are stopped start anew, side by side.
+        """
+        late = {(name, one) for name in grants if promised[name] for one in members[name].overdue} - self._cleared
+        if late:
+            self._cleared |= late
+            stopped = Grant(max_instances=0, recall="at_once")
+            grants.update({name: stopped for name, grant in grants.items() if grant.promised_instances is None})
 
 
 def _demand(name: str, one: Standing, calendar: Calendar, now: float) -> Demand | None:
@@ -215,8 +234,10 @@ def reserved(promised: Mapping[str, int], asking: Collection[str], now: float) -
     ]
 
 
-def _stage_of(member: Member) -> tuple[str, int, int, str]:
-    """Return the facts that make it decide again: another experiment, attempt, stage, or end."""
-    state = None if member.observed is None else member.observed.controller.state
-    begun, course = (-1, "") if state is None else (len(state.stages), state.course)
-    return member.row.name, member.row.attempt, begun, course
+def _stage_of(member: Member) -> tuple[object, ...]:
+    """Return the facts that make it decide again: another experiment, attempt, stage, or end; instances do not come."""
+    row, observed = member.row, member.observed
+    if observed is None:
+        return row.name, row.attempt
+    job, state = observed.controller.job, observed.controller.state
+    return row.name, row.attempt, len(state.stages), state.course, overdue(job, state, observed.now)

@@ -53,6 +53,14 @@ HANDOVER_S = 3.0
 """Time in which GPUs change hands before a stage: others stop their trials, and both look at the pool."""
 
 
+def overdue(job: Job, state: State, now: float) -> tuple[str, ...]:
+    """Return the instances that were asked for and do not run, although new ones would by now."""
+    since = now - job.offer.provision_delay_s - HANDOVER_S
+    return tuple(
+        record.instance for record in state.fleet.live() if record.running_at is None and record.requested_at < since
+    )
+
+
 def plan_left(job: Job, state: State, now: float) -> list[Span]:
     """Return what is left of the plan in force, as GPUs over time from `now` on; empty if it ends, or has ended.
 

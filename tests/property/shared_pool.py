@@ -576,14 +576,15 @@ class SharedRun:
         going = [m for m in self.members if m.is_begun and not m.is_over]
         calendar = calendar_of(self.shared, self.promises)
         promised = {name: calendar.promised(name, now) for name in calendar.promises}
-        seen = promised, [(m.name, m.deaths, len(m.controller.state.stages), m.controller.state.course) for m in going]
-        if seen == self._seen and now < self._decide_at:
-            return
-        self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
         standings = {
             m.name: Standing(job=m.controller.job, state=m.controller.state, now=now, arrived_at=m.arrives_at)
             for m in going
         }
+        stages = [(m.deaths, len(m.controller.state.stages), m.controller.state.course) for m in going]
+        seen = promised, stages, [(name, one.overdue) for name, one in standings.items()]
+        if seen == self._seen and now < self._decide_at:
+            return
+        self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
         calendar = followed(calendar, standings, now)
         self.promises = [
             Promise(experiment=name, start_at=start_at, spans=tuple((span.gpus, span.duration_s) for span in plan))

@@ -30,7 +30,7 @@ def test_experiments_that_share_a_pool_get_what_they_were_promised_and_pay_what_
     assert {"broker dies", "driver dies", "promise kept", "refused", "ended done"} <= set(seen)
 
 
-@pytest.mark.parametrize("seed", [929, 2218, 2509, 20837, 21357])
+@pytest.mark.parametrize("seed", [929, 2218, 2509, 3587, 20837, 21357])
 def test_a_promised_deadline_is_kept_whatever_others_do(seed: int) -> None:
     assert not failures([seed], Counter())
 
