@@ -143,22 +143,6 @@ def test_two_deaths_at_once_lose_nothing_of_a_service(team: Team, pair: tuple[st
     team.check("a", "b")
 
 
-def test_a_short_experiment_gets_what_it_is_promised_while_a_long_one_runs(team: Team) -> None:
-    free = {"scheduler": {"type": "stages", "stages": [{"trials": 4, "iterations": 150}]}}
-    long, short = _submitted("long"), _submitted("short")
-    long["search"] |= free
-    long["constraints"] = {"max_cost": 20, "objective": "min_time"}
-    short["constraints"] = {"deadline": "4m", "max_cost": 20, "objective": "min_time"}
-    with team.serve() as server, Client(server.address) as client:
-        client.submit(long)
-        team.until_training("long")
-        client.submit(short)
-        for name in ("short", "long"):
-            _ends_in_service(server, name)
-    assert not team.result("short").late
-    team.check("short", "long")
-
-
 def _submitted(name: str) -> dict[str, Any]:
     words: dict[str, Any] = yaml.safe_load(
         EXPERIMENT.format(name=name, gpus=2).replace("pool: team", "provider: local")
