@@ -36,7 +36,7 @@ from torch.utils.data import TensorDataset
 import rubberband
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.planner.queueing.planning import curve, scaled, updates_per_s
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
@@ -189,6 +189,7 @@ def measured(workers: int, case: Case, updates: int, servers: int) -> Measured:
         reports, looks = list[SegmentReport](), list[tuple[float, float]]()
         joined = [gang.join(rank) for rank in range(workers)]
         while (item := joined[0].next()) is not None:
+            assert not isinstance(item, SegmentFailure), item
             if isinstance(item, SegmentReport):
                 reports.append(item)
                 looks.append((time.perf_counter(), _cpu_s(gang)))
@@ -262,6 +263,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=100, help="of an iteration")
     parser.add_argument("--servers", type=int, default=1)
     given = parser.parse_args()
+    if given.most_workers < 3:
+        parser.error(f"--most-workers {given.most_workers} leaves nothing to predict; give 3 or more")
     for name in given.cases or CASES:
         print(f"{name}: {CASES[name]}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors", flush=True)
         run(CASES[name], given.most_workers, given.updates, given.servers)
