@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,9 +14,12 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.api.experiments.admission import START_S, Admission, calendar_of
+from rubberband.api.experiments.sharing import Sharing
 from rubberband.api.problems import Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, on_pool, pool_folder
 from rubberband.states import ExperimentState
@@ -42,7 +46,8 @@ def test_a_second_experiment_is_promised_only_what_the_first_one_leaves(service:
     assert refused.status_code == 422
     problem = refused.json()
     assert problem["type"] == "/problems/infeasible"
-    assert problem["detail"].startswith("the pool is promised to others: the plan can start in 2m30s and ends in 5m")
+    told = r"the pool is promised to others: the plan can start in 2m\d+s and ends in [45]m(\d+s)?, for 0.24 USD"
+    assert re.match(told, problem["detail"]), problem["detail"]
     assert "set constraints.deadline=" in problem["detail"]
     assert "\n" not in problem["detail"]
     deadline = problem["nearest_words"]["deadline"]
@@ -169,6 +174,16 @@ def test_an_experiment_on_a_pool_on_ec2_has_its_market_its_settings_and_its_stor
 def test_a_service_without_a_pool_shows_none(tmp_path: Path) -> None:
     with fake_service(tmp_path) as service:
         assert service.client.get("/v1/pool").status_code == 404
+
+
+def test_a_process_that_starts_hears_at_once_what_it_is_promised(service: FakeService, tmp_path: Path) -> None:
+    assert submit(service, "one", **TIGHT).status_code == 201
+    row = service.store.submission("one")
+    assert row is not None
+    folder = ExperimentFolder(home=tmp_path, name="one")
+    Sharing(POOL, service.store, lambda name: folder, time.time).begin(row)
+    (asked,) = Inbox(folder.inbox).pending()
+    assert (asked.max_instances, asked.promised_instances) == (0, 2)
 
 
 def test_a_promise_ends_with_its_experiment(service: FakeService) -> None:
