@@ -42,7 +42,7 @@ def demand(
         deadline_s=None if job.deadline_s is None else job.deadline_s + started_at - arrived_at,
         weight=weight,
         min_gpus=gpus * min(_least(job, state, lane) for lane in state.active()),
-        max_gpus=most * gpus,
+        max_gpus=gpus * _most(job, state),
         promised_gpus=promised_gpus,
         attained_gpu_s=max(0.0, attained),
         progress=min(1.0, done / total) if total else 0.0,
@@ -98,6 +98,18 @@ def summed(parts: Sequence[tuple[float, float, int]]) -> list[Span]:
 
 def _least(job: Job, state: State, lane: Lane) -> int:
     return rules.least_instances(job, state, lane)
+
+
+def _most(job: Job, state: State) -> int:
+    """The most instances that it has a use for: one that is to be cheap, and need not hurry, uses those of its plan."""
+    if job.objective == "min_time" or job.deadline_s is not None:
+        return job.offer.max_instances
+    lanes = [slice(rules.first_left(lane), lane.end_stage) for lane in state.active()]
+    plans = (job.plan, state.plan)
+    planned = sum(
+        max((choice.instances for plan in plans for choice in plan.stages[left]), default=1) for left in lanes
+    )
+    return min(planned, job.offer.max_instances)
 
 
 def _left_s(job: Job, state: State, now: float, instances: int) -> float:

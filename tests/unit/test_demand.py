@@ -29,7 +29,7 @@ from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun
 from tests.property.chaos_cases import random_case
 
-WIDE = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=2)
+WIDE = dataclasses.replace(JOB, replan=True, max_gpus_per_trial=2, objective="min_time")
 """Gangs of two GPUs are faster, so that four instances are of use."""
 
 
@@ -39,7 +39,18 @@ def test_before_it_starts_the_demand_is_that_of_the_whole_search() -> None:
     assert found is not None
     # an instance has 2 GPUs: two waves of 10 s, then 20 s for the two that are left; with two instances, one wave
     assert found.seconds_left == [math.inf, 40.0, 40.0, 30.0, 30.0, 30.0, 30.0, 30.0]
-    assert (found.min_gpus, found.max_gpus, found.progress, found.moves) == (2, 8, 0.0, 0)
+    assert (found.min_gpus, found.max_gpus, found.progress, found.moves) == (2, 4, 0.0, 0)
+
+
+def test_an_experiment_that_need_not_hurry_asks_for_the_instances_of_its_plan() -> None:
+    for job, most in (
+        (JOB, 2 * max(choice.instances for choice in JOB.plan.stages)),
+        (dataclasses.replace(JOB, deadline_s=60.0), 2 * JOB.offer.max_instances),
+        (WIDE, 2 * JOB.offer.max_instances),
+    ):
+        found = demand(job, Story(job).state, 100.0, arrived_at=90.0)
+        assert found is not None
+        assert found.max_gpus == most
 
 
 def test_it_falls_as_trials_report_and_ends_with_the_search() -> None:
