@@ -323,8 +323,10 @@ class Broker:
     # Time.
 
     def renew(self, tenant: str, until: float, at: float) -> Lease:
-        """Let what a tenant holds stay until `until`, unless this is called again."""
-        before = self.leases.get(tenant)
+        """Let what a tenant holds stay until `until`, unless this is called again. One that is over stays over."""
+        before = self.leases.get(tenant)  # one that asks for no time to come pays for none that is past
+        if before is not None and max(before.until, until) <= at:
+            return before
         length_s = max(until - at, 0.0 if before is None else before.length_s)
         self.leases[tenant] = Lease(until=until, renewed_at=at, length_s=length_s)
         return self.leases[tenant]
@@ -339,10 +341,17 @@ class Broker:
         return [*self.expiries(at), *self._idle(at), *self._budget_ends(at), *self._blocked(at), *self._hopeless(at)]
 
     def expiries(self, at: float) -> Iterator[LeaseExpired]:
-        """Yield the leases that have expired by `at`."""
+        """Yield the leases that have expired by `at`, and have no grace."""
+        for expired in self.lapsed(at):
+            held = self.state.held[expired.tenant, expired.instance]
+            if not (at <= self._grace_until and self._has_grace(held, self.lease_until(held))):
+                yield expired
+
+    def lapsed(self, at: float) -> Iterator[LeaseExpired]:
+        """Yield the leases that are over by `at`, also those with grace: who gives back has no use for it."""
         for held in self.state.held.values():
             until = self.lease_until(held)
-            if at > until and not (at <= self._grace_until and self._has_grace(held, until)):
+            if at > until:
                 yield LeaseExpired(at=at, tenant=held.tenant, instance=held.instance, until=until)
 
     def _has_grace(self, held: Slice, until: float) -> bool:

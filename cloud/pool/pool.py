@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -164,7 +164,7 @@ class Pool:
     def describe(self, tenant: str) -> list[LentInstance]:
         """Return all that a tenant has ever asked for, in order."""
         with self._mutex:
-            self._expire(tenant)
+            self._expire(one for one in self._broker.expiries(self._now()) if one.tenant == tenant)
             return [lent(one) for one in self._broker.state.tenants.get(tenant, ())]
 
     def release(self, tenant: str, instance: str) -> LentInstance:
@@ -173,7 +173,8 @@ class Pool:
             one = self._broker.state.slices.get((tenant, instance))
             if one is None:
                 raise ProviderError(f"instance {instance} was never launched in this pool; nothing to release")
-            self._expire(tenant)
+            key, lapsed = (tenant, instance), self._broker.lapsed(self._now())
+            self._expire(each for each in lapsed if (each.tenant, each.instance) == key)
             if one.ended_at is None:
                 self.take_in([SliceReturned(at=self._now(), tenant=tenant, instance=instance)])
             return lent(one)
@@ -187,14 +188,14 @@ class Pool:
     def leave(self, tenant: str) -> None:
         """Take back all that a tenant holds or waits for. Idempotent."""
         with self._mutex:
-            self._expire(tenant)
+            self._expire(one for one in self._broker.lapsed(self._now()) if one.tenant == tenant)
             held = [one for one in self._broker.state.held.values() if one.tenant == tenant]
             now = self._now()
             self.take_in([SliceReturned(at=now, tenant=tenant, instance=one.instance) for one in held])
 
-    def _expire(self, tenant: str) -> None:
-        """End what a tenant's expired leases held: it is not billed until the next look, or its next call."""
-        if ended := [one for one in self._broker.expiries(self._now()) if one.tenant == tenant]:
+    def _expire(self, expired: Iterable[LeaseExpired]) -> None:
+        """End what expired leases held: it is not billed until the next look, or the tenant's next call."""
+        if ended := list(expired):
             self.take_in(ended)
 
     # The cluster; only pools of real machines have one.

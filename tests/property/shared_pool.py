@@ -662,7 +662,8 @@ class SharedRun:
         self.seen[f"ended {member.finish.outcome}"] += 1
         limits, job = self.limits, member.job
         is_short = limits.max_usd_per_month is not None or job.max_cost_usd is not None
-        if is_short or self.seen["driver dies"] or any(one.reason for one in self.broker().state.machines.values()):
+        is_lost = any(one.reason or one.warned_at is not None for one in self.broker().state.machines.values())
+        if is_short or is_lost or self.seen["driver dies"]:
             return
         assert member.finish.outcome == "done", f"{member.name}: {member.finish.outcome} ({member.finish.reason})"
         if member.deadline_at is not None:
