@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -222,8 +223,13 @@ def _interrupted(call: Any, when: Path) -> None:
             time.sleep(0.01)
         _thread.interrupt_main()
 
-    threading.Thread(target=wait, daemon=True).start()
-    call()
+    # Not with the handler of a command that another test called: it would remember the signal for the next run.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=wait, daemon=True).start()
+        call()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_single_bad_configuration_is_only_noted(code: Path) -> None:
