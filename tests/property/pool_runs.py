@@ -168,6 +168,8 @@ class PoolRun:
             except BrokerKilled:
                 self.kills += 1
                 self.pool = self._open()
+                self._check_truth()  # the new broker has not seen yet which machines ended
+                continue
             self._check()
         self._end()
 
@@ -188,8 +190,11 @@ class PoolRun:
             with_limit = rng.choice((None, LEASE_S))
             driver.launch(f"i{tenant.asked}", rng.choice(("on_demand", "spot")), first_lease_s=with_limit)
         elif fate < 0.14 and statuses:
-            driver.release(rng.choice(statuses).instance)
+            given = rng.choice(statuses).instance
+            tenant.believed.pop(given, None)  # trials are stopped before, also if the broker dies as it answers
+            driver.release(given)
         elif fate < 0.15:
+            tenant.believed = {}
             driver.close()
         elif fate < 0.16:
             tenant.dead_until = self.clock.now() + rng.choice((5.0, 60.0, 600.0))
