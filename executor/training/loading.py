@@ -19,6 +19,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -46,9 +47,8 @@ _FAREWELL_S = 1.0
 """A loader worker that is not gone by then is killed."""
 _LOOK_S = 0.5
 """Seconds between two looks whether all loader workers are there, while a batch is waited for."""
-_TRACE_S = 0.5
 _DUMP = signal.SIGUSR1
-"""Makes a loader worker print where it is."""
+"""Makes a loader worker write down where it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +204,8 @@ class LoaderWorkers:
         self._further: Iterator[Part] = iter(())
         self._iterator: Any = None
         self._processes: list[BaseProcess] = []
+        self._traces: list[IO[bytes]] = []
+        """A file per loader worker, for where it is: in one file, their lines would mix."""
 
     @property
     def parts_ahead(self) -> int:
@@ -250,6 +252,8 @@ class LoaderWorkers:
             self._kill()
             for process in self._processes:
                 process.join()
+            for trace in self._traces:
+                trace.close()
 
     def _foresees(self, place: int, part: Part) -> bool:
         while len(self._due) <= place:
@@ -302,6 +306,7 @@ class LoaderWorkers:
     def _start(self) -> None:
         sys.stdout.flush()  # the processes would print it again
         sys.stderr.flush()
+        self._traces = [tempfile.TemporaryFile() for _ in range(self._num_workers)]
         before = set(multiprocessing.active_children())
         with warnings.catch_warnings():
             # More workers than CPUs were asked for; and that a fork with threads may hang, which torch's workers avoid.
@@ -331,7 +336,7 @@ class LoaderWorkers:
         _end_with(self._parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler would end the wrong thing
         faulthandler.enable(file=2)
-        faulthandler.register(_DUMP, file=2)
+        faulthandler.register(_DUMP, file=self._traces[worker])
         try:
             self._settings.start(worker, self._dataset)
         except (Exception, SystemExit) as error:
@@ -340,10 +345,17 @@ class LoaderWorkers:
             torch.utils.data._utils.worker._worker_info = None
 
     def _print_traces(self) -> None:
+        """Print where every loader worker is, one after another; they are ended by it."""
         for process in self._processes:
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, _DUMP)
-        time.sleep(_TRACE_S)
+        traces, self._traces = self._traces, []
+        self.close()  # first: what a process that has ended wrote is whole
+        for number, trace in enumerate(traces):
+            with trace:
+                trace.seek(0)
+                where = trace.read().decode(errors="replace")
+            print(f"loader worker {number} is at:\n{where}", file=sys.stderr, flush=True)
 
     def _kill(self) -> None:
         for process in self._processes:

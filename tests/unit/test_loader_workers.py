@@ -192,7 +192,9 @@ def test_a_loader_worker_that_hangs_is_ended_after_its_trace_is_printed(store, c
     failed = failure(run(trial, store))
     assert failed.kind == "hung"
     assert failed.message.startswith("loader workers gave no batch in loader_timeout_s=0.3 s; the trial's log shows")
-    assert f'File "{__file__}"' in capfd.readouterr().err
+    printed = capfd.readouterr().err
+    hanging = [trace for trace in printed.split("loader worker ")[1:] if f'File "{__file__}"' in trace]
+    assert hanging, printed
 
 
 def test_a_loader_worker_is_prepared_with_its_copy_of_the_dataset(store):

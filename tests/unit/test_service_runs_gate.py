@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -183,7 +183,8 @@ def test_a_cancel_before_an_automatic_restart_prevents_it(house: House) -> None:
     with house.open() as runs:
         house.wait("one", INTERRUPTED)
         assert len(house.starts()) == 1
-        runs.resume("one")
+        with suppress(Problem):  # the watcher may be about to ask whether it was cancelled, and resume it by itself
+            runs.resume("one")
         until(lambda: len(house.starts()) > 1)
 
 
