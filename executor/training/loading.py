@@ -306,7 +306,7 @@ class LoaderWorkers:
     def _start(self) -> None:
         sys.stdout.flush()  # the processes would print it again
         sys.stderr.flush()
-        self._traces = [tempfile.TemporaryFile() for _ in range(self._num_workers)]
+        self._traces = [tempfile.TemporaryFile() for _ in range(self._num_workers)]  # noqa: SIM115
         before = set(multiprocessing.active_children())
         with warnings.catch_warnings():
             # More workers than CPUs were asked for; and that a fork with threads may hang, which torch's workers avoid.
