@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from rubberband.executor.training.agent import BatchAgent, BatchChoice
+from rubberband.executor.training.agent import BatchAgent, BatchChoice, LookBudget, own_time
 from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
-from rubberband.executor.training.looks import LookBudget, own_time
 from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
 from rubberband.executor.training.means import Weight
 from rubberband.executor.training.runner import TrialFailure

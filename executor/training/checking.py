@@ -42,7 +42,7 @@ from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 
 if TYPE_CHECKING:
-    from rubberband.executor.training.asynchronous.threads import ServerThreads
+    from rubberband.executor.training.asynchronous.server import ServerThreads
 
 _CONTINUED_S = 5.0
 """A second iteration, after the restore, is trained if the first one took no longer than this."""
@@ -244,7 +244,7 @@ class _Check:
 
     def _with_servers(self, segment: Segment, servers: int, resources: list[Any]) -> Segment:
         """Return the segment as one worker takes part in it, beside as many as a trial has at most."""
-        from rubberband.executor.training.asynchronous.threads import ServerThreads
+        from rubberband.executor.training.asynchronous.server import ServerThreads
         from rubberband.executor.training.asynchronous.wire import SECRET_BYTES
 
         self._servers = ServerThreads(servers)

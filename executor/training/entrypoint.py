@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rubberband.errors import EntrypointError
-from rubberband.executor.training.asynchronous.rules import fault_of_class
-from rubberband.executor.training.hooks import FIXED, fault_of, has_own_step, lacks_loss
+from rubberband.executor.training.hooks import FIXED, fault_of, fault_of_class, has_own_step, lacks_loss
 from rubberband.executor.training.runner import one_line
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial

@@ -36,24 +36,21 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.training.balancing import Balancing, can_balance
-from rubberband.executor.training.batch_norm import RunningStatistics
 from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.compute_time import ComputeTimer, make_timer
-from rubberband.executor.training.data import Feed
+from rubberband.executor.training.data import Feed, iteration_of
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
-from rubberband.executor.training.own_step import OwnStep, check_own_step
 from rubberband.executor.training.runner import FORMAT, Runner, Steps, TrialFailure, clean_metrics, expect, positive
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
-from rubberband.executor.training.step import TrainStep
-from rubberband.executor.training.streams import iteration_of
+from rubberband.executor.training.step import OwnStep, TrainStep, check_own_step
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.words import build_optimizer, build_scheduler, check_words, fixed_steps
-from rubberband.executor.training.wrapping import prepare
+from rubberband.executor.training.wrapping import RunningStatistics, prepare
 from rubberband.planner.balancing import even_shares
 
 

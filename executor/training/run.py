@@ -7,17 +7,22 @@ import logging
 import pickle
 import socket
 import sys
+import tempfile
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Literal, Protocol
 
 from rubberband.errors import CheckpointError, EntrypointError
-from rubberband.executor.checkpoints import CheckpointStore
-from rubberband.executor.core.events import WITHOUT_CHECKPOINT
+from rubberband.executor.checkpoints import CheckpointStore, Payload
+from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.ray_session import tune_session
+from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.executor.training.runner import (
     Runner,
     Steps,
@@ -30,7 +35,6 @@ from rubberband.executor.training.runner import (
     unpack,
 )
 from rubberband.executor.training.sampler import reseed
-from rubberband.executor.training.saving import Reports
 from rubberband.executor.training.segment import (
     Segment,
     SegmentFailure,
@@ -39,7 +43,7 @@ from rubberband.executor.training.segment import (
     SegmentStarted,
 )
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.trial import TrainFunction, Trial, current_session
+from rubberband.executor.training.trial import Session, TrainFunction, Trial, current_session
 
 END_TIMEOUT_S = 10.0
 """The longest time for a function to end once its segment is over."""
@@ -320,8 +324,8 @@ def run_server(entrypoint: Entrypoint, segment: Segment, index: int, listener: s
     """
     import torch
 
-    from rubberband.executor.training.asynchronous.applying import ServedShard
     from rubberband.executor.training.asynchronous.server import ParameterServer
+    from rubberband.executor.training.asynchronous.shards import ServedShard
 
     with listener:
         try:
@@ -346,3 +350,115 @@ def _close(resource: _Closable, segment: Segment) -> None:
         resource.close()
     except Exception:
         _log.warning("trial %d: closing it after its segment failed", segment.trial, exc_info=True)
+
+
+# `ray.tune.report` and `ray.tune.get_checkpoint` inside a function trial: they reach the trial's own session.
+#
+# Ray Tune looks its session up in a variable of a module; while a function runs, ours is there. Nothing is imported: a
+# function that calls `tune` has imported it.
+
+
+_MODULE = "ray.train._internal.session"
+
+
+@contextmanager
+def tune_session(session: Session, segment: Segment) -> Iterator[None]:
+    """Let Ray Tune's functions reach the `session`, if Ray Tune is imported."""
+    module: Any = sys.modules.get(_MODULE)
+    if module is None or "ray.tune" not in sys.modules:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="rubberband-trial-") as folder:
+        before, module._session = module._session, _TuneSession(session, segment, Path(folder))
+        try:
+            yield
+        finally:
+            module._session = before
+
+
+class _TuneSession:
+    """The attributes that Ray Tune's functions read: those of its own session."""
+
+    world_rank = None  # of Ray Train's workers alone
+    trial_resources = None
+
+    def __init__(self, session: Session, segment: Segment, folder: Path) -> None:
+        self._session = session
+        self._folder = folder
+        self.trial_id = f"{segment.trial:05d}"
+        self.trial_name = f"trial_{self.trial_id}"
+        self.experiment_name = "rubberband"
+        self.trial_dir = str(folder / "trial")
+        Path(self.trial_dir).mkdir()
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
+        """Report an iteration; the files of Ray Tune's checkpoint are kept in ours."""
+        kept = None
+        if checkpoint is not None:
+            with checkpoint.as_directory() as folder:
+                kept = FolderCheckpoint.from_directory(folder)
+        self._session.report(metrics, kept)
+
+    @property
+    def loaded_checkpoint(self) -> Any:
+        """The latest checkpoint as one of Ray Tune's, or None."""
+        kept = self._session.checkpoint()
+        if not isinstance(kept, FolderCheckpoint):
+            return kept
+        folder = tempfile.mkdtemp(prefix="checkpoint-", dir=self._folder)
+        return sys.modules["ray.tune"].Checkpoint.from_directory(str(kept.to_directory(folder)))
+
+
+# Reports on their way to the driver: each goes out in its turn, when its checkpoint is durable.
+#
+# A thread writes the checkpoint, one at a time, while training goes on.
+
+
+class Reports:
+    """Reports of one segment, in order; they leave by the thread that iterates over `ready` or `all`."""
+
+    def __init__(self, store: CheckpointStore, trial: int) -> None:
+        self._store = store
+        self._trial = trial
+        self._waiting: deque[tuple[SegmentReport, Future[CheckpointRef] | None]] = deque()
+        self._writer: ThreadPoolExecutor | None = None
+
+    def add(self, report: SegmentReport, payload: Payload | None) -> None:
+        """Append a report, and begin to write its checkpoint, if it has one."""
+        if payload is None:
+            self._waiting.append((report, None))
+            return
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rubberband checkpoint")
+        written = self._writer.submit(self._store.save, self._trial, report.iterations, payload)
+        self._waiting.append((report, written))
+
+    def ready(self) -> Iterator[SegmentReport]:
+        """Yield those that can leave now. Raises CheckpointError if a checkpoint could not be written."""
+        while self._waiting and (self._waiting[0][1] is None or self._waiting[0][1].done()):
+            yield self._next()
+
+    def all(self) -> Iterator[SegmentReport]:
+        """Wait for the checkpoints, and yield all reports. Raises CheckpointError as `ready` does."""
+        while self._waiting:
+            self.wait()
+            yield self._next()
+
+    def wait(self) -> None:
+        """Wait until the next report can leave."""
+        if self._waiting and (written := self._waiting[0][1]) is not None:
+            written.exception()
+
+    def rest(self) -> Iterator[SegmentReport]:
+        """Yield the reports before the first checkpoint that could not be written, after a failure."""
+        with suppress(CheckpointError):
+            yield from self.all()
+
+    def close(self) -> None:
+        """Wait until nothing is written any more."""
+        if self._writer is not None:
+            self._writer.shutdown()
+
+    def _next(self) -> SegmentReport:
+        report, written = self._waiting.popleft()
+        return report if written is None else replace(report, checkpoint=written.result())

@@ -8,17 +8,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from rubberband.executor.training.hooks import override_of
-from rubberband.executor.training.own_step import Group
 from rubberband.executor.training.runner import TrialFailure
 from rubberband.executor.training.torch_trial import PrecisionName, SchedulerStep, TorchTrial
 from rubberband.units import shown
+
+T = TypeVar("T")
 
 _FLAGS = ("compile", "channels_last", "find_unused_parameters", "static_graph")
 
@@ -40,6 +41,35 @@ def _check_among(name: str, value: Any, allowed: Sequence[Any]) -> None:
     if not any(type(value) is type(each) and value == each for each in allowed):
         *others, last = map(repr, allowed)
         raise _refused(f"{name}={shown(value)} is not known; use {', '.join(others)} or {last}")
+
+
+class Group(Generic[T]):
+    """An object that `build_optimizer` or `build_scheduler` returned, or several in a list, tuple or mapping."""
+
+    def __init__(self, built: Any) -> None:
+        self.built = built
+        self._several: Mapping[Any, T] | None = None
+        if isinstance(built, Mapping):
+            self._several = dict(built)
+        elif isinstance(built, (list, tuple)):
+            self._several = dict(enumerate(built))
+        self.members: list[T] = [built] if self._several is None else list(self._several.values())
+
+    def state_dict(self) -> Any:
+        """Return the state of the object, or those of several by name or number."""
+        if self._several is None:
+            return self.built.state_dict()
+        return {name: each.state_dict() for name, each in self._several.items()}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore what `state_dict` returned. Raises ValueError for that of other objects."""
+        if self._several is None:
+            self.built.load_state_dict(state)
+            return
+        if state.keys() != self._several.keys():
+            raise ValueError(f"it has the states of {list(state)}, and the trial builds {list(self._several)}")
+        for name, each in self._several.items():
+            each.load_state_dict(state[name])  # type: ignore[attr-defined]
 
 
 def build_optimizer(trial: TorchTrial, config: Mapping[str, Any], module: torch.nn.Module) -> Group[Optimizer]:

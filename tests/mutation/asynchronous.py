@@ -39,7 +39,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="shard-of-another-server",
         harm="servers apply gradients to the tensors of others",
-        file="executor/training/asynchronous/applying.py",
+        file="executor/training/asynchronous/shards.py",
         old="names = Shard.all(trained, segment.training.servers)[index].names",
         new="names = Shard.all(trained, segment.training.servers)[-1 - index].names",
         tests=_EQUAL,
@@ -56,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="staleness-one-more",
         harm="workers are further ahead of the slowest one than max_staleness allows",
-        file="executor/training/asynchronous/pacing.py",
+        file="executor/training/asynchronous/order.py",
         old="min(self._clocks.values()) <= self.max_staleness",
         new="min(self._clocks.values()) <= self.max_staleness + 1",
         tests=_PURE,
@@ -72,7 +72,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="position-of-the-data-goes-on",
         harm="a trial that resumes skips the batches that workers had in hand, and trains others twice",
-        file="executor/training/asynchronous/pacing.py",
+        file="executor/training/asynchronous/order.py",
         old="held = {worker: list(tickets) for worker, tickets in self.held.items()}",
         new="held = dict(self.held)",
         tests=_PURE,
@@ -80,7 +80,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="batch-in-hand-not-returned",
         harm="no one trains on the batch of a worker that died",
-        file="executor/training/asynchronous/pacing.py",
+        file="executor/training/asynchronous/order.py",
         old="self.returned.extend(self.held.pop(worker, ()))",
         new="self.held.pop(worker, None)",
         tests=_PURE,

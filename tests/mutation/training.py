@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="weights-ignored",
         harm="a step's gradient depends on how its samples are divided",
-        file="executor/training/weighing.py",
+        file="executor/training/means.py",
         old="found = [weight / total() for weight in weights]",
         new="found = [1 / len(weights) for weight in weights]",
         tests=("tests/unit/test_hooks.py::test_a_batch_counts_by_its_weight_however_it_is_divided",),
@@ -67,7 +67,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="own-step-not-weighted",
         harm="the gradient of an own step depends on how its samples are shared out",
-        file="executor/training/own_step.py",
+        file="executor/training/step.py",
         old="return gradient if self.factor == 1.0 else gradient * self.factor",
         new="return gradient",
         tests=("tests/integration/test_segment_gang.py::test_an_own_step_does_not_depend_on_the_gang",),
@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="gradients-not-weighted",
         harm="a gang with unequal shares learns another thing than one GPU",
-        file="executor/training/weighing.py",
+        file="executor/training/means.py",
         old="factor=lambda at: num_workers * sizes[at] / batch_size",
         new="factor=lambda at: 1.0",
         tests=("tests/unit/test_loop.py::test_accumulation_changes_nothing",),
@@ -107,7 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="reported-before-it-is-durable",
         harm="a crash loses an iteration that the journal counts",
-        file="executor/training/saving.py",
+        file="executor/training/run.py",
         old="self._waiting[0][1] is None or self._waiting[0][1].done()",
         new="True",
         tests=("tests/unit/test_checkpoints_behind.py",),

@@ -13,9 +13,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rubberband
-from rubberband.executor.training.asynchronous.applying import ServedShard
 from rubberband.executor.training.asynchronous.server import ParameterServer
-from rubberband.executor.training.asynchronous.shards import Buffer
+from rubberband.executor.training.asynchronous.shards import Buffer, ServedShard
 from rubberband.executor.training.asynchronous.wire import Wire
 from rubberband.values.training import AsyncTraining
 from tests.builders.segments import SEGMENT

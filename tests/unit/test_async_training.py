@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.training.asynchronous.applying import check_memory
-from rubberband.executor.training.asynchronous.order import Order, Tally
-from rubberband.executor.training.asynchronous.pacing import Pace
-from rubberband.executor.training.asynchronous.shards import largest_share, shards_of
+from rubberband.executor.training.asynchronous.order import Order, Pace, Tally
+from rubberband.executor.training.asynchronous.shards import check_memory, largest_share, shards_of
 from rubberband.executor.training.runner import TrialFailure
 from rubberband.values.training import AsyncUse
 

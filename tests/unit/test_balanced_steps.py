@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rubberband.executor.training.availability import Availability
-from rubberband.executor.training.balancing import Balancing, at_least, can_balance
+from rubberband.executor.training.balancing import Availability, Balancing, at_least, can_balance
 from rubberband.executor.training.batching import FixedBatching
 from rubberband.executor.training.compute_time import ComputeTimer, CpuTimer, CudaTimer
 from rubberband.executor.training.gang import Gang

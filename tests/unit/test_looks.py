@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.executor.training import looks
-from rubberband.executor.training.looks import SHARE, LookBudget, own_time
+from rubberband.executor.training import agent
+from rubberband.executor.training.agent import LOOK_SHARE, LookBudget, own_time
 
 
 @given(
@@ -30,7 +30,7 @@ def test_looks_take_two_shares_of_the_time_at_most_beside_the_first(step_s, look
         budget.spent_s += int(extra) * extra_s
         budget.spend(look_s)
         done += interval
-    assert budget.spent_s <= 2.0 * SHARE * max(done, steps) * step_s + 2.0 * look_s
+    assert budget.spent_s <= 2.0 * LOOK_SHARE * max(done, steps) * step_s + 2.0 * look_s
 
 
 def test_looks_come_as_often_as_asked_where_they_are_cheap():
@@ -43,7 +43,7 @@ def test_the_time_in_the_queue_of_a_cpu_is_not_the_thread_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queued = tmp_path / "schedstat"
-    monkeypatch.setattr(looks, "_QUEUED", str(queued))
+    monkeypatch.setattr(agent, "_QUEUED", str(queued))
     monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
     assert own_time() == 10.0, "a system that does not count it"
     queued.write_text("5000000000 2500000000 7\n")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from rubberband.executor.training.moving import pinned, to_device
+from rubberband.executor.training.loading import pinned, to_device
 
 META = torch.device("meta")
 Pair = namedtuple("Pair", ["x", "y"])

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.training.data import Stream
 from rubberband.executor.training.loading import Part
-from rubberband.executor.training.streams import Stream
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.unit.test_loader_workers import content, curve, failure, made, raising, reports, run
 from tests.unit.test_loader_workers import one_thread as one_thread

@@ -1,6 +1,6 @@
 """The training loop of a `TorchTrial` on one worker of an asynchronous gang.
 
-* A worker trains like a gang of one, up to the gradient: it takes a batch of M samples of its own (`pacing.py`), and
+* A worker trains like a gang of one, up to the gradient: it takes a batch of M samples of its own (`order.py`), and
   exchanges its gradient for parameters. An update is an optimizer step, made by the servers, and an iteration has as
   many updates as synchronous training has steps.
 * With max_staleness 0 all workers share each batch as in synchronous training, and the result is the same.
@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from rubberband.executor.training.asynchronous.rules import fault_of_words
 from rubberband.executor.training.asynchronous.servers import Servers, Snapshot
 from rubberband.executor.training.asynchronous.shards import largest_share, trained_parameters
 from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.hooks import fault_of_words
 from rubberband.executor.training.loading import Part
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.means import Means

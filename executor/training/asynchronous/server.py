@@ -6,29 +6,31 @@ takes a snapshot, so that the snapshots of all servers hold the same updates. Ra
 writes the checkpoint, while training goes on.
 
 An update is acknowledged by the parameters that are returned. It lives here then, and is lost only with the server.
+
+`ServerThreads` runs the servers of a check inside the process of its only worker.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from socket import SHUT_RDWR, socket
+from dataclasses import dataclass, replace
+from threading import Thread
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rubberband.executor.training.asynchronous.applying import Part, ServedShard
-from rubberband.executor.training.asynchronous.order import Order, Tally
-from rubberband.executor.training.asynchronous.pacing import Pace
-from rubberband.executor.training.asynchronous.shards import Buffer, memory_of
+from rubberband.executor.training.asynchronous.order import Order, Pace, Tally
+from rubberband.executor.training.asynchronous.shards import Buffer, Part, ServedShard, memory_of
 from rubberband.executor.training.asynchronous.wire import Wire
 from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.torch_trial import TorchTrial
 
 _LOOK_S = 0.2
 _ALL_THERE_S = 60.0
@@ -99,7 +101,7 @@ class ParameterServer:
         """Worker -> its part of the present update, if all share one."""
         self._round_began_at = 0.0
 
-    def run(self, listener: socket) -> None:
+    def run(self, listener: socket.socket) -> None:
         """Serve until rank 0 ends the segment. Raises the first error of the optimizer, or of the protocol."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         with self._changed:
@@ -110,7 +112,7 @@ class ParameterServer:
                 self._changed.wait(_LOOK_S)  # workers that still compute learn that it is over
             peers = list(self._peers)
         with contextlib.suppress(OSError):
-            listener.shutdown(SHUT_RDWR)  # wakes the thread that accepts
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         listener.close()
         for peer in peers:
             peer.wire.close()
@@ -123,7 +125,7 @@ class ParameterServer:
             self._is_finished = True
             self._changed.notify_all()
 
-    def _accept(self, listener: socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
                 connected, _ = listener.accept()
@@ -440,3 +442,52 @@ class ParameterServer:
                 torch.save(self._shard.states(with_tensors=False), states)
             self._changed.notify_all()
         peer.wire.send({}, states.getbuffer())
+
+
+_END_S = 5.0
+"""The longest time for a server to end."""
+
+
+class ServerThreads:
+    """The servers of a segment; they listen at once, and serve after `start`."""
+
+    def __init__(self, servers: int) -> None:
+        self._listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(servers)]
+        self.addresses = tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in self._listeners)
+        """`host:port` of each server."""
+        self._error: BaseException | None = None
+        self._running: list[tuple[ParameterServer, Thread]] = []
+
+    def start(self, trial_class: type[TorchTrial], segment: Segment) -> None:
+        """Serve one worker. The shards must fit into this machine's memory with the segment's number of workers.
+
+        All are built before this returns: building draws from the random state of the process. Raises LacksMemory if
+        that is too little, and what the trial raises.
+        """
+        shards = [ServedShard(trial_class(), segment, index) for index in range(len(self.addresses))]
+        alone = replace(segment, num_workers=1)
+        for index, (shard, listener) in enumerate(zip(shards, self._listeners, strict=True)):
+            server = ParameterServer(shard, alone, index, checkpoint_every=1)
+            thread = Thread(target=self._run, args=(server, listener), daemon=True)
+            self._running.append((server, thread))
+            thread.start()
+
+    def _run(self, server: ParameterServer, listener: socket.socket) -> None:
+        try:
+            server.run(listener)
+        except BaseException as error:
+            self._error = self._error or error
+
+    def failure(self) -> BaseException | None:
+        """Return why a server ended before its worker, once all have ended; None if none failed."""
+        self.close()
+        for _, thread in self._running:
+            thread.join(_END_S)
+        return self._error
+
+    def close(self) -> None:
+        """End the servers. Idempotent."""
+        for server, _ in self._running:
+            server.end()
+        for listener in self._listeners:
+            listener.close()
