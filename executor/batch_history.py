@@ -1,12 +1,41 @@
-"""How a trial's batch size changed over its training, from its reports. Pure."""
+"""How a trial's batch size, and its division among the workers, changed over its training; from its reports. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rubberband.executor.copying import copied
-from rubberband.executor.core.state import TrialReport
+from rubberband.executor.core.events import Gang
+from rubberband.executor.core.state import Allocation, TrialReport
+from rubberband.values.balance import BalanceUse
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# Copies of dataclasses: as another one with the same fields, and as plain values.
+
+_Kind = TypeVar("_Kind", bound="DataclassInstance")
+_ATOMS = frozenset({float, int, str, bool, type(None)})
+
+
+def copied(kind: type[_Kind], source: object, **changed: object) -> _Kind:
+    """Return a `kind` with the fields of `source` that have the same names, and the changed ones."""
+    same = {name: getattr(source, name) for name in kind.__dataclass_fields__ if name not in changed}
+    return kind(**same, **changed)
+
+
+def plain_of(value: Any) -> Any:
+    """Return plain values, like `dataclasses.asdict` but without copying every number."""
+    if type(value) in _ATOMS:
+        return value
+    if isinstance(value, tuple | list):
+        return [plain_of(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: plain_of(one) for key, one in value.items()}
+    if is_dataclass(value):
+        return {name: plain_of(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,3 +99,46 @@ def _stretches(report: TrialReport, not_before: float, started_at: float) -> lis
             )
         )
     return found
+
+
+# How the workers of a trial divided its batches over its training, from its reports. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalanceStretch(BalanceUse):
+    """The shares and times of the workers over an iteration in which they were unequal."""
+
+    stage: int
+    iterations: int
+    """Iterations done at its end."""
+    end_s: float
+    """Its report, from the start of the run."""
+    workers: Gang
+    """The slot of each worker, by rank."""
+
+
+def balance_history(
+    reports: Sequence[TrialReport], uses: Iterable[Allocation], started_at: float
+) -> tuple[BalanceStretch, ...]:
+    """Return the stretches of unequal workers in `reports`, in order; empty where all are equal.
+
+    `uses` are the trial's stretches on gangs, `started_at` is the start of the run.
+    """
+    told = [report for report in reports if report.balance is not None]
+    gangs = list(uses) if told else []
+    return tuple(
+        copied(
+            BalanceStretch,
+            report.balance,
+            stage=report.stage,
+            iterations=report.iterations,
+            end_s=report.reported_at - started_at,
+            workers=_gang_at(gangs, report.reported_at),
+        )
+        for report in told
+    )
+
+
+def _gang_at(uses: Sequence[Allocation], at: float) -> Gang:
+    """Return the gang that reported at an instant: the latest one that had begun."""
+    return next((use.gang for use in reversed(uses) if use.started_at <= at), ())

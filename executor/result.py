@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from rubberband.errors import InputError
-from rubberband.executor.balance_history import BalanceStretch, balance_history
-from rubberband.executor.batch_history import BatchStretch, batch_history
-from rubberband.executor.copying import copied, plain_of
+from rubberband.executor.batch_history import (
+    BalanceStretch,
+    BatchStretch,
+    balance_history,
+    batch_history,
+    copied,
+    plain_of,
+)
 from rubberband.executor.core import rules
 from rubberband.executor.core.budget import (
     PaidTime,

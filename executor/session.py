@@ -35,7 +35,7 @@ from rubberband.executor.result import Result, summarise
 from rubberband.executor.trackers import followers
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import VirtualBackend, by_trial, shuffled
-from rubberband.executor.virtual.noise import Noise
+from rubberband.executor.virtual.fleet import Noise
 from rubberband.interrupts import AtOnce
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder

@@ -3,8 +3,7 @@
 from rubberband.cloud.pool.events import PoolLimits
 from rubberband.cloud.pool.journal import FileJournal, MemoryJournal
 from rubberband.cloud.pool.pool import LentInstance, Pool
-from rubberband.cloud.pool.provider import PoolCalls, PoolProvider
-from rubberband.cloud.pool.remote import RemotePool, open_pool
+from rubberband.cloud.pool.provider import PoolCalls, PoolProvider, RemotePool, open_pool
 from rubberband.cloud.pool.server import PoolServer
 
 __all__ = [

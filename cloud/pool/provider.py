@@ -6,12 +6,27 @@ pool itself goes on. Many experiments share its one Ray cluster; each sees only 
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from rubberband.cloud.pool.pool import LentInstance
-from rubberband.cloud.provider import Head, InstanceDescription
+from rubberband.cloud.pool.broker import Broker
+from rubberband.cloud.pool.journal import FileJournal
+from rubberband.cloud.pool.pool import LentInstance, lent
+from rubberband.cloud.provider import Head, HeadError, InstanceDescription
+from rubberband.cloud.steady import FILE as CLOCK_FILE
+from rubberband.cloud.steady import steady_clock
+from rubberband.errors import ProviderError
+from rubberband.spec.pool import PoolFolder
 from rubberband.values.plan import Market
 
 
@@ -121,3 +136,213 @@ class PoolProvider:
     def ensure_head(self) -> Head:
         """Return the living head of the pool's cluster; start one if there is none. Raises HeadError."""
         return replace(self._pool.ensure_head(), namespace=self._tenant)
+
+
+# A client of the broker's process, for drivers and commands. It starts a new broker if the last one died.
+#
+# Machines outlive their broker by their lease, so that the new one adopts them. A pool that was closed answers from its
+# journal: everything in it has ended.
+
+BROKER_MODULE = "rubberband.app.pool"
+"""Run with the pool's folder, it is the broker's process."""
+PATIENCE_S = 60.0
+"""The longest wait for a broker that starts."""
+_ANSWER_S = 60.0
+_HEAD_S = 600.0
+"""On a busy machine a head may take minutes to start."""
+_GLANCE_S = 2.0
+_RETRY_S = 0.1
+_START_EVERY_S = 5.0
+
+
+class BrokerAwayError(ProviderError):
+    """The broker does not answer."""
+
+
+class RemotePool:
+    """Implements `PoolCalls` for the pool of a folder. Thread-safe."""
+
+    def __init__(self, folder: PoolFolder) -> None:
+        self._folder = folder
+
+    def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float, market: Market) -> None:
+        """See `Pool.launch`."""
+        if not self._folder.is_up:
+            raise ProviderError(
+                f"pool {self._folder.name} was closed; start it again with `rubberband pool up FILE`, and resume"
+            )
+        self._ask(
+            "launch",
+            tenant=tenant,
+            experiment=experiment,
+            instance=instance,
+            gpus=gpus,
+            lease_s=lease_s,
+            market=market,
+        )
+
+    def describe(self, tenant: str) -> list[LentInstance]:
+        """See `Pool.describe`."""
+        if not self._folder.is_up:
+            return self._as_closed(tenant)
+        return [_lent(words) for words in self._ask("describe", tenant=tenant)]
+
+    def release(self, tenant: str, instance: str) -> LentInstance:
+        """See `Pool.release`."""
+        if self._folder.is_up:
+            return _lent(self._ask("release", tenant=tenant, instance=instance))
+        found = [one for one in self._as_closed(tenant) if one.status.instance == instance]
+        if not found:
+            raise ProviderError(f"instance {instance} was never launched in pool {self._folder.name}")
+        return found[0]
+
+    def renew(self, tenant: str, until: float) -> None:
+        """See `Pool.renew`; asked once, as the next renewal comes soon."""
+        if self._folder.is_up:
+            self._once("renew", _ANSWER_S, tenant=tenant, until=until)
+
+    def leave(self, tenant: str) -> None:
+        """See `Pool.leave`."""
+        if self._folder.is_up:
+            self._ask("leave", tenant=tenant)
+
+    def head(self) -> Head | None:
+        """See `Pool.head`."""
+        words = self._ask("head") if self._folder.is_up else None
+        return None if words is None else Head(**words)
+
+    def ensure_head(self) -> Head:
+        """See `Pool.ensure_head`."""
+        return Head(**self._ask("ensure_head", answer_s=_HEAD_S))
+
+    def traits(self) -> dict[str, Any]:
+        """See `Pool.traits`."""
+        found: dict[str, Any] = self._ask("traits")
+        return found
+
+    def slowness(self, machine: str) -> float:
+        """See `Pool.slowness`."""
+        return float(self._ask("slowness", machine=machine))
+
+    def last_words(self, machine: str) -> str:
+        """See `Pool.last_words`."""
+        return str(self._ask("last_words", machine=machine))
+
+    def status(self) -> dict[str, Any]:
+        """Return the pool's standing (see `standing`)."""
+        found: dict[str, Any] = self._ask("status")
+        return found
+
+    def glance(self) -> dict[str, Any]:
+        """Return the pool's standing if its broker answers at once. Raises ProviderError; starts no broker."""
+        found: dict[str, Any] = self._once("status", _GLANCE_S)
+        return found
+
+    def ensure_broker(self) -> None:
+        """Start a broker unless one answers, and wait for it.
+
+        Raises ProviderError for a pool that is closed, or with what its broker printed last.
+        """
+        if not self._folder.is_up:
+            raise ProviderError(f"pool {self._folder.name} is down; start it with `rubberband pool up FILE`")
+        self._ask("ping")
+
+    def stop(self) -> None:
+        """Ask the broker to end the pool; a broker that died is started first, to end what it left."""
+        self._ask("stop")
+
+    def _ask(self, call: str, *, answer_s: float = _ANSWER_S, **words: Any) -> Any:
+        """Return the answer; while no broker answers, start one. Raises ProviderError."""
+        deadline, started_at = time.monotonic() + PATIENCE_S, -_START_EVERY_S
+        while True:
+            try:
+                return self._once(call, answer_s, **words)
+            except BrokerAwayError as error:
+                now = time.monotonic()
+                if now >= deadline:
+                    raise ProviderError(f"{error}; its log ends with: {self._last_words()}") from None
+                if now - started_at >= _START_EVERY_S:
+                    started_at = now
+                    start_broker(self._folder)
+                time.sleep(_RETRY_S)
+
+    def _once(self, call: str, answer_s: float, **words: Any) -> Any:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(answer_s)
+                connection.connect(self._folder.address.read_text())
+                connection.sendall(json.dumps({"call": call, **words}).encode() + b"\n")
+                with connection.makefile("rb") as stream:
+                    line = stream.readline()
+            if not line.endswith(b"\n"):
+                raise ConnectionError("it ended before it answered")
+        except OSError as error:
+            raise BrokerAwayError(
+                f"the broker of pool {self._folder.name} does not answer ({error.strerror or error})"
+            ) from None
+        answer = json.loads(line)
+        if "error" in answer:
+            raise (HeadError if answer["kind"] == "HeadError" else ProviderError)(answer["error"])
+        return answer["answer"]
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._folder.log.read_text(errors="replace").split("\n")
+        except OSError:
+            return "nothing"
+        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+
+    def _as_closed(self, tenant: str) -> list[LentInstance]:
+        broker = Broker()
+        for event in FileJournal(self._folder.path).events():
+            broker.handle(event)
+        return [lent(one) for one in broker.state.tenants.get(tenant, ()) if one.ended_at is not None]
+
+
+def open_pool(
+    experiment: str,
+    directory: Path,
+    folder: PoolFolder,
+    gpus_per_instance: int,
+    *,
+    run: str,
+    lease_s: float,
+    not_before: float = 0.0,
+) -> PoolProvider:
+    """Open a pool for one run of an experiment; `directory` gets the pool's clock, which viewers of the run read.
+
+    Its clock goes on from `not_before` at least. Raises ProviderError if the pool does not answer.
+    """
+    pool = RemotePool(folder)
+    pool.ensure_broker()
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(folder.machines / CLOCK_FILE, directory / CLOCK_FILE)
+    clock = steady_clock(directory)
+    return PoolProvider(
+        experiment,
+        pool,
+        gpus_per_instance,
+        run=run,
+        clock=lambda: max(clock(), not_before),
+        lease_s=lease_s,
+        **pool.traits(),
+    )
+
+
+def start_broker(folder: PoolFolder) -> None:
+    """Start the process of a pool's broker, which outlives this one. It ends at once if another one runs."""
+    with open(folder.log, "ab") as log:
+        broker = subprocess.Popen(
+            [sys.executable, "-P", "-m", BROKER_MODULE, str(folder.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=folder.path,
+            env={**os.environ, "RUBBERBAND_HOME": str(folder.path.parent.parent)},
+        )
+    threading.Thread(target=broker.wait, daemon=True, name="pool-broker").start()  # reaps it
+
+
+def _lent(words: dict[str, Any]) -> LentInstance:
+    return LentInstance(status=InstanceDescription(**words["status"]), machine=words["machine"])

@@ -23,8 +23,7 @@ from rubberband.executor.core.events import (
     ReleaseInstance,
 )
 from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
-from rubberband.executor.core.forecast import forecast, runs_in_s, stage_left_s
-from rubberband.executor.core.mixture import speed_of
+from rubberband.executor.core.forecast import forecast, runs_in_s, speed_of, stage_left_s
 from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.core.state import Job, Lane, Phase, State
 from rubberband.executor.core.trials import stop

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from rubberband.executor.core.events import Slot
-from rubberband.executor.core.mixture import gang_factor
+from rubberband.executor.core.forecast import gang_factor
 from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds, with_metric
 from rubberband.executor.core.rules import promoted
 from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus

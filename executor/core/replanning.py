@@ -16,9 +16,8 @@ from rubberband.errors import RubberbandError
 from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd, held_s
 from rubberband.executor.core.events import RestPlanned
-from rubberband.executor.core.forecast import forecast, later_stages, stage_left
+from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
 from rubberband.executor.core.measured import MeasuredTerms, measured
-from rubberband.executor.core.mixture import assumed, lane_factor
 from rubberband.executor.core.state import Job, Lane, Phase, State, TrialStatus
 from rubberband.planner.replan import Replanned, replan
 from rubberband.planner.reserve import Reserve

@@ -27,8 +27,7 @@ from rubberband.executor.core.events import (
     TrialFailed,
     TrialReported,
 )
-from rubberband.executor.ray.async_attempt import AsyncAttempt
-from rubberband.executor.ray.attempt import Attempt
+from rubberband.executor.ray.attempt import AsyncAttempt, Attempt
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
 from rubberband.executor.ray.fork_server import ForkServer

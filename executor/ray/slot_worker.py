@@ -1,6 +1,6 @@
-"""The process of one slot: a Ray actor that stays warm and runs the segments of the slot's trials.
+"""The processes of one slot: Ray actors that stay warm and run the segments of the slot's trials, or serve them.
 
-It runs one thing at a time, on its main thread, so that user code may set signal handlers and the like.
+A worker runs one thing at a time, on its main thread, so that user code may set signal handlers and the like.
 """
 
 from __future__ import annotations
@@ -219,3 +219,37 @@ def _speak_where_others_listen() -> None:
         if any(found.address == address for found in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+# The process of a parameter server: a Ray actor that stays warm and serves one segment after another.
+#
+# It is beside a slot's worker, on the same instance, and takes no GPU of its own; it outlives that worker.
+
+_QUEUE = 128
+
+
+class ServerProcess:
+    """Serves segments in this process; `Workers` makes it an actor."""
+
+    def __init__(self, entrypoint: Entrypoint, *, code: Code | None = None) -> None:
+        """`code` holds the driver's folders, if this is not the driver's machine."""
+        self._entrypoint = entrypoint if code is None else install(code, entrypoint)
+
+    def warm_up(self) -> None:
+        """Import everything that serving needs."""
+        from rubberband.executor.training.run import warm_up
+
+        warm_up(self._entrypoint, "cpu")
+
+    def run(self, segment: Segment, index: int) -> Iterator[str | SegmentFailure]:
+        """Serve as server `index` of the segment; yield its `host:port`, and in the end why it failed, if it did."""
+        import ray
+
+        from rubberband.executor.training.run import run_server
+
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        listener = socket.create_server(("", 0), backlog=_QUEUE)
+        yield f"{host}:{listener.getsockname()[1]}"
+        failure = run_server(self._entrypoint, segment, index, listener)
+        if failure is not None:
+            yield failure

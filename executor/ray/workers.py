@@ -20,8 +20,7 @@ from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray import connection
 from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
-from rubberband.executor.ray.parameter_server import ServerProcess
-from rubberband.executor.ray.slot_worker import Device, SlotWorker
+from rubberband.executor.ray.slot_worker import Device, ServerProcess, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
 
 

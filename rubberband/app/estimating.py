@@ -14,7 +14,7 @@ from rubberband import markup
 from rubberband.app.kept import profiles_to_plan
 from rubberband.app.terms import EstimateAnswer, answer, local_terms
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.executor.copying import copied
+from rubberband.executor.batch_history import copied
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import default_home
 from rubberband.spec.experiment import Experiment

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from rubberband.executor.balance_history import BalanceStretch
+from rubberband.executor.batch_history import BalanceStretch
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
 from rubberband.units import format_bytes, format_duration

@@ -28,7 +28,7 @@ from rubberband.executor.driver import drive
 from rubberband.executor.journal.folder import open_folder
 from rubberband.executor.result import jct_s
 from rubberband.executor.virtual.backend import VirtualBackend, shuffled
-from rubberband.executor.virtual.noise import Noise
+from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.asha import Simulations
 from rubberband.planner.table import Floats
 from rubberband.spec.experiment import Experiment

@@ -30,7 +30,7 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.noise import Noise
+from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws
 from rubberband.planner.search import plan

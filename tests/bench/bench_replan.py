@@ -27,8 +27,7 @@ from rubberband.executor.core.replanning import decide
 from rubberband.executor.core.state import Job, Phase
 from rubberband.executor.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import AttemptFate
-from rubberband.executor.virtual.noise import Noise
+from rubberband.executor.virtual.fleet import AttemptFate, Noise
 from rubberband.planner.search import plan
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, Spot

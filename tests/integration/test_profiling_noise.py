@@ -14,8 +14,7 @@ from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.profiling import ProfilingLimits, ProfilingResult, measure
 from rubberband.executor.profiling_points import Component
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.executor.virtual.fleet import AttemptFate
-from rubberband.executor.virtual.noise import Noise
+from rubberband.executor.virtual.fleet import AttemptFate, Noise
 from rubberband.values.offer import Offer
 from rubberband.values.profile import FIXED, Profile, Spread
 

@@ -19,7 +19,7 @@ from rubberband.errors import InfeasibleError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.noise import Noise
+from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.sizing import largest
 from rubberband.spec.experiment import Experiment
 from rubberband.values.profile import Profile

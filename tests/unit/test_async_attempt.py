@@ -22,8 +22,8 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
-from rubberband.executor.ray import async_attempt, attempt
-from rubberband.executor.ray.async_attempt import AsyncAttempt
+from rubberband.executor.ray import attempt
+from rubberband.executor.ray.attempt import AsyncAttempt
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
 from rubberband.values.training import AsyncTraining
 from tests.builders.segments import SEGMENT
@@ -112,9 +112,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> None:
         return [], streams
 
     fake = SimpleNamespace(get=get, wait=wait)
-    monkeypatch.setattr(async_attempt, "ray", fake)
     monkeypatch.setattr(attempt, "ray", fake)
-    monkeypatch.setattr(async_attempt, "GRACE_S", 0.2)
+    monkeypatch.setattr(attempt, "GRACE_S", 0.2)
 
 
 def carried_out(place: Place, *, stopped: bool = False) -> list[Event]:

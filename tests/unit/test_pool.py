@@ -14,7 +14,7 @@ import pytest
 from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool import pool as module
 from rubberband.cloud.pool.events import Opened, SliceReturned
-from rubberband.cloud.pool.standing import standing
+from rubberband.cloud.pool.server import standing
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import JournalError, ProviderError
 from rubberband.values.offer import Offer, Spot

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits
-from rubberband.cloud.pool.standing import standing
+from rubberband.cloud.pool.server import standing
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.planner.sharing import Calendar, Span
 from rubberband.views.pool import colours_of, experiments_table, money_table, promises_chart, render_pool

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rubberband.api.dashboard.experiment_words import happenings
-from rubberband.executor.balance_history import BalanceStretch
+from rubberband.executor.batch_history import BalanceStretch
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.values.balance import BalanceUse

@@ -12,7 +12,7 @@ from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.noise import Noise
+from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.model import predict
 from rubberband.planner.sampling import sample
 from rubberband.values.offer import Offer
