@@ -20,9 +20,8 @@ from rubberband.executor.core.events import TrialReported
 from rubberband.planner.goodput.fit import fit as fit_throughput
 from rubberband.planner.goodput.fit import relative_errors
 from rubberband.values.adaptive import BatchLimits, BatchPoint, BatchUse, GoodputProfile
-from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
+from rubberband.values.asynchronous import AsyncProfile, AsyncTimes, AsyncUse
 from rubberband.values.profile import FIXED, Profile, measured
-from rubberband.values.training import AsyncUse
 
 Floats = npt.NDArray[np.float64]
 

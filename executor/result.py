@@ -45,10 +45,10 @@ from rubberband.executor.happenings import (
 from rubberband.executor.pareto import Objective, front
 from rubberband.executor.sampling import Seeds, configurations
 from rubberband.values.adaptive import GoodputProfile
+from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.kinds import KINDS
 from rubberband.values.offer import BillLine
 from rubberband.values.plan import Market
-from rubberband.values.training import AsyncUse
 
 if TYPE_CHECKING:
     import pandas

@@ -42,10 +42,10 @@ from rubberband.spec.pool import PoolFolder
 from rubberband.spec.resources import LOG_LIMIT_BYTES, Resources
 from rubberband.values import start_times
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
+from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance
 from rubberband.values.kinds import KINDS, ProviderKind
 from rubberband.values.offer import Offer
-from rubberband.values.training import AsyncTraining
 
 READY_TIMEOUT_S = 180.0
 

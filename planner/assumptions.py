@@ -164,7 +164,7 @@ def _workers(job: JobPlan, now: Case) -> Iterator[_Change]:
     model, most = now.profile.asynchronous, max(choice.gpus_per_trial for choice in job.plan.stages)
     if model is None or model.blend is not None or most == 1:
         return
-    from rubberband.planner.queueing.planning import seconds_per_iteration, updates_per_s
+    from rubberband.planner.queueing import seconds_per_iteration, updates_per_s
 
     sizes = sorted(now.profile.seconds_per_iteration)
     expected, slowest = (seconds_per_iteration(one, sizes) for one in (model, replace(model, blend=0.0)))

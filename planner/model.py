@@ -342,7 +342,7 @@ class MeanCost:
     """
 
     figures: dict[tuple[tuple[int, int], ...], tuple[float, float]]
-    """Notes of `rubberband.planner.greedy` on this job; bounded as the rest of the memory is."""
+    """Notes of `rubberband.planner.search.greedy` on this job; bounded as the rest of the memory is."""
 
     def __init__(self, stages: Sequence[Stage], profile: Profile, offer: Offer) -> None:
         self.figures = {}

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import math
+import subprocess
+import sys
+import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,7 +23,6 @@ from markupsafe import Markup
 
 from rubberband.api.dashboard import experiment_words as words
 from rubberband.api.dashboard.frame import render
-from rubberband.api.dashboard.importance import cached_importance
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Known, Service, Serving
@@ -34,16 +37,58 @@ from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
 from rubberband.views.asynchronous import updates
 from rubberband.views.batch_charts import BATCHES_NOTE, batches_over_time
 from rubberband.views.charts import CURVES, Figure
-from rubberband.views.importance import IMPORTANCE_NOTE
+from rubberband.views.importance import IMPORTANCE_NOTE, importance_chart, question_of, to_json
 from rubberband.views.learning_chart import CURVES_NOTE, learning_curves
-from rubberband.views.parallel_coordinates import PARALLEL_NOTE, parallel_coordinates
-from rubberband.views.parameter_axes import is_number, parameters
+from rubberband.views.parallel_coordinates import PARALLEL_NOTE, is_number, parallel_coordinates, parameters
 from rubberband.views.pareto import PARETO_NOTE, pareto, trade_off
 from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
-from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, contour, slices
+from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, Space, contour, slices
 from rubberband.views.spending import SPEND_NOTE, spend, trial_costs_usd
 from rubberband.views.tables import TextTable, failures, incidents, measured, ranked, status, workers
 from rubberband.views.words import change, duration, mean_efficiency, printable, setting, usd, usd_decimals
+
+_TIMEOUT_S = 60.0
+_KEPT = 32
+_answers: OrderedDict[str, dict[str, float]] = OrderedDict()
+_answering = threading.Lock()
+
+
+def cached_importance(result: Result, space: Space = None) -> Figure | str:
+    """Return the chart, or in a sentence why there is none."""
+    question = question_of(result, space)
+    if isinstance(question, str):
+        return question
+    text = to_json(question)
+    key = hashlib.sha256(text.encode()).hexdigest()
+    found = _answers.get(key)
+    if found is None:
+        if not _answering.acquire(timeout=_TIMEOUT_S):
+            return "The importance of parameters is being computed for other experiments; reload the page."
+        try:
+            found = _answers[key] = _answers.get(key) or _computed(text)
+            while len(_answers) > _KEPT:
+                _answers.popitem(last=False)
+        except (subprocess.SubprocessError, OSError, ValueError) as error:
+            return f"The importance of parameters cannot be computed: {_cause(error)}."
+        finally:
+            _answering.release()
+    return importance_chart(found, question.note)
+
+
+def _computed(text: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "rubberband.views.importance"]
+    ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+    shares: dict[str, float] = json.loads(ran.stdout)
+    return shares
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it took longer than {_TIMEOUT_S:g} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        return str(error.stderr).strip().rpartition("\n")[2] or "its process ended"
+    return str(error)
+
 
 # The submission, as the page of an experiment shows it that has not started. Pure.
 

@@ -15,8 +15,17 @@ import numpy as np
 from common import COLOURS, line
 from parameter_server import Discipline, Law, constant, gamma, simulated_throughputs
 
-from rubberband.planner.queueing.homogeneous import Network, blended, exact, first_come, highest, hybrid
-from rubberband.planner.queueing.planning import ASSUMED_BLEND, calibrated, curve
+from rubberband.planner.queueing import (
+    ASSUMED_BLEND,
+    Network,
+    blended,
+    calibrated,
+    curve,
+    exact,
+    first_come,
+    highest,
+    hybrid,
+)
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 
 Links = Literal["in turn", "shared"]

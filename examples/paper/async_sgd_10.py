@@ -12,7 +12,7 @@ from async_sgd import LINKS, Links, Throughputs, lines, percent, printed, simula
 from common import Finding, Report, Table, verdict
 from page import panels
 
-from rubberband.planner.queueing.homogeneous import Network
+from rubberband.planner.queueing import Network
 from rubberband.values.asynchronous import AsyncTimes
 
 SECONDS_PER_MB = 0.009

@@ -12,9 +12,9 @@ import numpy as np
 from common import COLOURS, Finding, Report, Table, line, verdict
 from page import Figure, panels
 
-from rubberband.planner.queueing.homogeneous import Network, exact
+from rubberband.planner.queueing import Network, exact
 from rubberband.planner.sharing import Capacity, make_policy
-from rubberband.planner.sharing.curves import CurveJob
+from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.simulation import simulate
 
 NODES = 100

@@ -8,8 +8,7 @@ from async_sgd_10 import GPU
 from common import COLOURS, Finding, Report, Table, line, verdict
 from page import panels
 
-from rubberband.planner.queueing.homogeneous import Network, exact
-from rubberband.planner.queueing.planning import curve
+from rubberband.planner.queueing import Network, curve, exact
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 
 UNEVEN = 4.0 / 6.0

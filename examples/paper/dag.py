@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.errors import InputError
-from rubberband.planner.greedy import greedy
 from rubberband.planner.model import check_plan
+from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import FIXED, Law, Profile, Spread

@@ -11,9 +11,15 @@ import numpy.typing as npt
 from common import COLOURS, Finding, Report, Table, line, verdict
 from page import Figure, panels
 
-from rubberband.planner.balancing.gate import relative_time
-from rubberband.planner.balancing.narx import Narx
-from rubberband.planner.balancing.predictors import Arima, Ema, Memoryless, NormalisedEma, Predictor
+from rubberband.planner.balancing.predictors import (
+    Arima,
+    Ema,
+    Memoryless,
+    Narx,
+    NormalisedEma,
+    Predictor,
+    relative_time,
+)
 
 Floats = npt.NDArray[np.float64]
 

@@ -16,12 +16,12 @@ import numpy as np
 from common import COLOURS, Finding, Report, Table, line, verdict
 from page import Figure, panels
 
-from rubberband.app.adaptdl import read_jobs
+from rubberband.app.workload import read_traces
 from rubberband.planner.goodput.model import gain
 from rubberband.planner.goodput.planning import LOWER, UPPER
 from rubberband.planner.sharing import Capacity, make_policy
+from rubberband.planner.sharing.jobs import Application, Elasticity
 from rubberband.planner.sharing.simulation import Outcome, simulate
-from rubberband.planner.sharing.traced import Application, Elasticity
 
 POOL = Capacity(instances=16, gpus_per_instance=4)
 HOUR_S = 3600.0
@@ -77,7 +77,7 @@ def outcome(data: Data, number: str, row: str, load: float = 1.0, interval_s: fl
 def _outcome(data: Data, number: str, row: str, load: float, interval_s: float) -> Outcome:
     policy, options = TABLE[row]
     file = data.folder / "workloads" / f"workload-{number}.csv"
-    jobs = read_jobs(file, data.folder / "traces", BASELINES.get(policy, "adaptive"))
+    jobs = read_traces(file, data.folder / "traces", BASELINES.get(policy, "adaptive"))
     for job in jobs:
         job.submitted_at /= load
     return simulate(jobs, POOL, make_policy(policy, **options), interval_s=interval_s)
@@ -220,7 +220,7 @@ def compute(folder: Path, most_workloads: int = 8) -> Report:
     trained = None
     if any(job.kind == LARGEST for job in jobs):
         file = folder / "workloads" / f"workload-{data.numbers[0]}.csv"
-        read = read_jobs(file, folder / "traces", "adaptive")
+        read = read_traces(file, folder / "traces", "adaptive")
         application = next((job.application for job in read if job.kind == LARGEST), None)
         trained = None if application is None else [scaled(application, by_goodput) for by_goodput in (True, False)]
     keys = ("mean_jct_s", "p99_jct_s", "makespan_s")

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.values.adaptive import BatchLimits, BatchMode, BatchUse
+from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import Market, Plan, Stage, StagePrediction
 from rubberband.values.profile import Profile
-from rubberband.values.training import AsyncUse
 
 FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint"]
 """Why an attempt failed: the trial's code raised; its metric is NaN or infinite, or missing; no report in time; its

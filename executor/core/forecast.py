@@ -21,8 +21,8 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
 from rubberband.executor.core.rules import target_iterations
 from rubberband.executor.core.state import Job, Lane, Phase, State, TrialState, TrialStatus
-from rubberband.values.mixture import mixed_factor, mixture_words
 from rubberband.values.offer import slots
+from rubberband.values.profile import mixed_factor, mixture_words
 from rubberband.values.rungs import Ladder
 
 # Instances of other types, used instead of the planned one: how fast gangs on them are, by the speeds of the types.

@@ -19,7 +19,7 @@ from rubberband.executor.core.own_speeds import OwnSpeed, OwnSpeeds, own_speeds,
 from rubberband.executor.core.rules import promoted
 from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
-from rubberband.planner.queueing.planning import recalibrated, updates_per_s
+from rubberband.planner.queueing import recalibrated, updates_per_s
 from rubberband.units import format_duration, format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Speeds

@@ -20,12 +20,12 @@ from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.spec.search import Sha
 from rubberband.values.adaptive import BatchUse
+from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Prediction, Stage, StagePlan, StagePrediction, total_iterations
 from rubberband.values.profile import Profile
 from rubberband.values.rungs import Ladder, Rungs
-from rubberband.values.training import AsyncUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

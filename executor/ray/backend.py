@@ -38,8 +38,8 @@ from rubberband.executor.training.segment import Segment
 from rubberband.executor.trial_log import TrialLog
 from rubberband.spec.resources import LOG_LIMIT_BYTES
 from rubberband.values.adaptive import AdaptiveBatch, BatchPoint
+from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance
-from rubberband.values.training import AsyncTraining
 
 _SHORTEST_PROBE_BYTES = 2**16
 

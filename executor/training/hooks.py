@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.values.training import AsyncTraining
+from rubberband.values.asynchronous import AsyncTraining
 
 _ARGUMENTS = {
     "step": ("model", "optimizers", "batch"),

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from rubberband.executor.core.events import CheckpointRef, FailureKind
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchMode, BatchPoint, BatchUse
+from rubberband.values.asynchronous import AsyncTraining, AsyncUse
 from rubberband.values.balance import Balance, BalanceUse
-from rubberband.values.training import AsyncTraining, AsyncUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,23 @@
 """Shares of a batch for unequal workers, as pure functions of looks at them (LB-BSP, SoCC '20)."""
 
+from __future__ import annotations
+
+from typing import Literal
+
 from rubberband.planner.balancing.balancer import Balancer, Line, Look, ShareLimits
-from rubberband.planner.balancing.making import make_balancer
+from rubberband.planner.balancing.line_balancer import LineBalancer
+from rubberband.planner.balancing.paper import PaperCpuBalancer, PaperGpuBalancer
 from rubberband.planner.balancing.shares import even_shares, scale_shares
+from rubberband.planner.balancing.speed_balancer import SpeedBalancer
+from rubberband.values.balance import Balance
 
 __all__ = ["Balancer", "Line", "Look", "ShareLimits", "even_shares", "make_balancer", "scale_shares"]
+
+
+def make_balancer(balance: Balance, device: Literal["cpu", "cuda"], num_workers: int) -> Balancer:
+    """Return a balancer without any memory. `max_share` is for the caller's `ShareLimits`."""
+    if balance.policy == "equal":
+        return LineBalancer(num_workers, moves=False)
+    if device == "cpu":
+        return PaperCpuBalancer(num_workers) if balance.policy == "paper" else SpeedBalancer(num_workers)
+    return PaperGpuBalancer(num_workers) if balance.policy == "paper" else LineBalancer(num_workers)

@@ -15,7 +15,7 @@ import numpy as np
 
 from rubberband.planner.balancing.balancer import Look, ShareLimits
 from rubberband.planner.balancing.line_balancer import LineBalancer
-from rubberband.planner.balancing.narx import Narx
+from rubberband.planner.balancing.predictors import Narx
 from rubberband.planner.balancing.shares import held, keeps, proportional_shares
 from rubberband.planner.balancing.speed_balancer import ForecastBalancer
 

@@ -287,3 +287,200 @@ class NormalisedEma(Remembering):
         self.level = self.level + logs
         self.recent = self.recent + np.abs(self.off) * logs
         self.means[:, 0] += logs
+
+
+HIDDEN = 10
+LOOK_BACK = 2
+INPUTS = LOOK_BACK + 2 * (LOOK_BACK + 1)
+ENOUGH = 500
+"""Samples before the network is used (§4: the first 500 iterations)."""
+KEPT = 2048
+"""Samples to train on."""
+UPDATES, BATCH = 2, 64
+LEARNING_RATE = 0.005
+CLIP = 0.5
+"""The largest error that training sees, so that spikes do not rule it."""
+SLOW = 0.02
+"""Rate of each worker's means."""
+
+
+class Narx(Remembering):
+    """A pooled NARX network.
+
+    v^k = F(v^(k-1), v^(k-2), c^k, c^(k-1), c^(k-2), m^k, m^(k-1), m^(k-2)). The paper trains one F per worker. Here one
+    F is trained for all workers, on logarithms relative to each worker's own means: one network per worker has too few
+    looks to beat the last speed.
+
+    Training is spread: a look adds one sample per worker and does `UPDATES` steps of Adam on samples of the past, so no
+    look takes long. Until there are `ENOUGH` samples the forecast is the exponential moving average, as in §4.
+    """
+
+    arrays = ("parameters", "first_moments", "second_moments", "history", "means")
+    numbers = ("looks", "samples", "updates")
+
+    def __init__(self, num_workers: int, seed: int = 0) -> None:
+        super().__init__(num_workers)
+        self._random = np.random.default_rng(seed)
+        self.samples = self.updates = 0
+        size = HIDDEN * (INPUTS + 2) + INPUTS + 1
+        self.parameters: Floats = self._random.normal(scale=0.3, size=size)
+        self.parameters[-INPUTS - 1 :] = 0.0
+        """The hidden layer's weights and biases, the output's weights, and what goes straight to the output."""
+        self.first_moments: Floats = np.zeros(size)
+        self.second_moments: Floats = np.zeros(size)
+        self.history: Floats = np.full((num_workers, LOOK_BACK + 1, 3), np.nan)
+        """(n, 3, 3) log v, log c and log m of the last steps, newest first; v of the steps to come is nan."""
+        self.means: Floats = np.zeros((num_workers, 3))
+        self._inputs: Floats = np.zeros((KEPT, INPUTS))
+        self._targets: Floats = np.zeros(KEPT)
+        self._ema = Ema(num_workers)
+
+    @property
+    def noise_share(self) -> float:
+        return averaged(0.2, self.looks)
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        self.looks += 1
+        self._ema.observe(speeds, cpu, memory)
+        seen = ~np.isnan(speeds)
+        resources = np.log(np.maximum(np.column_stack([cpu, memory]), LEAST))
+        if self.looks == 1:
+            self.history[:, :, 1:] = resources[:, None, :]
+            self.means[:, 1:] = resources
+        log_speeds = np.log(np.where(seen, speeds, 1.0))
+        speed_now = np.where(seen, log_speeds, self.history[:, 1, 0])
+        if self.looks == 1:
+            self.means[:, 0] = speed_now
+            self.history[:, :, 0] = speed_now[:, None]
+        self._learn(seen, log_speeds)
+        self.history[:, 0, 0] = speed_now
+        rate = max(SLOW, 1.0 / self.looks)
+        self.means += rate * (np.nan_to_num(self.history[:, 0, :], nan=0.0) - self.means)
+        self.history = np.roll(self.history, 1, axis=1)
+        self.history[:, 0, 0] = np.nan
+        self.history[:, 0, 1:] = resources
+
+    def _rows(self) -> Floats:
+        """(n, INPUTS) The inputs for the steps to come."""
+        relative = self.history - self.means[:, None, :]
+        return np.asarray(np.nan_to_num(np.column_stack([relative[:, 1:, 0], relative[:, :, 1], relative[:, :, 2]])))
+
+    def _learn(self, seen: npt.NDArray[np.bool_], log_speeds: Floats) -> None:
+        if self.looks > LOOK_BACK:
+            rows, targets = self._rows()[seen], (log_speeds - self.means[:, 0])[seen]
+            at = (self.samples + np.arange(len(rows))) % KEPT
+            self._inputs[at], self._targets[at] = rows, targets
+            self.samples += len(rows)
+        filled = min(self.samples, KEPT)
+        if filled < BATCH:
+            return
+        for _ in range(UPDATES):
+            chosen = self._random.integers(0, filled, BATCH)
+            self._adam(self._gradient(self._inputs[chosen], self._targets[chosen]))
+
+    def _layers(self) -> tuple[Floats, Floats, Floats, Floats, float]:
+        at = HIDDEN * INPUTS
+        hidden, straight = self.parameters[:at].reshape(INPUTS, HIDDEN), self.parameters[-INPUTS - 1 : -1]
+        biases, output = self.parameters[at : at + HIDDEN], self.parameters[at + HIDDEN : at + 2 * HIDDEN]
+        return hidden, biases, output, straight, float(self.parameters[-1])
+
+    def _gradient(self, inputs: Floats, targets: Floats) -> Floats:
+        hidden, biases, output, straight, bias = self._layers()
+        active = np.tanh(inputs @ hidden + biases)
+        error = np.clip(active @ output + inputs @ straight + bias - targets, -CLIP, CLIP) / len(targets)
+        behind = error[:, None] * output * (1.0 - active * active)
+        parts = ((inputs.T @ behind).ravel(), behind.sum(axis=0), error @ active, error @ inputs, [error.sum()])
+        return np.concatenate(parts)
+
+    def _adam(self, gradient: Floats) -> None:
+        self.updates += 1
+        self.first_moments += 0.1 * (gradient - self.first_moments)
+        self.second_moments += 0.001 * (gradient * gradient - self.second_moments)
+        first = self.first_moments / (1.0 - 0.9**self.updates)
+        second = self.second_moments / (1.0 - 0.999**self.updates)
+        self.parameters -= LEARNING_RATE * first / (np.sqrt(second) + 1e-8)
+
+    def forecast(self) -> Floats:
+        if self.samples < ENOUGH:
+            return self._ema.forecast()
+        hidden, biases, output, straight, bias = self._layers()
+        rows = self._rows()
+        found = np.tanh(rows @ hidden + biases) @ output + rows @ straight + bias
+        return known(np.exp(self.means[:, 0] + np.clip(found, -3.0, 3.0)))
+
+    def state(self) -> dict[str, Any]:
+        """Return the network without the samples that it was trained on."""
+        return {**super().state(), "ema": self._ema.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken; training begins again with new samples."""
+        super().restore(state)
+        self._ema.restore(state["ema"])
+
+
+GATE_RATE = 0.05
+"""Weight of the last step in the mean times that are compared."""
+GATE_LOOKS = 10
+"""Looks before the means are compared."""
+
+
+class Gated:
+    """A predictor, or the last speeds (memoryless) where these have been better.
+
+    The predictor and the last speeds both forecast every step. What counts is max_i x_i / v_i, the time of the step
+    with shares in proportion to a forecast, not the error of the forecast: a step waits for its slowest worker only.
+    """
+
+    def __init__(self, predictor: Rescalable, num_workers: int) -> None:
+        self._predictor = predictor
+        self._memoryless = Memoryless(num_workers)
+        self._times = [0.0, 0.0]
+        """Mean times of a step by the predictor and by the last speeds, over the shortest possible one."""
+        self._looks = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the predictor is used; in the first looks it is."""
+        return self._times[0] <= self._times[1] or self._looks < GATE_LOOKS
+
+    @property
+    def _used(self) -> Predictor:
+        return self._predictor if self.is_open else self._memoryless
+
+    @property
+    def noise_share(self) -> float:
+        return self._used.noise_share
+
+    def observe(self, speeds: Floats, cpu: Floats, memory: Floats) -> None:
+        seen = ~np.isnan(speeds)
+        if self._looks and seen.any():
+            rate = max(GATE_RATE, 1.0 / self._looks)
+            for at, each in enumerate((self._predictor, self._memoryless)):
+                self._times[at] += rate * (relative_time(each.forecast()[seen], speeds[seen]) - self._times[at])
+        self._looks += 1
+        self._predictor.observe(speeds, cpu, memory)
+        self._memoryless.observe(speeds, cpu, memory)
+
+    def forecast(self) -> Floats:
+        return self._used.forecast()
+
+    def rescale(self, factors: Floats) -> None:
+        """Go on as if all past speeds had been `factors` as large."""
+        self._predictor.rescale(factors)
+        self._memoryless.rescale(factors)
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, in plain values."""
+        states = {"predictor": self._predictor.state(), "memoryless": self._memoryless.state()}
+        return {**states, "times": list(self._times), "looks": self._looks}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken, of as many workers."""
+        self._predictor.restore(state["predictor"])
+        self._memoryless.restore(state["memoryless"])
+        self._times, self._looks = list(state["times"]), state["looks"]
+
+
+def relative_time(forecast: Floats, speeds: Floats) -> float:
+    """Return max_i x_i / v_i with x_i in proportion to a forecast, over what it is with the true speeds; at least 1."""
+    return float((forecast / speeds).max() * speeds.sum() / forecast.sum())

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import gammaln
 
-from rubberband.planner.queueing.homogeneous import Floats
+from rubberband.planner.queueing import Floats
 
 _PROPORTIONAL = 1e-12
 _ROUNDS = 3

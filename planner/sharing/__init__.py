@@ -13,13 +13,12 @@ from functools import partial
 from typing import Any, get_args
 
 from rubberband.errors import InputError
-from rubberband.planner.sharing.baselines import Optimus, Tiresias
+from rubberband.planner.sharing.baselines import Optimus, Tiresias, equal, fifo, srpt
 from rubberband.planner.sharing.calendar import Calendar, Slot, Span
 from rubberband.planner.sharing.demand import Allotment, Allotments, Capacity, Demand, Policy
 from rubberband.planner.sharing.fitness import fitness
 from rubberband.planner.sharing.greedy import Resizing, gain, hell, knee
 from rubberband.planner.sharing.placement import place
-from rubberband.planner.sharing.simple import equal, fifo, srpt
 from rubberband.planner.sharing.table import Ints, Table
 
 __all__ = [

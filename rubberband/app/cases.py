@@ -14,10 +14,9 @@ from rubberband.spec.fields import LognormalDelay, delay_of
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
-from rubberband.values.mixture import mixed_factor, relative_speed
 from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import Market, PlanningConstraints, Prediction
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, mixed_factor, relative_speed
 from rubberband.values.start_times import StartTimes, remark
 
 _ABOUT, _ABOUT_S = 0.2, 1.0
@@ -152,14 +151,14 @@ def _workers_model(experiment: Experiment, profile: Profile) -> AsyncProfile | N
     asked = experiment.training.to_plain()
     if asked is None or asked.max_staleness == 0 or profile.asynchronous is None:
         return None
-    from rubberband.planner.queueing.planning import with_servers
+    from rubberband.planner.queueing import with_servers
 
     return with_servers(profile.asynchronous, asked.servers)
 
 
 def _asynchronous_case(offer: Offer, profile: Profile, constraints: PlanningConstraints) -> Case:
     """Return the case of trials that train asynchronously, with a worker on every GPU."""
-    from rubberband.planner.queueing.planning import scaled
+    from rubberband.planner.queueing import scaled
 
     found = gang_sizes(offer.gpus, constraints.min_gpus_per_trial, constraints.max_gpus_per_trial)
     sizes = [gpus for gpus in found if gpus >= profile.smallest_gpus]
@@ -266,7 +265,7 @@ def async_notes(experiment: Experiment, profile: Profile, used: Collection[int])
             "async: the profile has no model of the workers, so that gangs that were not measured are interpolated; "
             "measure one with `rubberband profile`."
         ]
-    from rubberband.planner.queueing.planning import KNEE_GAIN, curve, knee, updates_per_s
+    from rubberband.planner.queueing import KNEE_GAIN, curve, knee, updates_per_s
 
     most, bend = max(used), knee(model)
     found = curve(model, most)

@@ -25,7 +25,7 @@ from rubberband.executor.profiling_points import Component, InstanceStarts, Meas
 from rubberband.executor.session import Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planner.goodput.planning import scaled_size
-from rubberband.planner.queueing.planning import curve, knee, scaled
+from rubberband.planner.queueing import curve, knee, scaled
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
 from rubberband.spec.samplers import trial_seed

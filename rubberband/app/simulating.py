@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rubberband.app import adaptdl, workload
+from rubberband.app import workload
 from rubberband.cloud.catalogue import catalogue, nearest_types
 from rubberband.errors import InputError
 from rubberband.planner.sharing import Capacity, make_policy
+from rubberband.planner.sharing.jobs import Elasticity
 from rubberband.planner.sharing.simulation import INTERVAL_S, Outcome, SimulatedJob, simulate
-from rubberband.planner.sharing.traced import Elasticity
 from rubberband.spec.pool import PoolFile
 
 ELASTICITY: Mapping[str, Elasticity] = {"tiresias": "rigid", "optimus": "fixed_batch"}
@@ -61,7 +61,7 @@ def simulated(
         if traces is None:
             jobs = workload.read_jobs(file, capacity.gpus, capacity.gpus_per_instance, elasticity)
         else:
-            jobs = adaptdl.read_jobs(file, traces, elasticity)
+            jobs = workload.read_traces(file, traces, elasticity)
         outcomes[name] = simulate(jobs, capacity, policy, interval_s=None if traces is None else INTERVAL_S)
         progress(f"{name}: {len(jobs)} jobs simulated in {outcomes[name].cpu_s:.1f} CPU s")
     return Simulation(

@@ -44,10 +44,10 @@ from rubberband.spec.search import PROBE, Search
 from rubberband.spec.tracking import Trackers
 from rubberband.units import format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
+from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance, BalancePolicy
 from rubberband.values.plan import PlanningConstraints, SizeKey, Stage
 from rubberband.values.profile import Profile
-from rubberband.values.training import AsyncTraining
 
 EC2_MINIMUM_BILLED_S = 60.0
 

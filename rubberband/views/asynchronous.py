@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rubberband.executor.result import Result
-from rubberband.values.training import AsyncUse
+from rubberband.values.asynchronous import AsyncUse
 from rubberband.views.tables import TextTable, ranked
 from rubberband.views.words import amount, counted
 

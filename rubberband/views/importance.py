@@ -17,7 +17,7 @@ from typing import Any
 from rubberband.executor.result import Result
 from rubberband.installation import install_hint
 from rubberband.views.charts import Figure
-from rubberband.views.parameter_axes import ABSENT, axis_of, domains_of, parameters, short_label
+from rubberband.views.parallel_coordinates import ABSENT, axis_of, domains_of, parameters, short_label
 from rubberband.views.search_charts import Space, comparable
 from rubberband.views.words import listed, printable, setting
 

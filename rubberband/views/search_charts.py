@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from rubberband.executor.result import Result, TrialResult
 from rubberband.views.charts import LEGEND, SHADES, Figure
-from rubberband.views.parameter_axes import ABSENT, ABSENT_SHARE, Axis, axis_of, domains_of, parameters, short_label
+from rubberband.views.parallel_coordinates import (
+    ABSENT,
+    ABSENT_SHARE,
+    Axis,
+    axis_of,
+    domains_of,
+    parameters,
+    short_label,
+)
 from rubberband.views.tables import finite, ranked
 from rubberband.views.words import counted, number, printable, setting
 

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rubberband.app.planning import plan_job
-from rubberband.app.run import run_experiment
+from rubberband.app.run import plan_job, run_experiment
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller

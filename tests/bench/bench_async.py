@@ -37,10 +37,9 @@ import rubberband
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
-from rubberband.planner.queueing.planning import curve, scaled, updates_per_s
-from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
+from rubberband.planner.queueing import curve, scaled, updates_per_s
+from rubberband.values.asynchronous import AsyncProfile, AsyncTimes, AsyncTraining, AsyncUse
 from rubberband.values.profile import Profile
-from rubberband.values.training import AsyncTraining, AsyncUse
 from tests.builders.segments import SEGMENT
 from tests.integration.async_gang import AsyncGang, async_gang
 

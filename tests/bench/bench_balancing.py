@@ -17,10 +17,17 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.planner.balancing import Balancer, Look, make_balancer
-from rubberband.planner.balancing.gate import Gated, relative_time
 from rubberband.planner.balancing.line_balancer import LineBalancer
-from rubberband.planner.balancing.narx import Narx
-from rubberband.planner.balancing.predictors import Arima, Ema, Memoryless, NormalisedEma, Predictor
+from rubberband.planner.balancing.predictors import (
+    Arima,
+    Ema,
+    Gated,
+    Memoryless,
+    Narx,
+    NormalisedEma,
+    Predictor,
+    relative_time,
+)
 from rubberband.values.balance import Balance, BalancePolicy
 from tests.bench.balancing_traces import KINDS, Trace, trace
 from tests.builders.balancing import CLUSTER, Curve, best_s, even_limits, train

@@ -28,7 +28,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
 from rubberband.app.cases import Spent
 from rubberband.app.measure import make_setup
-from rubberband.app.planning import plan_job
+from rubberband.app.run import plan_job
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor import session
 from rubberband.executor.backend import Backend

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rubberband.planner.greedy import greedy
 from rubberband.planner.model import predict
+from rubberband.planner.search import greedy
 from rubberband.values.plan import Plan
 from tests.bench.jobs import BenchJob, cost_usd, paper_job, random_job
 from tests.builders.paper_dag import Sorted, build_dag, sampled, simulate

@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rubberband.planner.queueing.homogeneous import Network, blended, exact, first_come, highest, hybrid
+from rubberband.planner.queueing import Network, blended, calibrated, curve, exact, first_come, highest, hybrid
 from rubberband.planner.queueing.mixed import linearizer, proportional
-from rubberband.planner.queueing.planning import calibrated, curve
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from tests.builders.parameter_server import (
     balanced_throughputs,

@@ -31,7 +31,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from rubberband.app.planning import plan_job  # noqa: E402
+from rubberband.app.run import plan_job  # noqa: E402
 from rubberband.cloud.local.guarding import end_all  # noqa: E402
 from rubberband.cloud.local.instance import load, tagged  # noqa: E402
 from rubberband.executor.core.state import Job  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any
 
 from rubberband.app.cases import Spent
 from rubberband.app.measure import make_setup
-from rubberband.app.planning import plan_job
+from rubberband.app.run import plan_job
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job

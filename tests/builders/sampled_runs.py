@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rubberband.app.planning import plan_job
+from rubberband.app.run import plan_job
 from rubberband.executor import sampling
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job

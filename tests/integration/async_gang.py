@@ -20,7 +20,7 @@ from rubberband.executor.training.asynchronous.wire import Wire
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment, run_server
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
-from rubberband.values.training import AsyncTraining
+from rubberband.values.asynchronous import AsyncTraining
 from tests.integration.forked import CONTEXT, start
 
 

@@ -18,7 +18,7 @@ from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
-from rubberband.values.training import AsyncTraining
+from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT, reports
 from tests.integration import paced_trials
 from tests.integration.async_gang import async_gang

@@ -20,8 +20,8 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ExperimentState
+from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.submission import Submission, Summary
-from rubberband.values.training import AsyncUse
 from tests.builders.browser import chromium, served, visiting
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.journalled_runs import Recorded, recorded, words

@@ -228,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="own-link-divided",
         harm="a worker that trains alone is predicted faster with a second parameter server",
-        file="planner/queueing/planning.py",
+        file="planner/queueing/__init__.py",
         old="own_link_s = (1.0 - share) * (times.up_s + times.down_s)",
         new="own_link_s = 0.0",
         tests=("tests/unit/test_queueing.py",),
@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="link-overtaken",
         harm="more updates are promised than the busiest link carries",
-        file="planner/queueing/homogeneous.py",
+        file="planner/queueing/__init__.py",
         old="least(n / (network.delay_s + up_wait_s + server_wait_s + down_wait_s), ceiling)",
         new="n / (network.delay_s + up_wait_s + server_wait_s + down_wait_s)",
         tests=("tests/unit/test_queueing.py", "tests/property/test_queueing.py"),
@@ -252,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="slow-machine-taken-for-waiting",
         harm="where all workers are slower, larger gangs are predicted slower still",
-        file="planner/queueing/planning.py",
+        file="planner/queueing/__init__.py",
         old="{g: throughput / alone for g, throughput in seen.items()}",
         new="seen",
         tests=("tests/unit/test_queueing.py", "tests/unit/test_measured.py"),

@@ -9,7 +9,7 @@ from rubberband.cloud.virtual import Fate, VirtualProvider
 from rubberband.executor.core.state import Job
 from rubberband.planner.model import predict
 from rubberband.planner.sharing import Capacity, make_policy
-from rubberband.planner.sharing.curves import CurveJob
+from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.simulation import simulate
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.greedy import greedy
 from rubberband.planner.model import predict
 from rubberband.planner.sampling import sample
-from rubberband.planner.search import plan
+from rubberband.planner.search import greedy, plan
 from rubberband.planner.table import gangs_of
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, slots

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.queueing.homogeneous import Network, blended, exact, first_come, highest, hybrid
+from rubberband.planner.queueing import Network, blended, calibrated, curve, exact, first_come, highest, hybrid
 from rubberband.planner.queueing.mixed import linearizer, mixed, proportional
-from rubberband.planner.queueing.planning import calibrated, curve
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from tests.builders.budget import examples
 from tests.builders.parameter_server import (

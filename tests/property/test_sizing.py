@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.app.cases import cases
-from rubberband.app.planning import plan_job
+from rubberband.app.run import plan_job
 from rubberband.app.sizing import size
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError

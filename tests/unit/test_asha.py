@@ -8,7 +8,7 @@ import pytest
 
 from rubberband.api.dashboard.experiment_words import happenings, rungs_reached, stage_rows
 from rubberband.app.cases import cases
-from rubberband.app.planning import plan_job
+from rubberband.app.run import plan_job
 from rubberband.app.sizing import size
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.forecast import expected_iterations

@@ -25,7 +25,7 @@ from rubberband.executor.core.events import (
 from rubberband.executor.ray import attempt
 from rubberband.executor.ray.attempt import AsyncAttempt
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
-from rubberband.values.training import AsyncTraining
+from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT
 
 DEATH = RayError("The actor is dead because its process was killed")

@@ -15,7 +15,7 @@ import torch
 
 from rubberband.executor.training.checking import CheckOrder, Problem, _Check
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.values.training import AsyncTraining
+from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT
 from tests.integration import segment_trials
 

@@ -16,7 +16,7 @@ import rubberband
 from rubberband.executor.training.asynchronous.server import ParameterServer
 from rubberband.executor.training.asynchronous.shards import Buffer, ServedShard
 from rubberband.executor.training.asynchronous.wire import Wire
-from rubberband.values.training import AsyncTraining
+from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT
 
 PATIENCE_S = 20.0

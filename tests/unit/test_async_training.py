@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rubberband.executor.training.asynchronous.order import Order, Pace, Tally
 from rubberband.executor.training.asynchronous.shards import check_memory, largest_share, shards_of
 from rubberband.executor.training.runner import TrialFailure
-from rubberband.values.training import AsyncUse
+from rubberband.values.asynchronous import AsyncUse
 
 SIZES = st.lists(st.integers(0, 10**9), min_size=1, max_size=40)
 

@@ -8,7 +8,7 @@ import pytest
 
 from rubberband.executor.core.events import TrialReported
 from rubberband.executor.profiling_points import UpdateReports
-from rubberband.values.training import AsyncUse
+from rubberband.values.asynchronous import AsyncUse
 from rubberband.views.asynchronous import update_line
 
 USE = AsyncUse(

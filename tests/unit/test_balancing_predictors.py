@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 from rubberband.planner.balancing import make_balancer
-from rubberband.planner.balancing.fixed_part import FixedPart
-from rubberband.planner.balancing.gate import Gated, relative_time
-from rubberband.planner.balancing.narx import ENOUGH, Narx
-from rubberband.planner.balancing.predictors import Arima, Ema, Memoryless, NormalisedEma
+from rubberband.planner.balancing.predictors import (
+    ENOUGH,
+    Arima,
+    Ema,
+    Gated,
+    Memoryless,
+    Narx,
+    NormalisedEma,
+    relative_time,
+)
+from rubberband.planner.balancing.speed_balancer import FixedPart
 from rubberband.values.balance import Balance
 from tests.bench.balancing_traces import trace
 from tests.builders.balancing import Curve, best_s, train

@@ -13,10 +13,10 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import delay_of
 from rubberband.spec.loading import load_profile, save_profile
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, Throughput
+from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance
 from rubberband.values.plan import Stage
 from rubberband.values.profile import FIXED, Profile, Spread, measured
-from rubberband.values.training import AsyncTraining
 from tests.builders.experiment_words import words
 
 GOODPUT: dict[str, Any] = {

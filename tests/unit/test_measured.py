@@ -16,7 +16,7 @@ from rubberband.executor.core.rules import promoted
 from rubberband.executor.core.state import Allocation, Job, StageRecord, State, TrialReport
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.goodput import planning
-from rubberband.planner.queueing.planning import scaled
+from rubberband.planner.queueing import scaled
 from rubberband.planner.search import plan
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes

@@ -22,10 +22,9 @@ from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.model import predict
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
-from rubberband.values.mixture import mixed_factor, mixture_words, relative_speed
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, mixed_factor, mixture_words, relative_speed
 from tests.builders.experiment_words import words
 from tests.builders.virtual_runs import jct_s, run_virtual
 

@@ -16,8 +16,8 @@ import pytest
 import rubberband
 from rubberband.errors import InputError
 from rubberband.executor.core.controller import Controller
-from rubberband.views import notebook
-from rubberband.views.notebook import NotebookView
+from rubberband.views import live
+from rubberband.views.live import NotebookView
 from tests.builders.journalled_runs import words
 from tests.builders.results import ATTACK, EVERY_RESULT, a_job, hostile
 from tests.builders.virtual_runs import run_virtual
@@ -159,7 +159,7 @@ class Cell:
 
 
 def test_a_display_is_updated_while_it_runs_and_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebook, "REFRESH_S", 0.001)
+    monkeypatch.setattr(live, "REFRESH_S", 0.001)
     cell = Cell()
 
     def wait(_event: object, controller: Controller) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rubberband.errors import InputError
-from rubberband.planner.greedy import greedy
 from rubberband.planner.model import predict
+from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread, measured

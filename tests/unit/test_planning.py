@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.app.planning import plan_job
+from rubberband.app.run import plan_job
 from rubberband.errors import InfeasibleError
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import VirtualBackend

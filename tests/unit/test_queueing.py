@@ -6,8 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.planner.queueing.homogeneous import Network, blended, exact, first_come, highest, hybrid
-from rubberband.planner.queueing.planning import calibrated, curve, knee, scaled, seconds_per_iteration, with_servers
+from rubberband.planner.queueing import (
+    Network,
+    blended,
+    calibrated,
+    curve,
+    exact,
+    first_come,
+    highest,
+    hybrid,
+    knee,
+    scaled,
+    seconds_per_iteration,
+    with_servers,
+)
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
 

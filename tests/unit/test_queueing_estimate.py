@@ -11,7 +11,7 @@ from rubberband.app.cases import async_notes, cases
 from rubberband.app.measure import async_lines
 from rubberband.app.terms import EstimateAnswer, Terms, answer
 from rubberband.errors import InputError
-from rubberband.planner.queueing.planning import knee, seconds_per_iteration
+from rubberband.planner.queueing import knee, seconds_per_iteration
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes

@@ -13,7 +13,7 @@ import pytest
 import rubberband
 from rubberband.app.cases import sampler_notes
 from rubberband.app.measure import Spent, make_setup
-from rubberband.app.planning import plan_job
+from rubberband.app.run import plan_job
 from rubberband.errors import InputError
 from rubberband.executor import sampling, session
 from rubberband.executor.core.events import RestPlanned, Started, TrialsDrawn

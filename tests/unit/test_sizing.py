@@ -13,8 +13,7 @@ from rubberband.api.experiments.following import Follower
 from rubberband.api.plans.process import planned, question_of
 from rubberband.api.store.sql import open_store
 from rubberband.app.cases import cases
-from rubberband.app.planning import plan_job
-from rubberband.app.run import run_experiment
+from rubberband.app.run import plan_job, run_experiment
 from rubberband.app.sizing import SHARES, size
 from rubberband.app.terms import EstimateAnswer, Terms, answer
 from rubberband.errors import InfeasibleError, InputError

@@ -12,7 +12,7 @@ import pytest
 from rubberband.api.dashboard.experiment_words import happenings
 from rubberband.api.models import Decisions
 from rubberband.app.cases import spending_notes
-from rubberband.app.planning import plan_job
+from rubberband.app.run import plan_job
 from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller

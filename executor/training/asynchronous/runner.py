@@ -34,7 +34,7 @@ from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.words import fixed_steps
 from rubberband.planner.balancing import even_shares
-from rubberband.values.training import AsyncUse
+from rubberband.values.asynchronous import AsyncUse
 
 
 @dataclass(eq=False)
