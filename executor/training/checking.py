@@ -262,14 +262,12 @@ class _Check:
         return metrics
 
     def _continue(self, segment: Segment, payload: bytes) -> None:
-        from rubberband.executor.training.loop import TorchRunner
-
         resources: list[Any] = []
         try:
             with self._step("restore"):
                 runner = self._made(segment, resources, payload)
-                if isinstance(runner, TorchRunner):
-                    _check_restored(payload, runner.own_state())
+                if self._found.kind == "TorchTrial":  # no other kind needs torch, whose import takes seconds
+                    _check_restored(payload, runner)
             is_function = self._found.kind == "function"  # it restores by itself, once it runs
             is_short = self._found.seconds["iteration"] <= _CONTINUED_S
             if not self._found.problems and (is_function or is_short):
@@ -316,12 +314,16 @@ def _kind(target: object) -> str:
     return "TorchTrial" if issubclass(target, TorchTrial) else "Trial"
 
 
-def _check_restored(payload: bytes, state: Any) -> None:
+def _check_restored(payload: bytes, runner: Runner) -> None:
     """Raise TrialFailure if the trial's own state after its restore is not that of the checkpoint."""
     import torch
 
+    from rubberband.executor.training.loop import TorchRunner
+
+    if not isinstance(runner, TorchRunner):  # trained asynchronously
+        return
     again = io.BytesIO()
-    torch.save({"trial": state}, again)
+    torch.save({"trial": runner.own_state()}, again)
     one, other = (
         torch.load(file, map_location="cpu", weights_only=False).get("trial")
         for file in (io.BytesIO(payload), io.BytesIO(again.getvalue()))

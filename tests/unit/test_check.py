@@ -24,7 +24,7 @@ from rubberband.spec.experiment import Experiment
 ROOT = Path(__file__).parents[2]
 
 TRIALS = """
-import os, threading, time
+import os, sys, threading, time
 import rubberband
 from helping import FACTOR
 
@@ -35,6 +35,7 @@ class Good(rubberband.Trial):
     def iterate(self):
         self.iterations += 1
         print("trained", flush=True)
+        assert "torch" not in sys.modules, "torch is imported only for a TorchTrial, as that takes seconds"
         return {"score": FACTOR * self.config["x"] * self.iterations}
     def save(self): return bytes(1_000_000 + self.iterations)
     def load(self, state): self.iterations = len(state) - 1_000_000
