@@ -13,6 +13,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import rubberband
 
 NUM_SAMPLES = 50
+STUMBLES_AT = 2
+"""The batch that fails: later ones may be without a worker that was slow before."""
 
 
 class Regression(rubberband.TorchTrial):
@@ -52,9 +54,9 @@ class Regression(rubberband.TorchTrial):
     def _stumble(self) -> None:
         self.batches += 1
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        if self.batches == 6 and self.config.get("raise_on_rank") == rank:
+        if self.batches == STUMBLES_AT and self.config.get("raise_on_rank") == rank:
             raise ArithmeticError("no more")
-        if self.batches == 6 and self.config.get("exit_on_rank") == rank:
+        if self.batches == STUMBLES_AT and self.config.get("exit_on_rank") == rank:
             os._exit(3)
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
