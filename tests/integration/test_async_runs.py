@@ -168,3 +168,24 @@ def test_a_trial_over_instances_of_ec2_outlives_its_workers_and_a_server(tmp_pat
     with ec2(tmp_path) as command_line:
         write(tmp_path / "code", ON_EC2, ONE, profile=PROFILE)
         check_kills(command_line)
+
+
+def test_a_search_outlives_a_worker_and_a_server_in_each_of_its_stages(tmp_path: Path) -> None:
+    command_line = CommandLine(tmp_path)
+    write(tmp_path, LOCAL, SHA, profile=PROFILE)
+    driver = command_line.start("run", "paced.yaml", "--no-check")
+    for worker_at, server_at in ((4, 14), (26, 38), (49, 51)):  # of 24, 24 and 6 iterations
+        for count, actor in ((worker_at, "SlotWorker"), (server_at, "ServerProcess")):
+            command_line.wait_for(driver, lambda result, count=count: iterations(result) >= count, "paced")
+            wait_until(lambda actor=actor: processes(command_line, actor) != [], f"a {actor}")
+            processes(command_line, actor)[0].kill()
+    output, errors = driver.communicate(timeout=300)
+    assert driver.returncode == 0, output + errors
+    result = command_line.result("paced")
+    assert (result.outcome, [trial.failures for trial in result.trials]) == ("done", [0] * 4), errors
+    assert sorted(trial.iterations for trial in result.trials) == [6, 6, 18, 24]
+    assert each_iteration_once(result)
+    for trial in result.trials:
+        check_updates(trial)
+    assert sum(use.lost for trial in result.trials for use in trial.updates) <= 3
+    assert command_line.nothing_left()
