@@ -29,9 +29,8 @@ from rubberband.executor.core.events import (
     TrialsDrawn,
 )
 from rubberband.executor.core.fleet import GONE
-from rubberband.executor.core.replanning import decide, decide_within
+from rubberband.executor.core.replanning import decide, decide_within, widen
 from rubberband.executor.core.state import Job, State
-from rubberband.executor.core.widening import widen
 from rubberband.executor.journal.inbox import Desk, Requests
 from rubberband.executor.journal.journal import EventLog
 

@@ -42,7 +42,6 @@ from rubberband.executor.happenings import (
     SetbackResult,
     WideningResult,
 )
-from rubberband.executor.pareto import Objective, front
 from rubberband.executor.sampling import Seeds, configurations
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncUse
@@ -54,6 +53,52 @@ if TYPE_CHECKING:
     import pandas
 
     from rubberband.executor.training.entrypoint import Target
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+# Trials that no other beats in several metrics at once (the Pareto front). Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A metric, and which of its values are better."""
+
+    metric: str
+    mode: Literal["max", "min"]
+
+    @property
+    def title(self) -> str:
+        """Return `latency (min)`."""
+        return f"{self.metric} ({self.mode})"
+
+
+Found = TypeVar("Found")
+
+
+def front(candidates: Sequence[tuple[Found, Mapping[str, float]]], objectives: Sequence[Objective]) -> list[Found]:
+    """Return those that no other is at least as good as in every objective and better than in one, best first.
+
+    The first objective orders them. A candidate without a finite value of every objective is left out.
+    """
+    known: list[tuple[tuple[float, ...], int]] = []
+    for at, (_, metrics) in enumerate(candidates):
+        reported = [metrics.get(objective.metric, math.nan) for objective in objectives]
+        if all(map(math.isfinite, reported)):
+            signed = (-v if o.mode == "max" else v for v, o in zip(reported, objectives, strict=True))
+            known.append((tuple(signed), at))
+    found: list[tuple[float, ...]] = []
+    kept: list[Found] = []
+    for values, at in sorted(known):  # whatever beats a candidate comes before it
+        if not any(_beats(other, values) for other in found):
+            found.append(values)
+            kept.append(candidates[at][0])
+    return kept
+
+
+def _beats(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+
 
 SCHEMA = "rubberband.report/1"
 
@@ -297,7 +342,7 @@ class Result:
         return restore_trial(best_of(self), trial, is_simulated=is_simulated, device=device)
 
     def _repr_html_(self) -> str:
-        from rubberband.executor.result_html import result_html
+        from rubberband.executor.rows import result_html
 
         return result_html(self)
 

@@ -41,7 +41,7 @@ def demand(
         moves=len(state.allotments),
         deadline_s=None if job.deadline_s is None else job.deadline_s + started_at - arrived_at,
         weight=weight,
-        min_gpus=gpus * min(_least(job, state, lane) for lane in state.active()),
+        min_gpus=gpus * min(rules.least_instances(job, state, lane) for lane in state.active()),
         max_gpus=gpus * _most(job, state),
         promised_gpus=promised_gpus,
         attained_gpu_s=max(0.0, attained),
@@ -96,10 +96,6 @@ def summed(parts: Sequence[tuple[float, float, int]]) -> list[Span]:
     ]
 
 
-def _least(job: Job, state: State, lane: Lane) -> int:
-    return rules.least_instances(job, state, lane)
-
-
 def _most(job: Job, state: State) -> int:
     """The most instances that it has a use for: one that is to be cheap, and need not hurry, uses those of its plan."""
     if job.objective == "min_time" or job.deadline_s is not None:
@@ -115,7 +111,7 @@ def _most(job: Job, state: State) -> int:
 def _left_s(job: Job, state: State, now: float, instances: int) -> float:
     """Seconds to the end with this many instances; infinite where no gang fits."""
     active = state.active()
-    if instances < max(_least(job, state, lane) for lane in active):
+    if instances < max(rules.least_instances(job, state, lane) for lane in active):
         return math.inf
     if instances < len(active):  # one lane after the other
         return sum(_lane_left_s(job, state, lane, now, instances) for lane in active)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 
-from rubberband.executor.pareto import Objective
-from rubberband.executor.result import Result, TrialResult
+from rubberband.executor.result import Objective, Result, TrialResult
 from rubberband.views.charts import LEGEND, Figure, scatter
 from rubberband.views.tables import TextTable, finite, measured, ranked, status
 from rubberband.views.words import config_line, counted, number, printable

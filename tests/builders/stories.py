@@ -14,8 +14,8 @@ from rubberband.executor.core.events import (
     TrialFailed,
     TrialReported,
 )
-from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job
+from tests.builders.invariants import validate
 from tests.builders.jobs import JOB, SPOT
 
 

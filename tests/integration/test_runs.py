@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
-from rubberband.executor.core.invariants import validate
 from rubberband.executor.result import Result
+from tests.builders.invariants import validate
 from tests.integration.command_line import PATIENCE_S, CommandLine, interrupt
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]

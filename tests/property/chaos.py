@@ -31,11 +31,11 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialsDrawn,
 )
-from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.inbox import POLL_S, DriverRequest
 from rubberband.executor.virtual.backend import VirtualBackend
+from tests.builders.invariants import validate
 from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.property.chaos_cases import (
     BREEZE,

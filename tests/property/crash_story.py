@@ -23,10 +23,10 @@ from rubberband.executor import sampling
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Phase
 from rubberband.executor.driver import drive, replay
 from tests.builders.aws_account import START_AT
+from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal
 from tests.ec2 import FakeCall, Fault
 from tests.ec2.spot_prices import HOUR_S

@@ -39,7 +39,6 @@ from rubberband.executor.core.events import (
     InstanceReady,
     InstanceRefused,
 )
-from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import drive
 from rubberband.executor.journal.inbox import DriverRequest
@@ -51,6 +50,7 @@ from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders import memory
+from tests.builders.invariants import validate
 from tests.property.chaos import DriverDied
 from tests.property.pool_runs import BrokerKilled, FaultyCloud
 

@@ -11,9 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from rubberband.executor.training.balancing import Availability, Balancing, at_least, can_balance
+from rubberband.executor.training.balancing import (
+    Availability,
+    Balancing,
+    ComputeTimer,
+    CpuTimer,
+    CudaTimer,
+    at_least,
+    can_balance,
+)
 from rubberband.executor.training.batching import FixedBatching
-from rubberband.executor.training.compute_time import ComputeTimer, CpuTimer, CudaTimer
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.planner.balancing import Line, Look, ShareLimits, even_shares

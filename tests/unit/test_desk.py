@@ -10,7 +10,6 @@ import pytest
 from rubberband.executor import session
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import CancelRequested, DriverResumed, Event, Finish, LimitsChanged, TrialReported
-from rubberband.executor.core.invariants import validate
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Observer, drive
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -19,6 +18,7 @@ from rubberband.executor.journal.reading import read
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.model import predict
 from rubberband.values.profile import Profile
+from tests.builders.invariants import validate
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.builders.sessions import Killed, dying_after, setup

@@ -15,8 +15,7 @@ from rubberband.api.dashboard.experiment import Asked, trial_page
 from rubberband.app.run import load_result, run_experiment
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import open_folder
-from rubberband.executor.pareto import Objective, front
-from rubberband.executor.result import Result
+from rubberband.executor.result import Objective, Result, front
 from rubberband.spec.experiment import Experiment
 from rubberband.views.pareto import pareto, trade_off
 from rubberband.views.report_html import render_html

@@ -1,4 +1,4 @@
-"""Invariants of the controller after every event: checked in tests, and by anyone who doubts it."""
+"""Invariants of the controller after every event."""
 
 from __future__ import annotations
 
