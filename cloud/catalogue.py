@@ -312,15 +312,9 @@ def table_of(resources: Resources, environment: Mapping[str, str] = os.environ, 
     return load_table(path) if path else catalogue()
 
 
-def price_source(
-    resources: Resources,
-    instance_type: str,
-    *,
-    environment: Mapping[str, str] = os.environ,
-    table: Table | None = None,
-) -> str:
+def price_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> str:
     """Return the source of a type's on-demand price, for a report: the file, or the table (see `row_source`)."""
-    row = table_of(resources, environment, table).get(instance_type)
+    row = table_of(resources, table=table).get(instance_type)
     if resources.price_usd_per_hour is not None:
         return "the file"
     if row is None:
@@ -336,15 +330,9 @@ def row_source(row: InstanceType, region: str) -> str:
     return f"the catalogue{dated}, {region}{', approximate' if region in row.approximate else ''}"
 
 
-def spot_source(
-    resources: Resources,
-    instance_type: str,
-    *,
-    environment: Mapping[str, str] = os.environ,
-    table: Table | None = None,
-) -> str:
+def spot_source(resources: Resources, instance_type: str, *, table: Table | None = None) -> str:
     """Return the source of a type's spot price, for a report: the file, AWS with zone and time, or the table."""
-    row = table_of(resources, environment, table).get(instance_type)
+    row = table_of(resources, table=table).get(instance_type)
     live = row.live_in(resources.region) if row is not None else Live()
     if resources.spot.price_usd_per_hour is not None:
         return "the file"

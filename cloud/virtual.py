@@ -115,21 +115,18 @@ class VirtualProvider:
         experiment: str,
         clock: VirtualClock,
         *,
-        provision_delay_s: float = 0.0,
-        offer: Offer | None = None,
+        offer: Offer,
         lease_s: float = LEASE_S,
         fate_of: FateOf = lambda _instance, _market: Fate(),
         by_worker: bool = False,
     ) -> None:
-        """`offer` sets prices and delays (None: free, after `provision_delay_s`).
+        """`offer` sets prices and delays.
 
         `by_worker`: renewals reach only instances for which `reach` was called; otherwise all that run.
         """
         self._experiment = experiment
         self._clock = clock
         self._offer = offer
-        self._provision_delay_s = provision_delay_s if offer is None else offer.provision_delay_s
-        self._init_delay_s = 0.0 if offer is None else offer.init_delay_s
         self._fate_of = fate_of
         self._by_worker = by_worker
         self._machines: dict[str, _Machine] = {}
@@ -151,7 +148,7 @@ class VirtualProvider:
         fate, now = self._fate_of(instance, market), self._clock.now()
         if fate.refused:
             raise NoCapacityError(fate.refused) if fate.sold_out else ProviderError(fate.refused)
-        provision_s = self._provision_delay_s if fate.provision_s is None else fate.provision_s
+        provision_s = self._offer.provision_delay_s if fate.provision_s is None else fate.provision_s
         runs = provision_s < math.inf and provision_s <= fate.stillborn_after_s
         runs_at = now + provision_s if runs else math.inf
         machine = _Machine(
@@ -168,9 +165,8 @@ class VirtualProvider:
 
     def _price_usd_per_s(self, fate: Fate, market: Market) -> float:
         if fate.price_usd_per_hour is not None:
-            side_usd_per_hour = 0.0 if self._offer is None else self._offer.side_usd_per_hour
-            return (fate.price_usd_per_hour + side_usd_per_hour) / SECONDS_PER_HOUR
-        return 0.0 if self._offer is None else self._offer.market_price_usd_per_s(market)
+            return (fate.price_usd_per_hour + self._offer.side_usd_per_hour) / SECONDS_PER_HOUR
+        return self._offer.market_price_usd_per_s(market)
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return every instance, as of now."""
@@ -300,7 +296,7 @@ class VirtualProvider:
         notice_s = machine.fate.notice_s
         return Course(
             running_at=max(machine.runs_at, self._clock.now()),
-            init_s=self._init_delay_s if machine.fate.init_s is None else machine.fate.init_s,
+            init_s=self._offer.init_delay_s if machine.fate.init_s is None else machine.fate.init_s,
             notice_at=math.inf if notice_s is None else max(machine.runs_at, machine.taken_at - notice_s),
             taken_at=machine.taken_at,
             ends_at=self._ends_at(machine),
@@ -311,7 +307,7 @@ class VirtualProvider:
         return self._head_bill_usd(at) + math.fsum(self._cost_usd(machine, at) for machine in self._machines.values())
 
     def _cost_usd(self, machine: _Machine, at: float) -> float:
-        if self._offer is None or machine.runs_at > min(at, machine.ended_at):
+        if machine.runs_at > min(at, machine.ended_at):
             return 0.0
         if self._offer.billing == "per_function":
             return self._offer.once_usd_per_instance
@@ -327,7 +323,7 @@ class VirtualProvider:
         return rent_usd + self._offer.once_usd_per_instance
 
     def _head_bill_usd(self, at: float) -> float:
-        if self._offer is None or self._head_since is None or not self._offer.head_price_usd_per_hour:
+        if self._head_since is None or not self._offer.head_price_usd_per_hour:
             return self._head_usd
         return self._head_usd + self._offer.head_cost_usd(max(0.0, min(at, self.lease_until) - self._head_since))
 

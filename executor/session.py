@@ -24,7 +24,7 @@ from rubberband.executor.backend import Backend
 from rubberband.executor.callbacks import Callback, following
 from rubberband.executor.checkpoints import CheckpointStore, make_store, open_store, reopen_store
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import CheckpointRef, TrialFailed
+from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Draw, Observer, drive
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -233,20 +233,6 @@ def _note_starts(home: Path, entrypoint: str, controller: Controller, began_at: 
     ]
     with suppress(OSError):  # a full disk
         start_times.record(home, start_times.starts_of(entrypoint, instants), time.time())
-
-
-def failures(folder: ExperimentFolder) -> dict[int, list[str]]:
-    """Trial -> what each of its failures said, trace-back included, in order."""
-    reader = JournalReader(folder)
-    found: dict[int, list[str]] = {}
-    try:
-        for _, event in reader.journal.events():
-            if isinstance(event, TrialFailed):
-                said = f"attempt {event.attempt} {event.kind}: {event.message}\n{event.details}"
-                found.setdefault(event.trial, []).append(said)
-    finally:
-        reader.close()
-    return found
 
 
 def make_backend(

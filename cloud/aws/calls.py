@@ -188,7 +188,6 @@ def machine_request(
     tags: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the parameters of `run_instances` that workers, builders and the head share."""
-    listed = [{"Key": key, "Value": value} for key, value in tags.items()]
     request: dict[str, Any] = {
         "ImageId": image,
         "InstanceType": instance_type,
@@ -199,7 +198,7 @@ def machine_request(
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1, "HttpEndpoint": "enabled"},
         "UserData": user_data,
-        "TagSpecifications": [{"ResourceType": kind, "Tags": listed} for kind in ("instance", "volume")],
+        "TagSpecifications": tag_specifications(tags, "instance", "volume"),
         "BlockDeviceMappings": disks,
     }
     if key_name is not None:
@@ -207,6 +206,12 @@ def machine_request(
     if _BURSTS.match(instance_type):
         request["CreditSpecification"] = {"CpuCredits": "standard"}
     return request
+
+
+def tag_specifications(tags: Mapping[str, str], *kinds: str) -> list[dict[str, Any]]:
+    """Return `TagSpecifications` that give these tags to new resources of each kind."""
+    listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+    return [{"ResourceType": kind, "Tags": listed} for kind in kinds]
 
 
 def changed_disks(root_device: str, root_gb: int | None, lasting: Iterable[str]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ behind 16 launches took 30 s and more.)
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -105,6 +105,14 @@ def pages(
         if not token:
             return
     raise ReadTimeoutError(endpoint_url=f"the rest of {key}")
+
+
+def described_types(
+    session: AwsSession, names: Sequence[str], *, in_time: Callable[[], bool] = lambda: True
+) -> Iterator[Any]:
+    """Yield the instance types of these names (`*` fits any), as far as EC2 knows them. Raises botocore's errors."""
+    named = [{"Name": "instance-type", "Values": list(names)}]
+    return pages(session.client("ec2").describe_instance_types, "InstanceTypes", in_time=in_time, Filters=named)
 
 
 def instances(session: AwsSession, wanted: list[dict[str, Any]], *states: str) -> list[Any]:

@@ -21,10 +21,11 @@ from rubberband.cloud.aws.calls import (
     Purchase,
     by_tags,
     launch_request,
+    tag_specifications,
     tags_in,
     tags_of,
 )
-from rubberband.cloud.aws.client import age, instances, pages
+from rubberband.cloud.aws.client import age, described_types, instances, pages
 from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S
 from rubberband.cloud.aws.s3 import is_bucket, place_in, put
@@ -74,9 +75,7 @@ class Image:
 
 def type_facts(session: AwsSession, instance_type: str, key: str = "resources.instance_type") -> TypeFacts:
     """Return the facts of a type. Raises InputError, naming near ones, for an unknown type; botocore's errors."""
-    ec2 = session.client("ec2")
-    named = [{"Name": "instance-type", "Values": [instance_type]}]
-    for one in pages(ec2.describe_instance_types, "InstanceTypes", Filters=named):
+    for one in described_types(session, [instance_type]):
         gpus = one.get("GpuInfo", {}).get("Gpus", [])
         return TypeFacts(
             instance_type=instance_type,
@@ -86,7 +85,7 @@ def type_facts(session: AwsSession, instance_type: str, key: str = "resources.in
             gpu_model=str(gpus[0].get("Name", "")) if gpus else "",
             clusters="cluster" in one.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
         )
-    known = [one["InstanceType"] for one in pages(ec2.describe_instance_types, "InstanceTypes")]
+    known = [one["InstanceType"] for one in described_types(session, ["*"])]
     raise InputError(
         f"{key}: EC2 has no type {shown(instance_type)} in {session.region}; {nearest(instance_type, sorted(known))}"
     )
@@ -437,14 +436,13 @@ class Build:
         """Create the image. A request without an answer is repeated: the name is then taken."""
         owner = self._machines.owner
         tags = {OWNER_TAG: owner, IMAGE_TAG: self._key, ROLE_TAG: "image", "Name": f"rubberband image {self._key}"}
-        listed = [{"Key": key, "Value": value} for key, value in tags.items()]
         for _ in range(_LOOKS):
             try:
                 self._session.client("ec2").create_image(
                     InstanceId=builder,
                     Name=f"rubberband-{owner}-{self._key}",
                     Description=f"rubberband environment {self._key}",
-                    TagSpecifications=[{"ResourceType": kind, "Tags": listed} for kind in ("image", "snapshot")],
+                    TagSpecifications=tag_specifications(tags, "image", "snapshot"),
                 )
             except FAILURES as error:
                 taken = code_of(error) == "InvalidAMIName.Duplicate"

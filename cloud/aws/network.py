@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rubberband.cloud import node
-from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, by_tags
+from rubberband.cloud.aws.calls import OWNER_TAG, AwsSession, by_tags, tag_specifications
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import code_of, ignoring
 from rubberband.cloud.local.ray_node import free_port
@@ -223,13 +223,12 @@ def _find_group(ec2: Any, owner: str, vpc: str) -> Mapping[str, Any] | None:
 
 def _make_group(ec2: Any, owner: str, vpc: str, sleep: Callable[[float], None]) -> str:
     name = group_name(owner)
-    tags = [{"Key": OWNER_TAG, "Value": owner}, {"Key": "Name", "Value": name}]
     with ignoring("InvalidGroup.Duplicate"):
         made = ec2.create_security_group(
             GroupName=name,
             Description="RubberBand: instances and their head, among themselves",
             VpcId=vpc,
-            TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
+            TagSpecifications=tag_specifications({OWNER_TAG: owner, "Name": name}, "security-group"),
         )
         return str(made["GroupId"])
     for _ in range(_LOOKS):  # another process has just created it
@@ -269,13 +268,12 @@ def ensure_cluster(session: AwsSession, owner: str, zone: str, instance_type: st
     It costs nothing. Runs of the owner share it. `only_try`: a dry run. Raises botocore's errors.
     """
     name = f"{group_name(owner)}-{instance_type}-{zone}"
-    tags = [{"Key": OWNER_TAG, "Value": owner}]
     words = {"DryRun": True} if only_try else {}
     with ignoring("InvalidPlacementGroup.Duplicate", "DryRunOperation"):
         session.client("ec2").create_placement_group(
             GroupName=name,
             Strategy="cluster",
-            TagSpecifications=[{"ResourceType": "placement-group", "Tags": tags}],
+            TagSpecifications=tag_specifications({OWNER_TAG: owner}, "placement-group"),
             **words,
         )
     return name

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.client import pages
+from rubberband.cloud.aws.client import described_types, pages
 from rubberband.cloud.aws.errors import FAILURES, explain, lacks_rights
 from rubberband.cloud.aws.intents import HOUR_S, Intent, Intents, billed_prices_usd
 from rubberband.cloud.prices import ALL_PARTS, Facts, Part, Quote
@@ -85,14 +85,8 @@ def facts_of(
     session: AwsSession, types: Sequence[str] | None, in_time: Callable[[], bool] = lambda: True
 ) -> dict[str, Facts]:
     """Return type -> facts, of those `types` that the region has, or of all with GPUs. Raises botocore's errors."""
-    names = list(GPU_TYPES if types is None else types)
-    described = pages(
-        session.client("ec2").describe_instance_types,
-        "InstanceTypes",
-        in_time=in_time,
-        Filters=[{"Name": "instance-type", "Values": names}],
-    )
-    found = {one["InstanceType"]: _facts(one) for one in described}
+    names = GPU_TYPES if types is None else types
+    found = {one["InstanceType"]: _facts(one) for one in described_types(session, names, in_time=in_time)}
     return {name: facts for name, facts in found.items() if types is not None or facts.gpus}
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.client import instances, pages
+from rubberband.cloud.aws.client import described_types, instances
 from rubberband.cloud.aws.errors import FAILURES, explain, ignoring
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
@@ -169,9 +168,7 @@ def _rooms(session: AwsSession, types: Sequence[str], markets: Sequence[Market])
 
 def vcpus_of(session: AwsSession, types: Sequence[str]) -> dict[str, int]:
     """Return type -> vCPUs, without types that EC2 does not know."""
-    named: list[Mapping[str, Any]] = [{"Name": "instance-type", "Values": list(types)}]
-    described = pages(session.client("ec2").describe_instance_types, "InstanceTypes", Filters=named)
-    return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in described}
+    return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in described_types(session, types)}
 
 
 def _allowed(session: AwsSession, code: str) -> float:

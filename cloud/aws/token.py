@@ -7,11 +7,11 @@ file that only its user can read.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 
+from rubberband.atomic import write_atomically
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import explain, ignoring
 from rubberband.cloud.local import ray_node
@@ -69,8 +69,7 @@ def delete_token(session: AwsSession, owner: str) -> bool:
 def write_private(path: Path, token: str) -> None:
     """Write the token to a file that only this user can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(token)
+    write_atomically(path, token.encode(), durable=False, mode=0o600)
 
 
 def main(parameter: str, region: str, path: Path) -> int:

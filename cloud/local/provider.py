@@ -50,7 +50,6 @@ class LocalProvider:
         gpus_per_instance: int,
         lease_s: float = 30.0,
         *,
-        max_instances: int | None = None,
         devices: Sequence[str] = (),
         token_path: Path | None = None,
         not_before: float = 0.0,
@@ -61,7 +60,6 @@ class LocalProvider:
         `RayHead` for the other arguments, and for the ProviderError that it raises.
         """
         self._gpus = gpus_per_instance
-        self._max_instances = max_instances
         self._devices = tuple(devices)
         self._mutex = threading.RLock()
         self._unwanted: set[str] = set()
@@ -103,7 +101,7 @@ class LocalProvider:
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Start an instance under the name `instance`, once for repeated calls, and the head if there is none.
 
-        The market makes no difference. Raises ProviderError if all of `max_instances`, or of the real GPUs, are taken.
+        The market makes no difference. Raises ProviderError if all of the real GPUs are taken.
         """
         path = self._path(instance)
         if path.exists() and observe(path).pid is not None:
@@ -155,14 +153,9 @@ class LocalProvider:
 
     def _take_devices(self, instance: str) -> tuple[str, ...]:
         """Return the real GPUs for a new instance, disjoint from those of living ones."""
-        living = [r for r in map(observe, self._instances.glob("*.json")) if r.ended_at is None]
-        if self._max_instances is not None and len(living) >= self._max_instances:
-            raise ProviderError(
-                f"instance {instance} refused: {len(living)} of max_instances={self._max_instances} are held; "
-                "release one or raise the limit"
-            )
         if not self._devices:
             return ()
+        living = [r for r in map(observe, self._instances.glob("*.json")) if r.ended_at is None]
         taken = {device for record in living for device in record.devices}
         free = [device for device in self._devices if device not in taken]
         if len(free) < self._gpus:

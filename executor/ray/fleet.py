@@ -254,17 +254,17 @@ class RayFleet:
             reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
             failed_start, sold_out = isinstance(error, HeadError), isinstance(error, NoCapacityError)
             if self._end(instance, hold):
-                self.mailbox.put(
-                    lambda at: InstanceRefused(
-                        occurred_at=at,
-                        instance=instance,
-                        reason=reason,
-                        failed_start=failed_start,
-                        sold_out=sold_out,
-                    )
-                )
+                self._refused(instance, reason, failed_start=failed_start, sold_out=sold_out)
         finally:
             hold.launched.set()
+
+    def _refused(self, instance: str, reason: str, *, failed_start: bool, sold_out: bool) -> None:
+        """Report that an instance never ran."""
+        self.mailbox.put(
+            lambda at: InstanceRefused(
+                occurred_at=at, instance=instance, reason=reason, failed_start=failed_start, sold_out=sold_out
+            )
+        )
 
     def hold_until(self, instant: float) -> None:
         """Let no lease reach beyond `instant`."""
@@ -438,15 +438,7 @@ class RayFleet:
             reason = status.reason or "ended by another user or process"
             failed_start = not (status.preempted or status.sold_out) and status.requested_at >= self._began_at
             if running_at is None:
-                self.mailbox.put(
-                    lambda at: InstanceRefused(
-                        occurred_at=at,
-                        instance=instance,
-                        reason=reason,
-                        failed_start=failed_start,
-                        sold_out=status.sold_out,
-                    )
-                )
+                self._refused(instance, reason, failed_start=failed_start, sold_out=status.sold_out)
             else:
                 self.mailbox.put(
                     lambda at: InstanceLost(

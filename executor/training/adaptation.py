@@ -20,10 +20,11 @@ from torch.optim import Optimizer
 from rubberband.executor.training.agent import BatchAgent, BatchChoice, LookBudget, own_time
 from rubberband.executor.training.batching import Batching
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.gradient_noise import GradientNoise, NoiseReading
+from rubberband.executor.training.gradient_noise import GradientNoise
 from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
 from rubberband.executor.training.means import Weight
-from rubberband.executor.training.runner import TrialFailure
+from rubberband.executor.training.noise_scale import NoiseReading
+from rubberband.executor.training.runner import refused
 from rubberband.executor.training.sampler import GlobalBatch, SharePolicy
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.balancing import even_shares
@@ -95,11 +96,6 @@ def check_gang(limits: BatchLimits, num_workers: int, least_per_gpu: int) -> Non
         candidates(limits, num_workers, least_per_gpu=least_per_gpu)
     except ValueError as error:
         raise refused(str(error)) from None
-
-
-def refused(line: str) -> TrialFailure:
-    """Return the failure of a trial with impossible settings."""
-    return TrialFailure("raised", line)
 
 
 FIRST_ESTIMATES = 40

@@ -63,7 +63,18 @@ class ComputeTimer:
         return 0, 0.0
 
 
-class CpuTimer(ComputeTimer):
+class _GradientTimer(ComputeTimer):
+    """Notes when all gradients of a backward pass are computed."""
+
+    def watch(self, loss: torch.Tensor) -> None:
+        if loss.requires_grad:
+            loss.register_hook(self._queue)  # type: ignore[no-untyped-call]
+
+    def _queue(self, _: torch.Tensor) -> None:
+        Variable._execution_engine.queue_callback(self.computed)
+
+
+class CpuTimer(_GradientTimer):
     """Times the steps of a worker on a CPU."""
 
     def __init__(self, gang: Gang, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -76,13 +87,6 @@ class CpuTimer(ComputeTimer):
     def begin(self) -> None:
         self._waited, self._waits_since = -self._gang.waited_s, None
         self._began = self._clock()
-
-    def watch(self, loss: torch.Tensor) -> None:
-        if loss.requires_grad:
-            loss.register_hook(self._queue)  # type: ignore[no-untyped-call]
-
-    def _queue(self, _: torch.Tensor) -> None:
-        Variable._execution_engine.queue_callback(self.computed)
 
     def computed(self) -> None:
         self._waits_since = self._clock()
@@ -103,7 +107,7 @@ class CpuTimer(ComputeTimer):
         return found
 
 
-class CudaTimer(ComputeTimer):
+class CudaTimer(_GradientTimer):
     """Times the steps of a worker on a GPU."""
 
     def __init__(self) -> None:
@@ -121,13 +125,6 @@ class CudaTimer(ComputeTimer):
         self._spare += self._step
         self._step = []
         self._mark()
-
-    def watch(self, loss: torch.Tensor) -> None:
-        if loss.requires_grad:
-            loss.register_hook(self._queue)  # type: ignore[no-untyped-call]
-
-    def _queue(self, _: torch.Tensor) -> None:
-        Variable._execution_engine.queue_callback(self.computed)
 
     def computed(self) -> None:
         if len(self._step) == 1:

@@ -37,6 +37,7 @@ from rubberband.executor.training.runner import (
     TrialFailure,
     WorkerTrace,
     describe,
+    refused,
 )
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -267,7 +268,10 @@ class _Check:
             with self._step("restore"):
                 runner = self._made(segment, resources, payload)
                 if self._found.kind == "TorchTrial":  # no other kind needs torch, whose import takes seconds
-                    _check_restored(payload, runner)
+                    from rubberband.executor.training.loop import TorchRunner
+
+                    assert isinstance(runner, TorchRunner), "it trains every TorchTrial"
+                    _check_restored(payload, runner.own_state())
             is_function = self._found.kind == "function"  # it restores by itself, once it runs
             is_short = self._found.seconds["iteration"] <= _CONTINUED_S
             if not self._found.problems and (is_function or is_short):
@@ -314,25 +318,19 @@ def _kind(target: object) -> str:
     return "TorchTrial" if issubclass(target, TorchTrial) else "Trial"
 
 
-def _check_restored(payload: bytes, runner: Runner) -> None:
+def _check_restored(payload: bytes, state: Any) -> None:
     """Raise TrialFailure if the trial's own state after its restore is not that of the checkpoint."""
     import torch
 
-    from rubberband.executor.training.loop import TorchRunner
-
-    if not isinstance(runner, TorchRunner):  # trained asynchronously
-        return
     again = io.BytesIO()
-    torch.save({"trial": runner.own_state()}, again)
+    torch.save({"trial": state}, again)
     one, other = (
         torch.load(file, map_location="cpu", weights_only=False).get("trial")
         for file in (io.BytesIO(payload), io.BytesIO(again.getvalue()))
     )
     place = _difference(one, other, "state_dict()")
     if place is not None:
-        raise TrialFailure(
-            "raised", f"after load_state_dict(), {place} is not what was saved; restore it in load_state_dict()"
-        )
+        raise refused(f"after load_state_dict(), {place} is not what was saved; restore it in load_state_dict()")
 
 
 def _difference(one: Any, other: Any, place: str) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rubberband.executor.training.loading import LoaderSettings, LoaderWorkers, Part, to_device
-from rubberband.executor.training.runner import TrialFailure
+from rubberband.executor.training.runner import refused
 from rubberband.executor.training.sampler import Indices, sample_keys
 
 # Datasets that are read from front to end: an `IterableDataset`, or any object with `__iter__` alone.
@@ -66,8 +66,7 @@ def iteration_of(dataset: Any) -> int:
     try:
         return len(dataset)
     except TypeError:
-        raise TrialFailure(
-            "raised",
+        raise refused(
             f"train_dataset() returned {type(dataset).__name__}, which has no length; set samples_per_iteration, the "
             "training samples of one iteration",
         ) from None
@@ -176,7 +175,7 @@ class _Reader:
             sample = next(self._iterator)
         except StopIteration:
             if self._is_empty:
-                raise TrialFailure("raised", f"train_dataset() returned {self._name()}, which is empty") from None
+                raise refused(f"train_dataset() returned {self._name()}, which is empty") from None
             self._is_empty, self._passes = True, self._passes + 1
             self._open()
             return self._next()

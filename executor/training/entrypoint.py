@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import os
 import sys
 import types
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rubberband.errors import EntrypointError
-from rubberband.executor.training.hooks import FIXED, fault_of, fault_of_class, has_own_step, lacks_loss
+from rubberband.executor.training.hooks import FIXED, accepts, fault_of, fault_of_class, has_own_step, lacks_loss
 from rubberband.executor.training.runner import one_line
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial
@@ -150,7 +149,7 @@ def _check_target(target: Any, name: str) -> Target:
         lacking = sorted([*getattr(target, "__abstractmethods__", ()), *(["loss"] if lacks_loss(target) else [])])
         if lacking:
             raise EntrypointError(f"{name} lacks {', '.join(f'{method}()' for method in lacking)}")
-        if not _accepts(target, 0):
+        if not accepts(target, 0):
             raise EntrypointError(f"{name} must be made without arguments; read the configuration in its methods")
         fault = fault_of(target) if issubclass(target, TorchTrial) else None
         if fault is not None:
@@ -158,17 +157,9 @@ def _check_target(target: Any, name: str) -> Target:
     elif isinstance(target, type) or not callable(target):
         is_what = "a class of another kind" if isinstance(target, type) else f"of type {type(target).__name__}"
         raise EntrypointError(f"{name} is {is_what}; a trial is {_WHAT_A_TRIAL_IS}")
-    elif not isinstance(target, types.FunctionType) or not _accepts(target, 1):
+    elif not isinstance(target, types.FunctionType) or not accepts(target, 1):
         raise EntrypointError(f"{name} is not a function of one argument; a trial is {_WHAT_A_TRIAL_IS}")
     return cast("Target", target)
-
-
-def _accepts(target: Any, arguments: int) -> bool:
-    try:
-        inspect.signature(target).bind(*[None] * arguments)
-    except TypeError:
-        return False
-    return True
 
 
 def _name(target: Any) -> str:

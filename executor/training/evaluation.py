@@ -20,7 +20,7 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.means import Means, checked_weight, loss_and_metrics
-from rubberband.executor.training.runner import TrialFailure, to_float
+from rubberband.executor.training.runner import refused, to_float
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import Mean, TorchTrial
@@ -198,8 +198,7 @@ class Evaluation:
 def _sums(name: str, value: Any) -> tuple[float, float]:
     if isinstance(value, Mean):
         return value.sum, value.count
-    raise TrialFailure(
-        "raised",
+    raise refused(
         f"evaluate() returned {name} as a {type(value).__name__}, which the workers cannot join; return "
         f"rubberband.Mean(sum, count), or set eval_on_all_ranks = False",
     )

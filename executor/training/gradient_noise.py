@@ -36,8 +36,6 @@ from rubberband.executor.training.noise_scale import (
     moments,
 )
 
-__all__ = ["GradientNoise", "NoiseReading"]
-
 EVERY = 2
 """Steps from one estimate to the next."""
 MOST_PENDING = 256

@@ -60,7 +60,7 @@ def fault_of(target: type[TorchTrial]) -> str | None:
     """Return what is wrong with the optional methods of a class, in one line with the fix; None if nothing is."""
     for name, arguments in _ARGUMENTS.items():
         function = _override(target, name)
-        if function is not None and not _takes(function, len(arguments)):
+        if function is not None and not accepts(function, 1 + len(arguments)):
             given = ", ".join(("self", *arguments))
             own = inspect.signature(function)
             return (
@@ -81,11 +81,14 @@ def _override(target: type[TorchTrial], name: str) -> Callable[..., Any] | None:
     return found
 
 
-def _takes(function: Callable[..., Any], arguments: int) -> bool:
+def accepts(function: Callable[..., Any], arguments: int) -> bool:
+    """Return whether a function, or a class, can be called with that many arguments by their places."""
     try:
-        inspect.signature(function).bind(*[None] * (1 + arguments))
+        inspect.signature(function).bind(*[None] * arguments)
     except TypeError:
         return False
+    except ValueError:  # some built-in functions have no signature
+        return True
     return True
 
 

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from rubberband.executor.training.runner import TrialFailure, WorkerTrace, one_line
+from rubberband.executor.training.runner import TrialFailure, WorkerTrace, one_line, refused
 from rubberband.executor.training.sampler import Indices
 from rubberband.units import shown
 
@@ -73,7 +73,7 @@ class LoaderSettings:
         _check_least("prefetch_factor", self.prefetch_factor, 1)
         timeout_s: Any = self.timeout_s
         if not (isinstance(timeout_s, (int, float)) and 0.0 < timeout_s < math.inf):
-            raise TrialFailure("raised", f"loader_timeout_s={shown(timeout_s)} is no positive number; use seconds")
+            raise refused(f"loader_timeout_s={shown(timeout_s)} is no positive number; use seconds")
 
     def count(self, most: int | None = None) -> int:
         """Return how many loader workers to start; `most` that are of use, unless the trial asks for some."""
@@ -84,7 +84,7 @@ class LoaderSettings:
 
 def _check_least(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise TrialFailure("raised", f"{name}={shown(value)} is no integer of at least {least}; use one")
+        raise refused(f"{name}={shown(value)} is no integer of at least {least}; use one")
 
 
 def cpus_per_gpu(gpus: int) -> int:

@@ -43,7 +43,15 @@ from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
-from rubberband.executor.training.runner import FORMAT, Runner, Steps, TrialFailure, clean_metrics, expect, positive
+from rubberband.executor.training.runner import (
+    FORMAT,
+    Runner,
+    Steps,
+    clean_metrics,
+    expect,
+    positive,
+    refused,
+)
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import OwnStep, TrainStep, check_own_step
@@ -116,15 +124,13 @@ class TorchRunner(Runner):
         adapts = segment.batch is not None
         if self._feed.is_stream:
             if adapts:
-                raise TrialFailure(
-                    "raised",
+                raise refused(
                     f"train_dataset() returned {type(dataset).__name__}, which is read from front to end and cannot "
                     "have adaptive batches; leave out batch in the experiment, or return a dataset with len and [i]",
                 )
             return GlobalBatchSampler(total, segment.seed, in_order=True)
         if trial.drop_last and not adapts and self._batch_size > total:
-            raise TrialFailure(
-                "raised",
+            raise refused(
                 f"drop_last leaves nothing of the {total} samples of train_dataset() in batches of {self._batch_size}; "
                 "use smaller batches, or drop_last = False",
             )

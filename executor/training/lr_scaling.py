@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import inspect
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +16,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from rubberband.executor.training.hooks import accepts
 from rubberband.executor.training.noise_scale import is_adaptive
-from rubberband.executor.training.runner import TrialFailure, one_line
+from rubberband.executor.training.runner import one_line, refused
 from rubberband.planner.goodput.model import gain
 from rubberband.values.adaptive import LR_SCALINGS, ScaleLr
 
@@ -45,22 +44,18 @@ class LrScaling:
         try:
             found = float(self.rule(initial, batch_size, phi, epochs))
         except Exception as error:
-            raise TrialFailure("raised", f"{call} failed: {one_line(error)}") from error
+            raise refused(f"{call} failed: {one_line(error)}") from error
         if not (math.isfinite(found) and found > 0.0):
-            raise TrialFailure(
-                "raised",
+            raise refused(
                 f"{call} gave {found}; it must give a positive number, by which the learning rate is multiplied",
             )
         return found
 
 
-def make_lr_scaling(
-    name: str | None, optimizer: Optimizer, warmup_epochs: float, search_path: Sequence[str] = ()
-) -> LrScaling:
+def make_lr_scaling(name: str | None, optimizer: Optimizer, warmup_epochs: float) -> LrScaling:
     """Return the rule of that name, one of `LR_SCALINGS` or `module:function`; `warmup_epochs` (at M0) are for legw.
 
-    None: AdaScale, or sqrt for Adam and similar optimizers. `search_path` is searched before `sys.path`. Raises
-    TrialFailure, in one line, if no rule has this name.
+    None: AdaScale, or sqrt for Adam and similar optimizers. Raises TrialFailure, in one line, if no rule has this name.
     """
     if name is None:
         name = "sqrt" if is_adaptive(optimizer) else "adascale"
@@ -68,7 +63,7 @@ def make_lr_scaling(
         return LrScaling(name, lambda initial, batch_size, _, epochs: _legw(initial, batch_size, epochs, warmup_epochs))
     if name in _RULES:
         return LrScaling(name, _RULES[name])
-    function = _load(name, search_path)
+    function = _load(name)
     return LrScaling(name, lambda initial, batch_size, phi, _: function(initial, batch_size, phi))
 
 
@@ -90,36 +85,25 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def _load(name: str, search_path: Sequence[str]) -> ScaleLr:
+def _load(name: str) -> ScaleLr:
     module, separator, attribute = name.partition(":")
     if not separator or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
         near = difflib.get_close_matches(name, LR_SCALINGS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise TrialFailure(
-            "raised", f"lr_scaling={name!r} is not known; {hint}use one of {', '.join(LR_SCALINGS)}, or module:function"
+        raise refused(
+            f"lr_scaling={name!r} is not known; {hint}use one of {', '.join(LR_SCALINGS)}, or module:function"
         )
-    sys.path[:0] = [folder for folder in search_path if folder not in sys.path]
     importlib.invalidate_caches()
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:
-        raise TrialFailure("raised", f"lr_scaling={name} cannot be imported: {one_line(error)}") from error
-    if not callable(found) or not _takes_three(found):
-        raise TrialFailure("raised", f"lr_scaling={name} is no function of (M0, M, phi)")
+        raise refused(f"lr_scaling={name} cannot be imported: {one_line(error)}") from error
+    if not callable(found) or not accepts(found, 3):
+        raise refused(f"lr_scaling={name} is no function of (M0, M, phi)")
     function: ScaleLr = found
     return function
-
-
-def _takes_three(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(64, 128, 1000.0)
-    except TypeError:
-        return False
-    except ValueError:  # Some built-in functions have no signature.
-        return True
-    return True
 
 
 @contextmanager

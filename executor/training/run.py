@@ -26,12 +26,12 @@ from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.executor.training.runner import (
     Runner,
     Steps,
-    TrialFailure,
     TrialRunner,
     clean_metrics,
     describe,
     pack,
     positive,
+    refused,
     unpack,
 )
 from rubberband.executor.training.sampler import reseed
@@ -147,8 +147,7 @@ class FunctionRunner(Runner):
             return answer
         if answer.error is not None:
             raise answer.error
-        raise TrialFailure(
-            "raised",
+        raise refused(
             f"the function returned before iteration {self._iteration}; it must call rubberband.report() once per "
             "iteration until report() ends it",
         )

@@ -37,6 +37,11 @@ class TrialFailure(Exception):
         return type(self), (self.kind, str(self))
 
 
+def refused(line: str) -> TrialFailure:
+    """Return the failure of a trial that cannot be trained as it is written, in one line with the fix."""
+    return TrialFailure("raised", line)
+
+
 class LacksMemory(TrialFailure):
     """This machine has too little memory; another one may have enough."""
 
@@ -145,14 +150,12 @@ def clean_metrics(reported: Any, metric: str) -> dict[str, float]:
 def _check_names(reported: Mapping[Any, Any]) -> None:
     for count, name in enumerate(map(str, reported), start=1):
         if len(name) > MAX_NAME_LENGTH:
-            raise TrialFailure(
-                "raised",
+            raise refused(
                 f"the metric {shown(name)} has a name of {len(name):,} characters; {MAX_NAME_LENGTH} are allowed: "
                 f"shorten it",
             )
         if count > MAX_METRICS:
-            raise TrialFailure(
-                "raised",
+            raise refused(
                 f"the trial reported {len(reported):,} metrics, {shown(name)} among them; {MAX_METRICS:,} are allowed "
                 f"in a report: leave some out",
             )

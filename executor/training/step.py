@@ -23,7 +23,7 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import FIXED, override_of
 from rubberband.executor.training.means import Means, Weighed, Weighing, Weight, loss_and_metrics
 from rubberband.executor.training.memory import Gradients, Summing, Undo, is_out_of_memory, release
-from rubberband.executor.training.runner import TrialFailure, one_line, to_float
+from rubberband.executor.training.runner import TrialFailure, one_line, refused, to_float
 from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import PrecisionName, TorchTrial
@@ -281,8 +281,7 @@ class TrainStep:
         if not parts or not is_out_of_memory(error) or self._summing.cannot_repeat:
             raise error
         if max(len(part) for part in self._parts(batch, smaller)[0]) >= most:
-            raise TrialFailure(
-                "raised",
+            raise refused(
                 f"{one_line(error)}; no fewer than {most} samples can be taken at once: use a smaller model, or an "
                 f"instance with more memory",
             ) from error
@@ -394,10 +393,10 @@ _REMEDIES = {
 def check_own_step(trial: TorchTrial, segment: Segment) -> None:
     """Raise TrialFailure for words that a trial with its own `step` cannot have."""
     if segment.batch is not None:
-        raise TrialFailure("raised", f"{type(trial).__name__} {FIXED}")
+        raise refused(f"{type(trial).__name__} {FIXED}")
     for name, remedy in _REMEDIES.items():
         if getattr(trial, name) != getattr(TorchTrial, name):
-            raise TrialFailure("raised", f"{name} has no effect on an own step(); {remedy}")
+            raise refused(f"{name} has no effect on an own step(); {remedy}")
 
 
 class OwnStep:
@@ -458,8 +457,7 @@ class OwnStep:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise TrialFailure(
-                "raised",
+            raise refused(
                 f"{one_line(error)}; step() takes {len(parts[0])} samples at once: use a smaller batch_size, or divide "
                 "the batch in step()",
             ) from error

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar, get_args
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from rubberband.executor.training.hooks import override_of
-from rubberband.executor.training.runner import TrialFailure
+from rubberband.executor.training.hooks import accepts, override_of
+from rubberband.executor.training.runner import refused
 from rubberband.executor.training.torch_trial import PrecisionName, SchedulerStep, TorchTrial
 from rubberband.units import shown
 
@@ -34,13 +34,13 @@ def check_words(trial: TorchTrial) -> None:
     norm: Any = trial.gradient_clip_norm
     is_number = isinstance(norm, (int, float)) and not isinstance(norm, bool)
     if norm is not None and not (is_number and math.isfinite(norm) and norm > 0.0):
-        raise _refused(f"gradient_clip_norm={shown(norm)} is no positive number; use one such as 1.0, or None")
+        raise refused(f"gradient_clip_norm={shown(norm)} is no positive number; use one such as 1.0, or None")
 
 
 def _check_among(name: str, value: Any, allowed: Sequence[Any]) -> None:
     if not any(type(value) is type(each) and value == each for each in allowed):
         *others, last = map(repr, allowed)
-        raise _refused(f"{name}={shown(value)} is not known; use {', '.join(others)} or {last}")
+        raise refused(f"{name}={shown(value)} is not known; use {', '.join(others)} or {last}")
 
 
 class Group(Generic[T]):
@@ -81,14 +81,14 @@ def build_optimizer(trial: TorchTrial, config: Mapping[str, Any], module: torch.
     if override_of(trial, "step") is not None:
         return _several(optimizer)
     if isinstance(optimizer, (list, tuple, Mapping)):
-        raise _refused(
+        raise refused(
             f"build_optimizer() returned a {type(optimizer).__name__} of {len(optimizer)}; return one optimizer with "
             "several parameter groups, or override step() for several optimizers"
         )
     if not isinstance(optimizer, Optimizer):
-        raise _refused(f"build_optimizer() returned {shown(optimizer)}; return a torch.optim.Optimizer")
-    if _needs_closure(type(optimizer).step):  # a schedule wraps that of the object
-        raise _refused(
+        raise refused(f"build_optimizer() returned {shown(optimizer)}; return a torch.optim.Optimizer")
+    if not accepts(type(optimizer).step, 1):  # a schedule wraps that of the object
+        raise refused(
             f"{type(optimizer).__name__} needs a closure, which computes the loss again within a step; use another "
             "optimizer such as AdamW, or override step()"
         )
@@ -98,21 +98,11 @@ def build_optimizer(trial: TorchTrial, config: Mapping[str, Any], module: torch.
 def _several(optimizers: Any) -> Group[Optimizer]:
     group = Group[Optimizer](optimizers)
     if not group.members or not all(isinstance(each, Optimizer) for each in group.members):
-        raise _refused(
+        raise refused(
             f"build_optimizer() returned {shown(optimizers)}; return a torch.optim.Optimizer, or several in a list, "
             "tuple or mapping"
         )
     return group
-
-
-def _needs_closure(step: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(step).bind(None)
-    except TypeError:
-        return True
-    except ValueError:  # Some built-in functions have no signature.
-        return False
-    return False
 
 
 def build_scheduler(
@@ -131,9 +121,9 @@ def build_scheduler(
     group = Group[LRScheduler](scheduler)
     are_schedules = all(hasattr(each, "step") and hasattr(each, "state_dict") for each in group.members)
     if not are_schedules or (group.members != [scheduler] and override_of(trial, "step") is None):
-        raise _refused(f"build_scheduler() returned {shown(scheduler)}; return a schedule of torch.optim, or None")
+        raise refused(f"build_scheduler() returned {shown(scheduler)}; return a schedule of torch.optim, or None")
     if any(isinstance(each, ReduceLROnPlateau) for each in group.members) and trial.scheduler_step == "batch":
-        raise _refused(
+        raise refused(
             'ReduceLROnPlateau needs the metric, which is there once an iteration; use scheduler_step = "iteration"'
         )
     return group
@@ -152,7 +142,3 @@ def fixed_steps(
         epochs, rest = divmod(iteration * samples_per_iteration, num_samples)
         steps = max(steps + 1, epochs * per_epoch + min(per_epoch, math.ceil(rest / batch_size)))
     return steps
-
-
-def _refused(line: str) -> TrialFailure:
-    return TrialFailure("raised", line)

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rubberband.executor.training.gang import Gang
-from rubberband.executor.training.runner import TrialFailure
+from rubberband.executor.training.runner import refused
 from rubberband.executor.training.torch_trial import TorchTrial
 
 
@@ -54,12 +54,11 @@ def _check_compiler() -> None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        raise TrialFailure(
-            "raised", "compile = True needs a C++ compiler and there is none; install g++, or use compile = False"
+        raise refused(
+            "compile = True needs a C++ compiler and there is none; install g++, or use compile = False"
         ) from None
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        raise TrialFailure(
-            "raised",
+        raise refused(
             "compile = True needs Python's headers and there are none; install python3-dev, or use compile = False",
         )
 

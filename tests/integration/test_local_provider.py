@@ -175,15 +175,6 @@ def test_two_drivers_cannot_hold_one_directory(open_provider: Open) -> None:
     open_provider()
 
 
-def test_capacity_is_refused_by_name_and_remedy(open_provider: Open) -> None:
-    provider = open_provider(max_instances=1)
-    _launch(provider, "a")
-    with pytest.raises(ProviderError, match="max_instances=1"):
-        provider.launch("b")
-    provider.release("a")
-    provider.launch("b")
-
-
 def test_real_gpus_are_handed_out_without_overlap_and_taken_back(open_provider: Open, tmp_path: Path) -> None:
     provider = open_provider(devices=("0", "1", "2", "3"))
     assert provider.device == "cuda"

@@ -29,6 +29,7 @@ from rubberband.cloud.provider import InstanceDescription, Provider
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
+from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 from tests.ec2 import FakeAws
 from tests.ec2.server import FakeServer, access_key
@@ -89,12 +90,15 @@ def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     return Rental(provider, lambda: time.sleep(0.02), time.time, lease_s=2.0, spot=False)
 
 
+OFFER = Offer(instance_type="v", gpus=4, price_usd_per_hour=0.0, max_instances=8, provision_delay_s=5.0)
+
+
 def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     def fate_of(instance: str, _market: Market) -> Fate:
         return Fate(ends_after_s=30.0, notice_s=10.0, preempted=True) if instance == TAKEN else Fate()
 
     clock = VirtualClock(1000.0)
-    provider = VirtualProvider("conformance", clock, provision_delay_s=5.0, fate_of=fate_of)
+    provider = VirtualProvider("conformance", clock, offer=OFFER, fate_of=fate_of)
     return Rental(provider, lambda: clock.advance_to(clock.now() + 1.0), clock.now, lease_s=60.0, take=lambda: None)
 
 
@@ -106,7 +110,7 @@ def _pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
         return Fate(ends_after_s=30.0, notice_s=10.0, preempted=True) if is_taken else Fate()
 
     clock = VirtualClock(1000.0)
-    below = VirtualProvider("pool", clock, provision_delay_s=5.0, fate_of=fate_of)
+    below = VirtualProvider("pool", clock, offer=OFFER, fate_of=fate_of)
     limits = PoolLimits(instances=8, gpus=4)
     pool = Pool(below, MemoryJournal(), limits, clock.now, start=lambda work: work())
 

@@ -48,7 +48,7 @@ LOG_LIMIT_BYTES = 800_000
 
 def make_backend(directory: Path, entrypoint: str = "ray_trials:Counter", **options: object) -> RayBackend:
     """A backend on a local provider below `directory`."""
-    provider = LocalProvider("ray", directory, 2, max_instances=3)
+    provider = LocalProvider("ray", directory, 2)
     return RayBackend(
         provider,
         entrypoint=Entrypoint.parse(entrypoint, [HERE]),

@@ -19,6 +19,7 @@ from rubberband.spec.pool import pool_folder
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, fake_service, virtual_result
+from tests.builders.pools import OFFER
 
 
 @pytest.fixture
@@ -133,7 +134,9 @@ def test_a_pool_that_is_up_is_measured(service: FakeService, tmp_path: Path) -> 
     folder.write({"instances": 2, "gpus_per_instance": 4})
     assert ("rubberband_pool_instances", "team") not in scraped(service), "no broker answers"
     limits = PoolLimits(instances=2, gpus=4, price_usd_per_hour=3.6)
-    pool = Pool(VirtualProvider("team", clock), MemoryJournal(), limits, clock.now, start=lambda work: work())
+    pool = Pool(
+        VirtualProvider("team", clock, offer=OFFER), MemoryJournal(), limits, clock.now, start=lambda work: work()
+    )
     pool.launch("a.1", "a", "i", 1, 600.0)
     server = PoolServer(folder, pool, look_s=0.01)
     serving = threading.Thread(target=server.run)

@@ -36,10 +36,10 @@ number = 3
 
 
 @pytest.fixture
-def folder(tmp_path):
+def _rules(tmp_path, monkeypatch):
     (tmp_path / "my_rules.py").write_text(RULES)
     (tmp_path / "my_broken_rules.py").write_text("import no_such_module")
-    return (str(tmp_path),)
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,13 @@ def test_the_default_goes_by_the_optimizer(kind, expected):
     assert make_lr_scaling(None, getattr(torch.optim, kind)(WEIGHTS), 1.0).name == expected
 
 
-def test_a_users_own_rule(folder):
-    scaling = make_lr_scaling("my_rules:good", SGD, 1.0, folder)
+@pytest.mark.usefixtures("_rules")
+def test_a_users_own_rule():
+    scaling = make_lr_scaling("my_rules:good", SGD, 1.0)
     assert scaling.factor(64, 128, 256.0, 0.0) == 3.0
 
 
+@pytest.mark.usefixtures("_rules")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -93,14 +95,15 @@ def test_a_users_own_rule(folder):
         ("my_rules:words", "failed: ValueError: could not convert string to float"),
     ],
 )
-def test_an_unscalable_learning_rate_is_refused(folder, name, message):
+def test_an_unscalable_learning_rate_is_refused(name, message):
     with pytest.raises(TrialFailure) as caught:
-        make_lr_scaling(name, SGD, 1.0, folder).factor(64, 128, 256.0, 0.0)
+        make_lr_scaling(name, SGD, 1.0).factor(64, 128, 256.0, 0.0)
     assert message in str(caught.value)
     assert caught.value.kind == "raised"
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("_rules")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -112,9 +115,9 @@ def test_an_unscalable_learning_rate_is_refused(folder, name, message):
         ("my_rules:of_two", "is no function of (M0, M, phi)"),
     ],
 )
-def test_rules_that_are_not_there(folder, name, message):
+def test_rules_that_are_not_there(name, message):
     with pytest.raises(TrialFailure) as caught:
-        make_lr_scaling(name, SGD, 1.0, folder)
+        make_lr_scaling(name, SGD, 1.0)
     assert message in str(caught.value)
 
 

@@ -11,7 +11,7 @@ from rubberband.cloud.pool.server import standing
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.planner.sharing import Calendar, Span
 from rubberband.views.pool import colours_of, experiments_table, money_table, promises_chart, render_pool
-from tests.builders.pools import lending_pool
+from tests.builders.pools import OFFER, lending_pool
 
 
 def _standing() -> dict[str, Any]:
@@ -39,7 +39,9 @@ def test_the_page_draws_the_loans_on_the_gpus_that_were_free() -> None:
 
 def test_a_pool_that_lent_nothing_has_a_page() -> None:
     clock = VirtualClock(1_700_000_000.0)
-    pool = Pool(VirtualProvider("pool", clock), MemoryJournal(), PoolLimits(instances=1, gpus=1), clock.now)
+    pool = Pool(
+        VirtualProvider("pool", clock, offer=OFFER), MemoryJournal(), PoolLimits(instances=1, gpus=1), clock.now
+    )
     assert "<h1>team" in render_pool(standing(pool, "team"))
 
 

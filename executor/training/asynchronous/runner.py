@@ -28,7 +28,7 @@ from rubberband.executor.training.hooks import fault_of_words
 from rubberband.executor.training.loading import Part
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.means import Means
-from rubberband.executor.training.runner import Steps, TrialFailure, clean_metrics
+from rubberband.executor.training.runner import Steps, clean_metrics, refused
 from rubberband.executor.training.sampler import GlobalBatch, reseed
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -96,7 +96,7 @@ class AsyncRunner(TorchRunner):
                 "part of the model, or set training.mode to sync"
             )
         if fault is not None:
-            raise TrialFailure("raised", fault)
+            raise refused(fault)
 
     def _make_batching(self) -> Batching:
         found = super()._make_batching()
@@ -209,8 +209,7 @@ class AsyncRunner(TorchRunner):
         self._step.take(batch, means)
         for parameter in self._trained.values():
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-                raise TrialFailure(
-                    "raised",
+                raise refused(
                     "a gradient is sparse, and parameter servers take dense ones; build the embedding with "
                     "sparse=False, or set training.mode to sync",
                 )
