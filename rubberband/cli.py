@@ -32,7 +32,7 @@ _COMMANDS = {
     "report": ("report", "Print an experiment's result."),
     "best": ("report", "Print an experiment's best configuration."),
     "export": ("report", "Write an experiment's trials as a table."),
-    "simulate": ("simulate", "Simulate a workload on a pool under several sharing policies."),
+    "simulate": ("pool", "Simulate a workload on a pool under several sharing policies."),
     "serve": ("serve", "Serve plan previews, submissions and the dashboard."),
     "submit": ("run", "Submit an experiment to a service, which plans it and runs it."),
     "ps": ("report", "List the experiments on this machine, or those of a service."),

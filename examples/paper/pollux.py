@@ -16,8 +16,8 @@ import numpy as np
 from common import COLOURS, Finding, Report, Table, line, verdict
 from page import Figure, panels
 
-from rubberband.app.workload import read_traces
-from rubberband.planner.goodput.model import gain
+from rubberband.app.simulating import read_traces
+from rubberband.planner.goodput import gain
 from rubberband.planner.goodput.planning import LOWER, UPPER
 from rubberband.planner.sharing import Capacity, make_policy
 from rubberband.planner.sharing.jobs import Application, Elasticity

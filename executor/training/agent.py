@@ -15,9 +15,9 @@ from statistics import median
 from typing import Any
 
 from rubberband.planner.balancing import even_shares
+from rubberband.planner.goodput import efficiency, step_s
 from rubberband.planner.goodput.choice import GoodputChoice, better, candidates, choose, choose_at
 from rubberband.planner.goodput.fit import fit
-from rubberband.planner.goodput.model import efficiency, step_s
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 
 WINDOW = 8

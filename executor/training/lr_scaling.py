@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from rubberband.executor.training.hooks import accepts
 from rubberband.executor.training.noise_scale import is_adaptive
 from rubberband.executor.training.runner import one_line, refused
-from rubberband.planner.goodput.model import gain
+from rubberband.planner.goodput import gain
 from rubberband.values.adaptive import LR_SCALINGS, ScaleLr
 
 Rule = Callable[[int, int, float, float], float]

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.goodput.model import Reals, efficiency, step_s
+from rubberband.planner.goodput import Reals, efficiency, step_s
 from rubberband.values.adaptive import BatchLimits, Throughput
 
 Ints = npt.NDArray[np.int64]

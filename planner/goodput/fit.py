@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.goodput.model import Floats, step_s
+from rubberband.planner.goodput import Floats, step_s
 from rubberband.values.adaptive import BatchPoint, Throughput
 
 Bools = npt.NDArray[np.bool_]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rubberband.planner.sharing.demand import Allotments, Capacity, Demand
-from rubberband.planner.sharing.table import Ints, Table
+from rubberband.planner.sharing.demand import Allotments, Capacity, Demand, Ints, Table
 
 
 def fifo(table: Table) -> Ints:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rubberband.planner.sharing.table import Bools, Floats, Ints, Table
+from rubberband.planner.sharing.demand import Bools, Floats, Ints, Table
 
 _HALVINGS = 60
 """Steps of the search for the price: the interval ends at rounding errors."""

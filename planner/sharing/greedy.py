@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from rubberband.planner.sharing.table import Floats, Ints, Table
+from rubberband.planner.sharing.demand import Floats, Ints, Table
 
 Resizing = Literal["malleable", "moldable"]
 """Whether the GPUs of a demand may change after its start. A moldable one can still be paused."""

@@ -14,11 +14,10 @@ from typing import Literal
 
 import numpy as np
 
+from rubberband.planner.goodput import efficiency, gain, step_s
 from rubberband.planner.goodput.choice import Candidates, considered
 from rubberband.planner.goodput.fit import fit
-from rubberband.planner.goodput.model import efficiency, gain, step_s
-from rubberband.planner.sharing.demand import Demand
-from rubberband.planner.sharing.table import Floats, Ints
+from rubberband.planner.sharing.demand import Demand, Floats, Ints
 from rubberband.values.adaptive import BatchLimits, BatchPoint, Throughput
 
 RESIZE_S = 30.0

@@ -153,8 +153,7 @@ def open_client(server: str | None) -> Client:
     `local` is the one on this machine, even if RUBBERBAND_SERVER names another one.
     """
     try:
-        from rubberband.client.client import Client
-        from rubberband.client.sending import DEFAULT_SERVER
+        from rubberband.client.client import DEFAULT_SERVER, Client
     except ImportError:
         from rubberband.installation import install_hint
 

@@ -33,7 +33,7 @@ from rubberband.values.plan import Planned, PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
-from tests.builders.paper_dag import simulate
+from tests.builders.paper import simulate
 from tests.property.enumeration import best, every_plan
 
 NUM_RUNS = 7

@@ -19,7 +19,7 @@ from rubberband.executor.profiling_points import Point
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.planner.goodput.model import step_s
+from rubberband.planner.goodput import step_s
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
 from rubberband.values.offer import Offer
 from rubberband.values.profile import FIXED, Profile

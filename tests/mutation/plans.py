@@ -260,7 +260,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="network-is-free",
         harm="a gang over several instances is predicted as fast as on one",
-        file="planner/goodput/model.py",
+        file="planner/goodput/__init__.py",
         old="np.where(np.asarray(instances) > 1, node, local)",
         new="np.where(np.asarray(instances) > 1, local, local)",
         tests=("tests/unit/test_goodput_model.py", "tests/property/test_goodput_planning.py"),

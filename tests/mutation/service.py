@@ -242,7 +242,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="client-gives-up-at-once",
         harm="a service that is busy for a moment ends a user's script",
-        file="rubberband/client/sending.py",
+        file="rubberband/client/client.py",
         old="if tried >= MOST_TRIES or not call.may_be_repeated:",
         new="if tried >= 1 or not call.may_be_repeated:",
         tests=(_CLIENT,),
@@ -250,7 +250,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="client-tells-events-twice",
         harm="a follower sees an event twice after a reconnection",
-        file="rubberband/client/sending.py",
+        file="rubberband/client/client.py",
         old='if self.last_id is not None and event["id"] <= self.last_id:',
         new="if False:",
         tests=("tests/unit/test_client.py::test_a_stream_that_is_cut_resumes_where_it_was_and_repeats_nothing",),
@@ -258,7 +258,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="client-never-waits",
         harm="a client that is told to wait asks at once, and is refused again",
-        file="rubberband/client/sending.py",
+        file="rubberband/client/client.py",
         old="return min(float(wanted), LONGEST_WAIT_S)",
         new="return 0.0",
         tests=("tests/unit/test_client.py::test_repeatable_requests_are_retried_when_the_service_says_so",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from rubberband.planner.goodput.model import step_s
+from rubberband.planner.goodput import step_s
 from rubberband.values.adaptive import BatchLimits, BatchPoint, GoodputProfile, Throughput
 
 SPAN = [

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from rubberband.planner.goodput import efficiency, gain, step_s
 from rubberband.planner.goodput.choice import candidates, choose, choose_at, choose_many
-from rubberband.planner.goodput.model import efficiency, gain, step_s
 from rubberband.values.adaptive import BatchLimits
 from tests.property.goodput_strategies import batch_limits, noise_scales, throughputs
 

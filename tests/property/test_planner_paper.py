@@ -20,7 +20,7 @@ from rubberband.values.plan import Plan, PlanningConstraints, StagePlan
 from rubberband.values.profile import Profile, Spread, measured
 from tests.builders import strategies
 from tests.builders.budget import examples
-from tests.builders.paper_dag import literal_plan, simulate
+from tests.builders.paper import literal_plan, simulate
 from tests.builders.strategies import carried_out
 from tests.property.enumeration import limited_jobs
 

@@ -7,8 +7,8 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
+from rubberband.planner.goodput import grad_s, step_s
 from rubberband.planner.goodput.fit import extrapolates, fit, relative_errors
-from rubberband.planner.goodput.model import grad_s, step_s
 from rubberband.values.adaptive import BatchPoint, Throughput
 
 TRUTH = Throughput(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rubberband.planner.goodput.model import combined_s, efficiency, gain, grad_s, step_s, sync_s
+from rubberband.planner.goodput import combined_s, efficiency, gain, grad_s, step_s, sync_s
 from rubberband.values.adaptive import Throughput
 
 MODEL = Throughput(

@@ -13,7 +13,7 @@ from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread, measured
-from tests.builders.paper_dag import build_dag, literal_plan, simulate
+from tests.builders.paper import build_dag, literal_plan, simulate
 
 STAGES = [Stage(trials=4, iterations=1), Stage(trials=2, iterations=2), Stage(trials=1, iterations=4)]
 PROFILE = Profile(seconds_per_iteration={1: 100.0, 2: 50.0, 4: 40.0})

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.app import workload
+from rubberband.app import simulating
 from rubberband.app.simulating import simulated
 from rubberband.commands.common import TableFormat
-from rubberband.commands.simulate import WorkloadFormat, simulate
+from rubberband.commands.pool import WorkloadFormat, simulate
 from rubberband.errors import InputError
 from rubberband.planner.sharing.jobs import CurveJob
 from rubberband.planner.sharing.simulation import fair_gpus
@@ -117,7 +117,7 @@ def test_traces_in_the_public_format(policy: str, pool: Path, public: Path, trac
 
 def test_a_rigid_job_trains_at_the_measured_speed(pool: Path, tmp_path: Path, traces: Path) -> None:
     rigid = write(tmp_path / "one.csv", f"{HEADER}\ntoy-0,0,toy,4,128\n")
-    (job,) = workload.read_traces(rigid, traces, "rigid")
+    (job,) = simulating.read_traces(rigid, traces, "rigid")
     outcome = simulated(load_pool(pool), rigid, ["tiresias"], traces).outcomes["tiresias"]
     # 4 epochs of 1,000 steps, each worth gain(M) = (var + 1) / (var / 4 + 1); a step of 32 samples takes 62 ms
     steps = sum(1000.0 / ((var + 1.0) / (var / 4.0 + 1.0)) for var in (4.0, 5.0, 6.0, 7.0))
@@ -126,7 +126,7 @@ def test_a_rigid_job_trains_at_the_measured_speed(pool: Path, tmp_path: Path, tr
 
 
 def test_placements_are_looked_up_up_to_rotation_and_interpolated(public: Path, traces: Path) -> None:
-    application = workload.read_traces(public, traces, "adaptive")[0].application
+    application = simulating.read_traces(public, traces, "adaptive")[0].application
     assert application.step_s((4, 4), 24) == pytest.approx((0.074, 0.04))
     unmeasured = application.step_s((4, 4, 4), 16)
     assert application.step_s((4, 4), 16)[0] < unmeasured[0] < 0.116
@@ -176,7 +176,7 @@ def test_the_page_shows_policies_completion_times_and_allotments(pool: Path, job
 def test_a_wrong_workload_is_one_line(tmp_path: Path, pool: Path, jobs: Path, text: str, message: str) -> None:
     wrong = write(tmp_path / "wrong.csv", text)
     with pytest.raises(InputError) as caught:
-        workload.read_jobs(wrong, 8, 4, "adaptive")
+        simulating.read_jobs(wrong, 8, 4, "adaptive")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
