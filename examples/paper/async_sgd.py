@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 from common import COLOURS, line
+from mva import first_come, hybrid
 from parameter_server import Discipline, Law, constant, gamma, simulated_throughputs
 
 from rubberband.planner.queueing import (
@@ -22,9 +23,7 @@ from rubberband.planner.queueing import (
     calibrated,
     curve,
     exact,
-    first_come,
     highest,
-    hybrid,
 )
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import common
 import numpy as np
 import numpy.typing as npt
+from arima import Arima
 from common import COLOURS, Finding, Report, Table, line, verdict
 from page import Figure, panels
 
 from rubberband.planner.balancing.predictors import (
-    Arima,
     Ema,
     Memoryless,
     Narx,

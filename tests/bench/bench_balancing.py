@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from rubberband.planner.balancing import Balancer, Look, make_balancer
 from rubberband.planner.balancing.line_balancer import LineBalancer
 from rubberband.planner.balancing.predictors import (
-    Arima,
     Ema,
     Gated,
     Memoryless,
@@ -31,6 +30,7 @@ from rubberband.planner.balancing.predictors import (
 from rubberband.values.balance import Balance, BalancePolicy
 from tests.bench.balancing_traces import KINDS, Trace, trace
 from tests.builders.balancing import CLUSTER, Curve, best_s, even_limits, train
+from tests.builders.paper import Arima
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 BENCHMARKS: dict[str, Callable[[int], None]] = {}

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.planner.queueing import Network, blended, calibrated, curve, exact, first_come, highest, hybrid
+from rubberband.planner.queueing import Network, blended, calibrated, curve, exact, highest
 from rubberband.planner.queueing.mixed import linearizer, mixed, proportional
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from tests.builders.budget import examples
+from tests.builders.paper import first_come, hybrid
 from tests.builders.parameter_server import (
     balanced_throughputs,
     constant,

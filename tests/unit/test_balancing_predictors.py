@@ -10,7 +10,6 @@ import pytest
 from rubberband.planner.balancing import make_balancer
 from rubberband.planner.balancing.predictors import (
     ENOUGH,
-    Arima,
     Ema,
     Gated,
     Memoryless,
@@ -22,6 +21,7 @@ from rubberband.planner.balancing.speed_balancer import FixedPart
 from rubberband.values.balance import Balance
 from tests.bench.balancing_traces import trace
 from tests.builders.balancing import Curve, best_s, train
+from tests.builders.paper import Arima
 
 PREDICTORS = {
     "memoryless": Memoryless,

@@ -12,9 +12,7 @@ from rubberband.planner.queueing import (
     calibrated,
     curve,
     exact,
-    first_come,
     highest,
-    hybrid,
     knee,
     scaled,
     seconds_per_iteration,
@@ -22,6 +20,7 @@ from rubberband.planner.queueing import (
 )
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
+from tests.builders.paper import first_come, hybrid
 
 TIMES = AsyncTimes(compute_s=0.029, up_s=0.072, server_s=0.018, down_s=0.072)
 EXAMPLE = Network(delay_s=0.029, up_s=0.072, server_s=0.018, down_s=0.072)

@@ -1,0 +1,26 @@
+"""What papers have and the product does not use, from `examples/paper`: loaded by path, as the folder is no package."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def _loaded(name: str) -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / "paper" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"paper_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_DAG, _MVA = _loaded("dag"), _loaded("mva")
+Sorted, build_dag, literal_plan, sampled, simulate = (
+    getattr(_DAG, name) for name in ("Sorted", "build_dag", "literal_plan", "sampled", "simulate")
+)
+first_come, hybrid = _MVA.first_come, _MVA.hybrid
+Arima = _loaded("arima").Arima
