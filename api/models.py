@@ -79,6 +79,12 @@ class ExperimentView(Answer):
     summary: SummaryView
 
 
+class SubmittedView(ExperimentView):
+    """An experiment that was accepted just now."""
+
+    notes: list[str] = Field(description="Remarks on what was changed, such as fewer instances in a smaller pool.")
+
+
 class ExperimentPage(Answer):
     """A page of experiments, newest first."""
 

@@ -61,7 +61,10 @@ class SharedPool:
     provider: str
     """Experiments of this provider share it."""
     instances: int
+    """Most instances at once, as far as its cap per hour pays for them."""
     gpus_per_instance: int
+    max_usd_per_month: float | None = None
+    """Cap on the bill of a calendar month (UTC)."""
     policy: str = "default"
     """Name of the sharing policy."""
     folder: str | None = None

@@ -15,12 +15,12 @@ from markupsafe import Markup
 
 from rubberband.api.dashboard.experiment_words import Card, Gauge
 from rubberband.api.dashboard.frame import render
-from rubberband.api.experiments.admission import Admission, month_begin
+from rubberband.api.experiments.admission import Admission
 from rubberband.api.routes.pool import pool_view
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Service, Serving
 from rubberband.api.settings import SharedPool
-from rubberband.cloud.pool import RemotePool
+from rubberband.cloud.pool import RemotePool, month_begin
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.units import format_usd
@@ -120,7 +120,8 @@ def _cards(pool: _Pool) -> Iterator[Card]:
     if standing is None:
         return
     usd = standing["usd"]
-    yield _money("this month", usd["month"], usd["max_per_month"])
+    planned_usd = pool.admission.budgets.committed_usd(pool.now)[month_begin(pool.now)] - usd["month"]
+    yield _money("this month", usd["month"], usd["max_per_month"], f"{format_usd(max(0.0, planned_usd))} more planned")
     yield _money("per hour now", usd["per_hour"], usd["max_per_hour"])
     warm = sum(loan["was_warm"] for loan in standing["loans"])
     started = f"{counted(standing['started'], 'instance')} started"
@@ -133,13 +134,13 @@ def _until(pool: _Pool) -> str:
     return f"the last one ends in {duration(last_s)}" if last_s > 0 else "nothing is promised from now on"
 
 
-def _money(title: str, spent_usd: float, cap_usd: float | None) -> Card:
+def _money(title: str, spent_usd: float, cap_usd: float | None, *notes: str) -> Card:
     if cap_usd is None:
-        return Card(title=title, value=format_usd(spent_usd), notes=("no cap",))
+        return Card(title=title, value=format_usd(spent_usd), notes=("no cap", *notes))
     share = spent_usd / cap_usd
     label = f"{100 * share:.0f} % of the cap"
     gauge = Gauge(done=min(share, 1.0), planned=None, forecast=None, over=share > 1.0, label=label)
-    return Card(title=title, value=format_usd(spent_usd), notes=(f"of {format_usd(cap_usd)}",), gauge=gauge)
+    return Card(title=title, value=format_usd(spent_usd), notes=(f"of {format_usd(cap_usd)}", *notes), gauge=gauge)
 
 
 def _member(member: Mapping[str, Any], now: float) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def _shares(service: Service, pool: _Pool, owners: Sequence[str]) -> TextTable:
                 str(sum(one["instances"] for one in pool.view["experiments"] if one["owner"] == owner)),
                 f"{gpu_s[owner] / 3600.0:.2f}",
                 f"{100.0 * gpu_s[owner] / total_s:.0f} %" if total_s else "-",
-                format_usd(pool.admission.used_usd(owner, pool.now)),
+                format_usd(pool.admission.budgets.used_usd(owner, pool.now)),
                 "none" if budget_usd is None else format_usd(budget_usd),
             )
         )

@@ -1,6 +1,7 @@
 """Promises of a pool: whether a submission's plan fits beside what is promised to others, and when.
 
-The calendar counts GPUs. A promise is kept in the store with its experiment, and ends when that does.
+The calendar counts GPUs. A promise is kept in the store with its experiment, and ends when that does. The pool's cap of
+the month must cover its plan, too (`rubberband.api.experiments.budgets`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from rubberband.api.experiments.budgets import Budgets, Expense, Shortage
 from rubberband.api.experiments.gate import told_as_problems
 from rubberband.api.experiments.limit_preview import instant_of
 from rubberband.api.plans.previews import PlanAnswer
@@ -23,13 +25,10 @@ from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
 from rubberband.cloud.catalogue import offers
 from rubberband.executor.core.demand import summed
-from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.planner.sharing import Calendar, Slot, Span
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.pool import on_pool
-from rubberband.states import ACTIVE
+from rubberband.spec.pool import lowered, on_pool, size_words
 from rubberband.units import format_duration, format_instant, format_usd
-from rubberband.values.submission import Submission
 
 START_S = 30.0
 """Time that a promise has beside its plan: its process starts, its code is checked, and GPUs change hands
@@ -47,12 +46,17 @@ class _Plan:
     spans: tuple[Span, ...]
     cost_usd: float
 
+    def expense(self, start_at: float) -> Expense:
+        """Return what it costs if it starts at an instant."""
+        return Expense(cost_usd=self.cost_usd, start_at=start_at, spans=self.spans)
+
 
 class Admission:
     """Admits experiments to a pool."""
 
     def __init__(self, pool: SharedPool, store: Store) -> None:
         self._pool, self._store = pool, store
+        self.budgets = Budgets(pool, store)
         self.lock = asyncio.Lock()
         """Held from a promise's check until it is kept."""
 
@@ -61,9 +65,9 @@ class Admission:
         return calendar_of(self._pool, self._store.promises())
 
     def within(self, experiment: Experiment) -> Experiment:
-        """Return an experiment with the pool's instances: it asks for no more of them, where it says nothing else.
+        """Return an experiment with the pool's instances, and no more of them; its `notes` say where it asked for more.
 
-        Raises Problem for one that asks for more, or for other ones.
+        Raises Problem for one that needs larger ones, or others.
         """
         if experiment.resources.provider != self._pool.provider:
             return experiment
@@ -72,7 +76,7 @@ class Admission:
         resources = experiment.resources
         gpus = max(offer.gpus for offer in offers(resources))
         most, each = self._pool.gpus // gpus, self._pool.gpus_per_instance
-        has = f"{self._pool.instances} instances of {each} GPU{'s' * (each > 1)}"
+        has = size_words(self._pool.instances, each, min(gpus, each))
         if gpus > each:
             raise Problem(REFUSED, f"resources.gpus_per_instance: {gpus} is too many; the pool has {has}")
         if resources.gpus_per_trial.min > self._pool.gpus:
@@ -80,10 +84,10 @@ class Admission:
             raise Problem(REFUSED, f"{asked}; the pool has {has}, so give {self._pool.gpus} or fewer")
         if resources.max_instances <= most:
             return experiment
-        if "max_instances" in resources.model_fields_set:
-            asked = f"resources.max_instances: {resources.max_instances} is too many"
-            raise Problem(REFUSED, f"{asked}; the pool has {has}, so give {most} or fewer")
-        return experiment.model_copy(update={"resources": resources.model_copy(update={"max_instances": most})})
+        fitted = experiment.model_copy(update={"resources": resources.model_copy(update={"max_instances": most})})
+        if "max_instances" not in resources.model_fields_set:
+            return fitted
+        return fitted.with_notes(lowered(f"{self._pool.name} has {has}", resources.max_instances, most))
 
     def require_room(self, experiment: Experiment) -> None:
         """Raise Problem for an experiment that the pool never accepts: too large, or a deadline without a profile."""
@@ -91,54 +95,51 @@ class Admission:
         if fitted.profile is None:
             self.require_plan(fitted)
 
-    def used_usd(self, owner: str, now: float) -> float:
-        """Return what a token's experiments of this month (UTC) cost.
-
-        Experiments that run count with their forecasts, and those that wait with their plans.
-        """
-        return sum(self._cost_usd(row) for row in self._store.submitted_by(owner, since=month_begin(now)))
-
-    def require_budget(self, owner: str, answer: PlanAnswer, now: float) -> None:
-        """Raise Problem REFUSED where a plan costs more than is left of its owner's budget of this month (UTC)."""
-        budget_usd = self._pool.budgets_usd.get(owner)
-        if budget_usd is None:
-            return
-        used_usd = self.used_usd(owner, now)
-        cost_usd: float = json.loads(answer.body)["prediction"]["cost_usd"]["mean"]
-        if used_usd + cost_usd > budget_usd + MONEY_SLACK_USD:
-            used = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned this month"
-            cost = f"this plan costs {format_usd(cost_usd)}; submit a cheaper one, or next month"
-            raise Problem(REFUSED, f"budget of {owner}: {used}, and {cost}")
-
-    def _cost_usd(self, row: Submission) -> float:
-        summary = row.summary
-        if row.state not in ACTIVE or summary.forecast_cost_usd is not None:
-            return max(summary.cost_usd, (summary.forecast_cost_usd or 0.0) if row.state in ACTIVE else 0.0)
-        plan = None if row.plan is None else self._store.plan(row.plan)
-        if plan is None or plan.status != 200:
-            return summary.cost_usd
-        planned_usd: float = json.loads(plan.body)["prediction"]["cost_usd"]["mean"]
-        return planned_usd
-
     def require_plan(self, experiment: Experiment) -> None:
         """Raise Problem REFUSED for an experiment with a deadline and no profile: its plan cannot be promised."""
         if experiment.resources.provider == self._pool.provider and experiment.constraints.deadline is not None:
             why = "a pool promises a plan, and that needs a profile"
             raise Problem(REFUSED, f"profile: {why}; run `rubberband profile`, or leave constraints.deadline out")
 
-    async def promise(self, experiment: Experiment, answer: PlanAnswer, now: float, plan: PlanOf) -> Promise | None:
+    async def admit(
+        self, experiment: Experiment, answer: PlanAnswer, now: float, plan: PlanOf, *, owner: str
+    ) -> Promise | None:
         """Return what an experiment with a feasible plan would be promised; None for one without a deadline.
 
         Where its plan does not fit in time, one with fewer instances and quicker ones are tried, by `plan`. Raises
-        Problem INFEASIBLE with the start, the deadline and the cost that would do.
+        Problem INFEASIBLE with the start, the deadline and the cost that would do, or the cost that the pool's cap of
+        the month leaves; REFUSED where the budget of `owner` does not cover it.
         """
-        resources, deadline = experiment.resources, experiment.constraints.deadline
-        if resources.provider != self._pool.provider or deadline is None:
+        estimate, deadline = json.loads(answer.body), experiment.constraints.deadline
+        if experiment.resources.provider != self._pool.provider:
+            await asyncio.to_thread(self.budgets.require_budget, owner, _cost_usd(estimate), now)
             return None
-        gpus, sooner = max(offer.gpus for offer in offers(resources)), _sooner(experiment)
-        in_time = await plan(sooner)
-        found = _read(in_time if in_time.status == 200 else answer, gpus)
-        calendar, deadline_at = await asyncio.to_thread(self.calendar), instant_of(deadline, now).timestamp()
+        found = _read(estimate, max(offer.gpus for offer in offers(experiment.resources)))
+        slot, in_time = Slot(start_at=now, end_at=now), True
+        if deadline is not None:
+            calendar, deadline_at = await asyncio.to_thread(self.calendar), instant_of(deadline, now).timestamp()
+            found, slot = await self._placed(experiment, found, calendar, now, deadline_at, plan)
+            in_time = slot.end_at <= deadline_at
+        await asyncio.to_thread(self.budgets.require_budget, owner, found.cost_usd, now)
+        shortage = await asyncio.to_thread(self.budgets.shortage, found.expense(slot.start_at), now)
+        if shortage is not None:
+            raise await self._too_dear(experiment, found, slot, shortage, now, estimate, plan)
+        if deadline is None:
+            return None
+        if not in_time:
+            raise _too_late(found, slot, deadline_at, now, estimate)
+        spans = tuple((span.gpus, span.duration_s) for span in found.spans)
+        return Promise(experiment=experiment.name, start_at=slot.start_at, spans=spans, cost_usd=found.cost_usd)
+
+    async def _placed(
+        self, experiment: Experiment, found: _Plan, calendar: Calendar, now: float, deadline_at: float, plan: PlanOf
+    ) -> tuple[_Plan, Slot]:
+        """Return a plan and its earliest slot: one that ends by the deadline, where any does.
+
+        The first choice is the plan that leaves time to start, then one with fewer instances, then quicker ones.
+        """
+        sooner = _sooner(experiment)
+        found = await _planned(sooner, plan) or found
         slot = calendar.fits(found.spans, deadline_at, now)
         if slot is None:
             narrower = await self._narrower(sooner, calendar, now, deadline_at, plan)
@@ -146,10 +147,9 @@ class Admission:
                 found = narrower
         if slot is None:
             found, slot = await self._quicker(sooner, calendar, found, now, deadline_at, plan)
-        if slot is None:
-            raise self._too_late(calendar, found, deadline_at, now, json.loads(answer.body))
-        spans = tuple((span.gpus, span.duration_s) for span in found.spans)
-        return Promise(experiment=experiment.name, start_at=slot.start_at, spans=spans)
+        slot = slot or calendar.earliest(found.spans, now)
+        assert slot is not None, "the plan is not larger than the pool"
+        return found, slot
 
     def require_fit(self, promise: Promise) -> None:
         """Raise Problem UNAVAILABLE where another promise has moved, so that this one fits no more."""
@@ -190,56 +190,100 @@ class Admission:
             late = quicker
         return found, None
 
-    def _too_late(
-        self, calendar: Calendar, found: _Plan, deadline_at: float, now: float, estimate: Mapping[str, Any]
+    async def _too_dear(
+        self,
+        experiment: Experiment,
+        found: _Plan,
+        slot: Slot,
+        shortage: Shortage,
+        now: float,
+        estimate: Mapping[str, Any],
+        plan: PlanOf,
     ) -> Problem:
-        slot = calendar.earliest(found.spans, now)
-        assert slot is not None, "the plan is not larger than the pool"
-        words = format_duration(math.floor(slot.end_at - now) + 1.0)  # an exact fit is one of rounding
-        cost = format_usd(found.cost_usd)
-        why = f"the plan ends in {words}, for {cost}: a promise counts {format_duration(START_S)} beside it"
-        starts: dict[str, Any] = {}
-        if slot.start_at > now:
-            starts_in = format_duration(math.ceil(slot.start_at - now))
-            why = f"the pool is promised to others: the plan can start in {starts_in} and ends in {words}, for {cost}"
-            starts["start_at"] = format_instant(datetime.fromtimestamp(math.ceil(slot.start_at), UTC))
-        detail = f"{why}; set constraints.deadline={words}, or leave the deadline out"
-        nearest = {"jct_s": slot.end_at - now, "cost_usd": found.cost_usd}
-        nearest_words = {"deadline": words, "max_cost": math.ceil(found.cost_usd * 100.0) / 100.0}
-        changed = {"key": "constraints.deadline", "value": words, "was": format_duration(max(0.0, deadline_at - now))}
-        remedy = {
-            "changes": [changed],
-            "set": [f"constraints.deadline={words}"],
-            **nearest,
-            "later_s": slot.end_at - deadline_at,
-            "dearer_usd": 0.0,
-        }
-        return Problem(
-            INFEASIBLE,
-            detail,
-            nearest=nearest,
-            nearest_words=nearest_words,
-            **starts,
-            remedies=[remedy],
-            estimate=estimate,
-        )
+        """Return the problem of a plan that the cap of a month does not cover, with a cheaper plan if there is one."""
+        most_usd = math.floor(found.cost_usd * shortage.share * 100.0) / 100.0
+        cheaper = await self._cheaper(experiment, most_usd, now, plan) if most_usd > 0.0 else None
+        told: dict[str, Any] = {"left_usd": shortage.left_usd, "estimate": estimate, "remedies": []}
+        ways = []
+        if cheaper is not None:
+            jct_s, was_usd = _length_s(cheaper), experiment.constraints.max_cost_usd
+            told["nearest"] = {"jct_s": jct_s, "cost_usd": cheaper.cost_usd}
+            told["nearest_words"] = {"max_cost": most_usd}
+            later_s = max(0.0, jct_s - _length_s(found))
+            told["remedies"] = [_remedy("constraints.max_cost", most_usd, was_usd, cheaper.cost_usd, jct_s, later_s)]
+            does = f"that plan takes {format_duration(math.ceil(jct_s))}, and costs {format_usd(cheaper.cost_usd)}"
+            ways.append(f"set constraints.max_cost={most_usd:.2f} ({does})")
+        if shortage.next_at is not None:
+            told["start_at"] = format_instant(datetime.fromtimestamp(shortage.next_at, UTC))
+            ways.append(f"submit it from {told['start_at']} on")
+        if cheaper is None:
+            ways.append("make the search smaller" if ways else "make the search smaller, or raise the cap")
+        short = shortage.words(found.expense(slot.start_at), self._pool)
+        return Problem(INFEASIBLE, f"{short}; {', or '.join(ways)}", **told)
+
+    async def _cheaper(self, experiment: Experiment, most_usd: float, now: float, plan: PlanOf) -> _Plan | None:
+        """Return the plan with a budget of `most_usd`, if the pool has time and money for it."""
+        constraints = experiment.constraints.model_copy(update={"max_cost_usd": most_usd})
+        limited = experiment.model_copy(update={"constraints": constraints})
+        deadline = experiment.constraints.deadline
+        found = await _planned(limited if deadline is None else _sooner(limited), plan)
+        if found is None:
+            return None
+        slot: Slot | None = Slot(start_at=now, end_at=now)
+        if deadline is not None:
+            calendar = await asyncio.to_thread(self.calendar)
+            slot = calendar.fits(found.spans, instant_of(deadline, now).timestamp(), now)
+        if slot is None:
+            return None
+        shortage = await asyncio.to_thread(self.budgets.shortage, found.expense(slot.start_at), now)
+        return found if shortage is None else None
+
+
+def _too_late(found: _Plan, slot: Slot, deadline_at: float, now: float, estimate: Mapping[str, Any]) -> Problem:
+    """Return the problem of a plan whose earliest slot ends after the deadline."""
+    words = format_duration(math.floor(slot.end_at - now) + 1.0)  # an exact fit is one of rounding
+    cost = format_usd(found.cost_usd)
+    why = f"the plan ends in {words}, for {cost}: a promise counts {format_duration(START_S)} beside it"
+    starts: dict[str, Any] = {}
+    if slot.start_at > now:
+        starts_in = format_duration(math.ceil(slot.start_at - now))
+        why = f"the pool is promised to others: the plan can start in {starts_in} and ends in {words}, for {cost}"
+        starts["start_at"] = format_instant(datetime.fromtimestamp(math.ceil(slot.start_at), UTC))
+    detail = f"{why}; set constraints.deadline={words}, or leave the deadline out"
+    jct_s, was = slot.end_at - now, format_duration(max(0.0, deadline_at - now))
+    return Problem(
+        INFEASIBLE,
+        detail,
+        nearest={"jct_s": jct_s, "cost_usd": found.cost_usd},
+        nearest_words={"deadline": words, "max_cost": math.ceil(found.cost_usd * 100.0) / 100.0},
+        **starts,
+        remedies=[_remedy("constraints.deadline", words, was, found.cost_usd, jct_s, slot.end_at - deadline_at)],
+        estimate=estimate,
+    )
+
+
+def _remedy(
+    key: str, value: str | float, was: str | float | None, cost_usd: float, jct_s: float, later_s: float
+) -> dict[str, Any]:
+    """Return a change of one limit, with the time and cost of its plan."""
+    return {
+        "changes": [{"key": key, "value": value, "was": was}],
+        "set": [f"{key}={value}"],
+        "jct_s": jct_s,
+        "cost_usd": cost_usd,
+        "later_s": later_s,
+        "dearer_usd": 0.0,
+    }
 
 
 def _on_pool(experiment: Experiment, folder: str) -> Experiment:
     """Return an experiment with the prices and instances of the pool in `folder`. Raises Problem INVALID."""
     words = experiment.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
     with told_as_problems():
-        lent = on_pool(
-            {**words, "resources": {**words.get("resources", {}), "pool": folder}}, Path(folder).parent.parent
-        )
+        asked, notes = {**words, "resources": {**words.get("resources", {}), "pool": folder}}, list[str]()
+        lent = on_pool(asked, Path(folder).parent.parent, notes.append)
         del lent["resources"]["pool"]  # its process gets it; a plan needs none
-        return Experiment.model_validate(lent)
-
-
-def month_begin(now: float) -> float:
-    """Return the begin of the calendar month (UTC) of an instant, both in Unix time."""
-    first_day = datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    return first_day.timestamp()
+        return Experiment.model_validate(lent).with_notes(*notes)
 
 
 def calendar_of(pool: SharedPool, promises: Sequence[Promise]) -> Calendar:
@@ -256,9 +300,16 @@ def calendar_of(pool: SharedPool, promises: Sequence[Promise]) -> Calendar:
     return calendar
 
 
-def _read(answer: PlanAnswer, gpus: int) -> _Plan:
+def _cost_usd(estimate: Mapping[str, Any]) -> float:
+    return float(estimate["prediction"]["cost_usd"]["mean"])
+
+
+def _length_s(plan: _Plan) -> float:
+    return sum(span.duration_s for span in plan.spans)
+
+
+def _read(estimate: Mapping[str, Any], gpus: int) -> _Plan:
     """Read the plan of an estimate: GPUs over time, from the start of its process, as long as its 95th percentile."""
-    estimate = json.loads(answer.body)
     jct_s = estimate["prediction"]["jct_s"]
     slack = max(1.0, jct_s["p95"] / jct_s["mean"]) if jct_s["mean"] else 1.0
     stages = [
@@ -267,7 +318,7 @@ def _read(answer: PlanAnswer, gpus: int) -> _Plan:
     ]
     spans = [Span(gpus=span.gpus, duration_s=span.duration_s * slack) for span in summed(stages)]
     starts = Span(gpus=spans[0].gpus, duration_s=START_S)
-    return _Plan(spans=(starts, *spans), cost_usd=estimate["prediction"]["cost_usd"]["mean"])
+    return _Plan(spans=(starts, *spans), cost_usd=_cost_usd(estimate))
 
 
 async def _planned(experiment: Experiment, plan: PlanOf) -> _Plan | None:
@@ -276,7 +327,9 @@ async def _planned(experiment: Experiment, plan: PlanOf) -> _Plan | None:
         answer = await plan(experiment)
     except Problem:
         return None
-    return _read(answer, max(offer.gpus for offer in offers(experiment.resources))) if answer.status == 200 else None
+    if answer.status != 200:
+        return None
+    return _read(json.loads(answer.body), max(offer.gpus for offer in offers(experiment.resources)))
 
 
 def _sooner(experiment: Experiment) -> Experiment:

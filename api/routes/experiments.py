@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, TypeVar
@@ -30,6 +30,7 @@ from rubberband.api.models import (
     ExtendBody,
     ExtensionView,
     LimitBody,
+    SubmittedView,
     example,
 )
 from rubberband.api.openapi import EXPERIMENT_BODY, only_documented, refusals
@@ -258,10 +259,11 @@ def list_experiments(
     status_code=201,
     summary="Submit an experiment",
     operation_id="submitExperiment",
-    response_model=ExperimentView,
+    response_model=SubmittedView,
     openapi_extra={"requestBody": EXPERIMENT_BODY},
     responses={
-        201: example("Accepted; it starts as soon as a slot is free.", VIEW) | {"headers": _LOCATION | _REPLAYED},
+        201: example("Accepted; it starts as soon as a slot is free.", VIEW | {"notes": []})
+        | {"headers": _LOCATION | _REPLAYED},
         **refusals(
             NAME_TAKEN, KEY_BUSY, MEDIA, INVALID, REFUSED, PROFILE_MISSING, INFEASIBLE, TOO_LONG, KEY_REUSED, PROVIDER
         ),
@@ -313,7 +315,7 @@ async def _planned(experiment: Experiment, seen: str | None, preview: _Preview, 
         if found.status != 200:
             return Response(found.body, found.status, media_type=MEDIA_TYPE)
         seen = seen or found.id
-    return _accepted(await run_in_threadpool(accept, experiment, plan=seen))
+    return _accepted(await run_in_threadpool(accept, experiment, plan=seen), experiment.notes)
 
 
 async def _promised(
@@ -327,15 +329,14 @@ async def _promised(
     found = await preview(experiment)
     if found.status != 200:
         return Response(found.body, found.status, media_type=MEDIA_TYPE)
-    now = time.time()
-    await run_in_threadpool(admission.require_budget, owner, found, now)
-    promise = await admission.promise(experiment, found, now, preview)
-    return _accepted(await run_in_threadpool(accept, experiment, plan=seen or found.id, promise=promise))
+    promise = await admission.admit(experiment, found, time.time(), preview, owner=owner)
+    made = await run_in_threadpool(accept, experiment, plan=seen or found.id, promise=promise)
+    return _accepted(made, experiment.notes)
 
 
-def _accepted(submission: Submission) -> Response:
+def _accepted(submission: Submission, notes: Sequence[str] = ()) -> Response:
     location = {"Location": f"/v1/experiments/{submission.name}"}
-    return json_answer(views_json.experiment_view(submission), 201, location)
+    return json_answer({**views_json.experiment_view(submission), "notes": list(notes)}, 201, location)
 
 
 @router.get(

@@ -203,7 +203,7 @@ def _refusals(*kinds: Any) -> dict[int | str, dict[str, Any]]:
     | _refusals(MALFORMED, INVALID, MEDIA, PROFILE_MISSING, REFUSED, TOO_LONG, PROVIDER, UNAVAILABLE, TOO_LARGE),
     openapi_extra={"requestBody": EXPERIMENT_BODY, "parameters": _parameters()},
 )
-async def preview_plan(request: Request, service: Serving, _reader: Reader) -> Response:
+async def preview_plan(request: Request, service: Serving, reader: Reader) -> Response:
     """Plan an experiment that would start now, and say what it takes and costs: what `rubberband estimate` prints.
 
     The same question has the same answer and the same id. 422 where no plan keeps the limits, with `nearest` and the
@@ -212,7 +212,7 @@ async def preview_plan(request: Request, service: Serving, _reader: Reader) -> R
     """
     body, media_type = await request.body(), request.headers.get("content-type", "")
     if service.admission is not None:
-        return await _beside_promises(request, service, service.admission, body, media_type)
+        return await _beside_promises(request, service, service.admission, reader.name, body, media_type)
     asked = fingerprint(body, media_type.encode("latin-1"), request.url.query.encode())
     answer = service.plans.recall(asked)
     if answer is None:
@@ -222,9 +222,12 @@ async def preview_plan(request: Request, service: Serving, _reader: Reader) -> R
 
 
 async def _beside_promises(
-    request: Request, service: Service, admission: Admission, body: bytes, media_type: str
+    request: Request, service: Service, admission: Admission, owner: str, body: bytes, media_type: str
 ) -> Response:
-    """Plan an experiment beside what the pool has promised to others: `promise` says from when to when."""
+    """Plan an experiment beside what the pool has promised to others: `promise` says from when to when.
+
+    The budgets of `owner` and of the pool count as they would for a submission.
+    """
     query = _query(request)
     experiment = await run_in_threadpool(read_experiment, body, media_type, query.overrides)
     fitted = admission.within(experiment)
@@ -232,12 +235,14 @@ async def _beside_promises(
     answer = await _unless_left(request, plan(fitted, frontier=query.frontier, size=query.size, seed=query.seed))
     if answer.status != 200:
         return _response(answer)
-    promise = await admission.promise(fitted, answer, time.time(), plan)
-    if promise is None:
+    promise = await admission.admit(fitted, answer, time.time(), plan, owner=owner)
+    if promise is None and not fitted.notes:
         return _response(answer)
-    span = {"start_at": promise.start_at, "end_at": promise.end_at}
-    told = json.dumps({**json.loads(answer.body), "promise": span}).encode()
-    return Response(told, 200, {"Cache-Control": "no-store"}, media_type="application/json")
+    estimate = json.loads(answer.body)
+    told = {**estimate, "notes": [*fitted.notes, *estimate["notes"]]}
+    if promise is not None:
+        told["promise"] = {"start_at": promise.start_at, "end_at": promise.end_at}
+    return Response(json.dumps(told).encode(), 200, {"Cache-Control": "no-store"}, media_type="application/json")
 
 
 def _preview(body: bytes, media_type: str, query: PlanQuery) -> Preview:

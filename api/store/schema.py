@@ -108,6 +108,8 @@ class Promise:
     start_at: float
     spans: Sequence[tuple[int, float]]
     """GPUs and seconds, one after the other."""
+    cost_usd: float = 0.0
+    """Cost (mean) of the plan that was promised. It stays when the promise moves."""
 
     @property
     def end_at(self) -> float:
@@ -235,6 +237,7 @@ PROMISES = sql.Table(
     sql.Column("experiment", StoredText, primary_key=True),
     sql.Column("start_at", sql.Double, nullable=False),
     sql.Column("spans", Json, nullable=False),
+    sql.Column("cost_usd", sql.Double, nullable=False),
 )
 
 PLANS = sql.Table(

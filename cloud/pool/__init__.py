@@ -5,6 +5,7 @@ from rubberband.cloud.pool.journal import FileJournal, MemoryJournal
 from rubberband.cloud.pool.pool import LentInstance, Pool
 from rubberband.cloud.pool.provider import PoolCalls, PoolProvider, RemotePool, open_pool
 from rubberband.cloud.pool.server import PoolServer
+from rubberband.cloud.pool.state import month_begin, month_end
 
 __all__ = [
     "FileJournal",
@@ -16,5 +17,7 @@ __all__ = [
     "PoolProvider",
     "PoolServer",
     "RemotePool",
+    "month_begin",
+    "month_end",
     "open_pool",
 ]

@@ -36,6 +36,7 @@ from rubberband.cloud.pool.events import (
 )
 from rubberband.cloud.pool.state import Machine, PoolState, Slice, month_end
 from rubberband.cloud.provider import LEASE_EXPIRED
+from rubberband.spec.pool import CAP_SLACK_USD
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.values.plan import Market
 
@@ -45,8 +46,6 @@ LOOK_S = 2.0
 """Longest time between two looks of a broker that is well; the caps reserve it."""
 GRACE_S = 15.0
 """Time for tenants to renew their leases with a new broker."""
-CAP_HOLDS = 1e-9
-"""Tolerance of a comparison with a cap, in US dollars."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -260,17 +259,17 @@ class Broker:
         if len(state.live) >= limits.instances:
             return f"all {limits.instances} instances of the pool are in use"
         rate = state.usd_per_hour() + limits.price_usd_per_hour
-        if limits.max_usd_per_hour is not None and rate > limits.max_usd_per_hour + CAP_HOLDS:
+        if limits.max_usd_per_hour is not None and rate > limits.max_usd_per_hour + CAP_SLACK_USD:
             return (
                 f"max_usd_per_hour={limits.max_usd_per_hour:.2f} USD does not cover another instance "
                 f"({rate:.2f} USD with it)"
             )
         cap = limits.max_usd_per_month
-        if cap is not None and self._reserved_usd(at) + self._first_usd(at) > cap + CAP_HOLDS:
+        if cap is not None and self._reserved_usd(at) + self.first_usd() > cap + CAP_SLACK_USD:
             return f"max_usd_per_month={cap:.2f} USD does not cover another instance until it could be released"
         return None
 
-    def _first_usd(self, at: float) -> float:
+    def first_usd(self) -> float:
         """Return what a new machine costs at least, until it could be released."""
         limits = self.state.limits
         held_s = max(limits.minimum_billed_s, self._stop_s())
@@ -434,9 +433,9 @@ class Broker:
             assert placed.get(machine.name, 0) == machine.gpus - machine.free_gpus, f"{machine.name}: lost a slice"
             assert machine.free_gpus >= 0, f"{machine.name}: a GPU is lent twice"
         if limits.max_usd_per_hour is not None:
-            assert state.usd_per_hour() <= limits.max_usd_per_hour + CAP_HOLDS, "the cap per hour is passed"
+            assert state.usd_per_hour() <= limits.max_usd_per_hour + CAP_SLACK_USD, "the cap per hour is passed"
         if limits.max_usd_per_month is not None:
-            assert state.month_usd(at) <= limits.max_usd_per_month + CAP_HOLDS, "the cap per month is passed"
+            assert state.month_usd(at) <= limits.max_usd_per_month + CAP_SLACK_USD, "the cap per month is passed"
         for name, lent_s in state.lent_gpu_s(at).items():
             ran = state.machines[name]
             assert ran.running_at is not None, f"{name}: lent before it ran"

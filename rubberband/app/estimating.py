@@ -120,7 +120,8 @@ def experiment_of(entrypoint: Any, words: Mapping[str, Any], caller: str, home: 
     """
     if "experiment" not in words:
         named = {} if entrypoint is None else {"entrypoint": entrypoint}
-        return Experiment(**on_pool({**named, **words}, home))
+        notes = list[str]()
+        return Experiment(**on_pool({**named, **words}, home, notes.append)).with_notes(*notes)
     rest = [name for name in words if name != "experiment"]
     if rest or entrypoint is not None:
         raise InputError(

@@ -16,6 +16,7 @@ from typing import Any
 from rubberband.cloud.catalogue import offer, types_of
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.pool import FileJournal, Pool, PoolLimits, PoolServer, RemotePool
+from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.prices import live_table
 from rubberband.cloud.provider import ClusterProvider
 from rubberband.cloud.start_limits import start_limits
@@ -24,9 +25,8 @@ from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.session import local_devices
 from rubberband.planner.sharing import make_policy
-from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder
+from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder, too_low
 from rubberband.spec.resources import Resources
-from rubberband.units import format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 
@@ -55,14 +55,20 @@ def bring_up(pool: PoolFile, home: Path, announce: Callable[[str], None] = lambd
             )
     else:
         offered = _offered(pool, home, announce)
-        _check_caps(pool, offered)
-        folder.write(_words(_filled(pool, _priced(pool, offered))))
+        priced = _priced(pool, offered)
+        _check_caps(priced, offered)
+        folder.write(_words(_filled(pool, priced)))
     RemotePool(folder).ensure_broker()
     return folder
 
 
 def _words(pool: PoolFile) -> dict[str, Any]:
     return pool.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def simulated(pool: PoolFile) -> PoolFile:
+    """Return a pool that is only simulated with the GPUs and prices of its type, if it names one. Raises InputError."""
+    return pool if pool.instance_type is None else _priced(pool, offer(resources_of(pool)))
 
 
 def _priced(pool: PoolFile, offered: Offer) -> PoolFile:
@@ -136,13 +142,10 @@ def resources_of(pool: PoolFile) -> Resources:
 
 def _check_caps(pool: PoolFile, offered: Offer) -> None:
     """Raise InputError for a cap that covers no instance at all."""
-    price, least_usd = offered.price_usd_per_hour, offered.instance_cost_usd(pool.minimum_billed_s)
-    for key, cap, needed in (
-        ("max_usd_per_hour", pool.max_usd_per_hour, price),
-        ("max_usd_per_month", pool.max_usd_per_month, least_usd),
-    ):
-        if cap is not None and cap < needed:
-            raise InputError(f"{key}: {format_usd(cap)} does not cover one instance ({format_usd(needed)}); raise it")
+    pool.instances_at_once()
+    cap_usd, least_usd = pool.max_usd_per_month, Broker(limits_of(pool, offered)).first_usd()
+    if cap_usd is not None and cap_usd < least_usd:
+        raise too_low("max_usd_per_month", cap_usd, least_usd)
 
 
 def limits_of(pool: PoolFile, offered: Offer) -> PoolLimits:

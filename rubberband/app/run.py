@@ -268,7 +268,7 @@ def _planned(
 ) -> tuple[Experiment, Job]:
     """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
     planned, remarks, _ = with_start_times(experiment, local_terms(experiment, home).starts)
-    for line in remarks:
+    for line in (*experiment.notes, *remarks):
         announce(line)
     now, room = time.time(), terms.room
     if experiment.search.auto is not None:

@@ -278,7 +278,7 @@ def simulated(
 
 
 def _capacity(pool: PoolFile) -> tuple[Capacity, float]:
-    """Return the instances of a pool, and what all of them cost per hour."""
+    """Return the instances that a pool pays for at once, and what all of them cost per hour."""
     row = None
     if pool.instance_type is not None and (pool.gpus_per_instance is None or pool.price_usd_per_hour is None):
         row = catalogue().get(pool.instance_type)
@@ -291,4 +291,5 @@ def _capacity(pool: PoolFile) -> tuple[Capacity, float]:
     price = pool.price_usd_per_hour
     if price is None:
         price = 0.0 if row is None else row.prices_usd_per_hour.get(pool.region, 0.0)
-    return Capacity(instances=pool.instances, gpus_per_instance=gpus), price * pool.instances
+    instances = pool.model_copy(update={"price_usd_per_hour": price}).instances_at_once()
+    return Capacity(instances=instances, gpus_per_instance=gpus), price * instances

@@ -129,6 +129,7 @@ def answer(
         estimate=best,
         assumptions=assumptions(best, _bases(written, best.case, terms.table, seen)),
         notes=(
+            *experiment.notes,
             *remarks,
             *_planned_notes(best, experiment, found),
             *_notes(experiment, best.case, terms.table),

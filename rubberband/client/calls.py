@@ -72,6 +72,13 @@ class ExperimentView(TypedDict):
     summary: SummaryView
 
 
+class SubmittedView(ExperimentView):
+    """Experiment that a service accepted just now."""
+
+    notes: list[str]
+    """Remarks on what was changed, such as fewer instances in a smaller pool."""
+
+
 class ExperimentDetail(ExperimentView):
     """Experiment with its stages, plan and forecast."""
 
@@ -331,7 +338,7 @@ class Calls:
         policy: str = "optimal",
         plan: str | None = None,
         idempotency_key: str | None = None,
-    ) -> Call[ExperimentView]:
+    ) -> Call[SubmittedView]:
         """Plan an experiment and start it. A submission that is repeated with the same key starts it once.
 
         Raises InfeasibleError if no plan meets its constraints, NameTakenError if there is one of its name.

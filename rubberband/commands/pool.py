@@ -51,10 +51,13 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")]) -> None:
     from rubberband.app.pool import bring_up
     from rubberband.installation import default_home
     from rubberband.spec.loading import load_pool
+    from rubberband.spec.pool import PoolFile
 
     found = load_pool(file)
     folder = bring_up(found, default_home(), lambda line: print(line, file=sys.stderr))
-    print(f"pool {folder.name} is up: at most {found.instances} instances, none until an experiment asks for one")
+    at_once = PoolFile(**folder.read()).instances_at_once()
+    pays = "" if at_once == found.instances else f" (max_usd_per_hour pays for {at_once} of {found.instances})"
+    print(f"pool {folder.name} is up: at most {at_once} instances{pays}, none until an experiment asks for one")
     print(f"use:     rubberband run FILE -s resources.pool={folder.name}")
     print(f"look:    rubberband pool status {folder.name}")
     print(f"end all: rubberband pool down {folder.name}")

@@ -145,6 +145,8 @@ def submit(
     with open_client(server) as client:
         found = client.submit(file, overrides=overrides or [], policy=policy.value)
         name = found["name"]
+        for line in found["notes"]:
+            print(line, file=sys.stderr)
         print(f"{name}: {found['state']} at {client.url}", file=sys.stderr)
         print(name)
         if watch:

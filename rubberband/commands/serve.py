@@ -309,11 +309,11 @@ def _amount(option: str, value: float, *, zero: bool = True) -> float:
 def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> SharedPool | None:
     """Bring the pool of a file up. Raises InputError for one that cannot be shared here."""
     from rubberband.api.settings import SharedPool
-    from rubberband.app.pool import bring_up, resources_of
-    from rubberband.cloud.catalogue import offer
+    from rubberband.app.pool import bring_up, simulated
     from rubberband.installation import default_home
     from rubberband.planner.sharing import POLICIES, keeps_promises
     from rubberband.spec.loading import load_pool
+    from rubberband.spec.pool import PoolFile
 
     if file is None:
         for name, given in (("--weight", weights), ("--budget", budgets)):
@@ -328,15 +328,17 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
         "weights": dict(_by_name("--weight", text, float) for text in weights),
         "budgets_usd": dict(_by_name("--budget", text, parse_usd) for text in budgets),
     }
-    gpus = found.gpus_per_instance or offer(resources_of(found)).gpus
-    folder = None if found.kind.is_simulated else str(bring_up(found, default_home(), _say).path)
+    folder = None if found.kind.is_simulated else bring_up(found, default_home(), _say)
+    priced = simulated(found) if folder is None else PoolFile(**folder.read())
+    assert priced.gpus_per_instance is not None, "its GPUs are filled in"
     return SharedPool(
         name=found.name,
         provider=found.provider,
-        instances=found.instances,
-        gpus_per_instance=gpus,
+        instances=priced.instances_at_once(),
+        gpus_per_instance=priced.gpus_per_instance,
+        max_usd_per_month=priced.max_usd_per_month,
         policy=found.policy,
-        folder=folder,
+        folder=None if folder is None else str(folder.path),
         **by_name,
     )
 

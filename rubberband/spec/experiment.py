@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     Tag,
     ValidationError,
@@ -278,6 +279,7 @@ class Experiment(Words):
     """Whether a trial's workers take each optimizer step together, or train asynchronously."""
     track: Trackers | None = None
     """Where trials are recorded while it runs: csv, tensorboard, mlflow, wandb."""
+    _notes: tuple[str, ...] = PrivateAttr(())
 
     def __init__(self, **words: Any) -> None:
         try:
@@ -304,6 +306,17 @@ class Experiment(Words):
         Raises InputError for words that this version does not read.
         """
         return cls(**{**words, "name": "any"}).model_copy(update={"name": words.get("name", "")})
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on words that its pool has changed."""
+        return self._notes
+
+    def with_notes(self, *notes: str) -> Experiment:
+        """Return the experiment with remarks, which every estimate of it shows."""
+        noted = self.model_copy()
+        noted._notes = (*self._notes, *notes)
+        return noted
 
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
         """Return the job's chains of stages, which may run side by side: one, or several for hyperband.

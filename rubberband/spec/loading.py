@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,8 @@ def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ())
     words, origins = _document(_read(where), where.name)
     _override(words, origins, overrides, "-s")
     _locate(words, where)
-    return _experiment(_on_pool(words, origins, where.name), origins, where.name)
+    notes = list[str]()
+    return _experiment(_on_pool(words, origins, where.name, notes.append), origins, where.name).with_notes(*notes)
 
 
 def load_pool(path: str | os.PathLike[str]) -> PoolFile:
@@ -326,10 +327,12 @@ def _document(
     return value, {path: f"{source}:{line}" for path, line in lines.items()}
 
 
-def _on_pool(words: dict[Any, Any], origins: dict[KeyPath, str], source: str) -> dict[Any, Any]:
+def _on_pool(
+    words: dict[Any, Any], origins: dict[KeyPath, str], source: str, announce: Callable[[str], None]
+) -> dict[Any, Any]:
     """Return the words with what their pool sets. Raises InputError."""
     try:
-        return on_pool(words, default_home())
+        return on_pool(words, default_home(), announce)
     except WordError as error:
         raise InputError(f"{origins.get(error.path, source)}: {error}") from None
 

@@ -6,7 +6,7 @@ A pool is instances that several experiments share, with limits of what these ma
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,12 @@ from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
 from rubberband.spec.fields import Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
 from rubberband.spec.resources import Aws, SpotMarket
-from rubberband.units import shown
+from rubberband.units import format_usd, shown
 from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
 from rubberband.values.plan import Market
 
+CAP_SLACK_USD = 1e-9
+"""Tolerance of a comparison with a cap."""
 LENT_LEASE_S = 60.0
 """Default lease of what an experiment holds of a pool. The leases of the instances themselves are the broker's."""
 
@@ -72,6 +74,18 @@ class PoolFile(Words):
     def kind(self) -> ProviderKind:
         """The record of the provider."""
         return KINDS[self.provider]
+
+    def instances_at_once(self) -> int:
+        """Return the most instances at any moment, as far as `max_usd_per_hour` pays for them at the file's prices.
+
+        Raises InputError if it does not pay for one.
+        """
+        price_usd, cap_usd = (self.price_usd_per_hour or 0.0) + (self.side_usd_per_hour or 0.0), self.max_usd_per_hour
+        if cap_usd is None or price_usd == 0.0:
+            return self.instances
+        if cap_usd + CAP_SLACK_USD < price_usd:
+            raise too_low("max_usd_per_hour", cap_usd, price_usd)
+        return min(self.instances, int((cap_usd + CAP_SLACK_USD) / price_usd))
 
     @model_validator(mode="after")
     def _has_gpus(self) -> PoolFile:
@@ -165,12 +179,15 @@ def pool_folder(name: str, home: Path) -> PoolFolder:
     return PoolFolder(path=Path(name).expanduser().absolute() if "/" in name else home / "pools" / name)
 
 
-def on_pool(words: Mapping[Any, Any], home: Path) -> dict[Any, Any]:
+def on_pool(
+    words: Mapping[Any, Any], home: Path, announce: Callable[[str], None] = lambda line: None
+) -> dict[Any, Any]:
     """Return an experiment's words with what its pool sets: provider, instance type, price and number of instances.
 
     `resources.pool` becomes the path of the pool's folder. `resources.gpus_per_instance` below the pool's asks for
-    slices of its instances, at their share of the price. Words without a pool are returned as they are. Raises
-    InputError for a pool that was never up, and for words that contradict it.
+    slices of its instances, at their share of the price. `announce` gets a remark if the pool has fewer instances than
+    are asked for. Words without a pool are returned as they are. Raises InputError for a pool that was never up, and
+    for words that contradict it.
     """
     resources = words.get("resources")
     name = resources.get("pool") if isinstance(resources, Mapping) else None
@@ -187,7 +204,7 @@ def on_pool(words: Mapping[Any, Any], home: Path) -> dict[Any, Any]:
             f"{shown(slice_gpus)} is no part of an instance of pool {pool.name}, which has "
             f"{has.format(pool.gpus_per_instance)}",
         )
-    most = pool.instances * (pool.gpus_per_instance // slice_gpus)
+    most = pool.instances_at_once() * (pool.gpus_per_instance // slice_gpus)
     fixed = {"pool": str(folder.path), **_fixed(pool, slice_gpus / pool.gpus_per_instance)}
     for key, value in fixed.items():
         if key != "pool" and resources.get(key, value) != value:
@@ -195,9 +212,39 @@ def on_pool(words: Mapping[Any, Any], home: Path) -> dict[Any, Any]:
                 ("resources", key),
                 f"{shown(resources[key])} contradicts pool {pool.name} ({shown(value)}); leave it out",
             )
-    asked = resources.get("max_instances", most)
-    sized = {"gpus_per_instance": slice_gpus, "max_instances": min(asked, most) if isinstance(asked, int) else asked}
+    asked = resources.get("max_instances")
+    if asked is None or (isinstance(asked, int) and asked > most):
+        if asked is not None or pool.instances_at_once() < pool.instances:
+            announce(lowered(_size_words(pool, slice_gpus), asked, most))
+        asked = most
+    sized = {"gpus_per_instance": slice_gpus, "max_instances": asked}
     return {**words, "resources": {**_usual(pool), **resources, **fixed, **sized}}
+
+
+def too_low(key: str, cap_usd: float, needed_usd: float) -> InputError:
+    """Return the error of a cap that is too low for any instance."""
+    return InputError(f"{key}: {format_usd(cap_usd)} does not cover one instance ({format_usd(needed_usd)}); raise it")
+
+
+def size_words(instances: int, gpus_per_instance: int, gpus: int) -> str:
+    """Return a pool's size in words, also in parts of `gpus` GPUs: `2 instances of 4 GPUs (8 of 1 GPU)`."""
+    parts = instances * (gpus_per_instance // gpus)
+    in_parts = "" if gpus == gpus_per_instance else f" ({parts} of {gpus} GPU{'s' * (gpus > 1)})"
+    whole = f"{instances} instance{'s' * (instances > 1)} of {gpus_per_instance} GPU{'s' * (gpus_per_instance > 1)}"
+    return f"{whole}{in_parts}"
+
+
+def lowered(pool: str, asked: int | None, most: int) -> str:
+    """Return the remark that an experiment gets `most` instances, not as many as it asked for; `pool` says why."""
+    return f"pool: {pool}; max_instances is {most}{'' if asked is None else f' instead of {asked}'}."
+
+
+def _size_words(pool: PoolFile, slice_gpus: int) -> str:
+    has = f"{pool.name} has {size_words(pool.instances, pool.gpus_per_instance or slice_gpus, slice_gpus)}"
+    if pool.instances_at_once() == pool.instances or pool.max_usd_per_hour is None:
+        return has
+    cap = format_usd(pool.max_usd_per_hour)
+    return f"{has}, and its max_usd_per_hour={cap} pays for {pool.instances_at_once()} instances at once"
 
 
 def _fixed(pool: PoolFile, share: float) -> dict[str, Any]:

@@ -207,10 +207,6 @@ def test_a_deadline_that_leaves_no_time_to_start_is_refused_with_one_that_does(s
     ("changes", "told"),
     [
         (
-            {"resources__max_instances": 3},
-            "resources.max_instances: 3 is too many; the pool has 2 instances of 1 GPU, so give 2",
-        ),
-        (
             {"resources__gpus_per_trial": {"min": 4}},
             "gpus_per_trial.min: 4 is too many; the pool has 2 instances of 1 GPU",
         ),
@@ -225,6 +221,16 @@ def test_an_experiment_that_the_pool_cannot_promise_is_refused_in_one_line(
     assert answer.status_code == 422
     assert told in answer.json()["detail"]
     assert "\n" not in answer.json()["detail"]
+
+
+def test_a_larger_max_instances_is_lowered_and_said(service: FakeService) -> None:
+    wide = {**TIGHT, "resources__max_instances": 3}
+    told = ["pool: small has 2 instances of 1 GPU; max_instances is 2 instead of 3."]
+    preview = service.client.post("/v1/plans", json=words(**wide)).json()
+    assert [note for note in preview["notes"] if note.startswith("pool:")] == told
+    made = submit(service, "one", **wide)
+    assert (made.status_code, made.json()["notes"]) == (201, told)
+    assert submit(service, "two", constraints__deadline=None).json()["notes"] == []
 
 
 def test_an_experiment_of_another_provider_does_not_share_the_pool(tmp_path: Path) -> None:
@@ -263,6 +269,7 @@ def test_a_months_budget_counts_what_is_spent_and_what_is_planned(tmp_path: Path
         (["--pool", "pool.yaml", "--budget", "ci"], "--budget 'ci' is not NAME=N"),
         (["--pool", "wrong.yaml"], "policy 'nosuch' does not exist"),
         (["--pool", "blind.yaml"], "policy: 'tiresias' knows no promises, which a service makes; use default, "),
+        (["--pool", "dear.yaml"], "max_usd_per_hour: 3.00 USD does not cover one instance (4.00 USD); raise it"),
         (["--pool", "none.yaml"], "none.yaml"),
     ],
 )
@@ -272,6 +279,7 @@ def test_options_of_a_pool_are_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     pool = "instances: 2\ngpus_per_instance: 1\nprovider: virtual\n"
     (tmp_path / "pool.yaml").write_text(pool)
+    (tmp_path / "dear.yaml").write_text(f"{pool}price_per_hour: 4\nmax_usd_per_hour: 3\n")
     (tmp_path / "wrong.yaml").write_text(f"{pool}policy: nosuch\n")
     (tmp_path / "blind.yaml").write_text(f"{pool}policy: tiresias\n")
     done = CliRunner().invoke(cli.app, ["serve", *options])

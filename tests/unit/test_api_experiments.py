@@ -36,6 +36,7 @@ def test_a_submission_is_planned_and_answered_with_its_address(service: FakeServ
     assert (view["name"], view["state"], view["provider"], view["policy"]) == ("small", "queued", "virtual", "optimal")
     assert service.client.get(f"/v1/plans/{view['plan']}").json()["feasible"] is True
     seen = service.client.get(answer.headers["location"])
+    assert view.pop("notes") == []
     assert seen.json().items() >= view.items()
 
 

@@ -110,6 +110,7 @@ def test_the_form_says_before_a_submission_what_the_pool_would_refuse(tmp_path: 
             return told
 
         assert reason() == ""
-        assert "max_instances: 9 is too many" in reason(resources__max_instances=9)
+        assert reason(resources__max_instances=9) == "", "it gets those that there are"
+        assert "gpus_per_trial.min: 9 is too many" in reason(resources__gpus_per_trial={"min": 9})
         assert reason(profile=None).startswith("profile: a pool promises a plan")
         assert reason(profile=None, constraints={"max_cost": 1}) == ""

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from rubberband import cli, estimate
 from rubberband.cloud.catalogue import offer
 from rubberband.errors import InputError
 from rubberband.spec.loading import load_experiment, load_pool
@@ -59,9 +61,9 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
         load_pool(tmp_path / "nothing.yaml")
 
 
-def _up(home: Path) -> None:
+def _up(home: Path, **more: Any) -> None:
     words = {"name": "team", "instances": 3, "gpus_per_instance": 4, "instance_type": "local", "price_per_hour": 8.0}
-    pool_folder("team", home).write(words)
+    pool_folder("team", home).write({**words, **more})
 
 
 def _resources(home: Path, **given: Any) -> dict[str, Any]:
@@ -81,6 +83,47 @@ def test_a_part_of_an_instance_has_its_share_of_the_price(tmp_path: Path) -> Non
     _up(tmp_path)
     found = _resources(tmp_path, gpus_per_instance=1, max_instances=5)
     assert (found["gpus_per_instance"], found["max_instances"], found["price_per_hour"]) == (1, 5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "cap", "told", "most"),
+    [
+        ({"max_instances": 3}, None, [], 3),
+        ({}, None, [], 3),
+        ({"max_instances": 5}, None, ["pool: team has 3 instances of 4 GPUs; max_instances is 3 instead of 5."], 3),
+        (
+            {"max_instances": 20, "gpus_per_instance": 2},
+            None,
+            ["pool: team has 3 instances of 4 GPUs (6 of 2 GPUs); max_instances is 6 instead of 20."],
+            6,
+        ),
+        (
+            {},
+            20.0,
+            [
+                "pool: team has 3 instances of 4 GPUs, and its max_usd_per_hour=20.00 USD pays for 2 instances at "
+                "once; max_instances is 2."
+            ],
+            2,
+        ),
+        ({"max_instances": 2}, 20.0, [], 2),
+        ({}, 24.0, [], 3),
+    ],
+)
+def test_a_number_of_instances_above_the_pools_is_lowered_and_said(
+    tmp_path: Path, given: dict[str, Any], cap: float | None, told: list[str], most: int
+) -> None:
+    _up(tmp_path, **({} if cap is None else {"max_usd_per_hour": cap}))
+    notes: list[str] = []
+    found = on_pool({"name": "a", "resources": {"pool": "team", **given}}, tmp_path, notes.append)
+    assert (found["resources"]["max_instances"], notes) == (most, told)
+    on_pool(found, tmp_path, notes.append)
+    assert notes == told, "once"
+
+
+def test_a_cap_that_pays_for_no_instance_is_reported() -> None:
+    with pytest.raises(InputError, match=r"max_usd_per_hour: 7\.00 USD does not cover one instance \(8\.00 USD\)"):
+        PoolFile(instances=1, gpus_per_instance=1, price_per_hour=8, max_usd_per_hour=7).instances_at_once()
 
 
 def test_words_that_are_filled_in_once_stay(tmp_path: Path) -> None:
@@ -149,5 +192,10 @@ def test_a_file_names_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     text = f"version: 1\nname: a\nsearch: {search}\nresources:\n  pool: team\n"
     path = _file(tmp_path, text, "a.yaml")
     assert load_experiment(path).resources.max_instances == 3
+    note = "pool: team has 3 instances of 4 GPUs; max_instances is 3 instead of 9."
+    asked = ["resources.max_instances=9", "profile={seconds_per_iteration: {1: 10}}"]
+    shown = CliRunner().invoke(cli.app, ["estimate", str(path), "-s", asked[0], "-s", asked[1]]).output
+    assert note in " ".join(shown.split())
+    assert estimate(experiment=load_experiment(path, asked)).to_json()["notes"][0] == note
     with pytest.raises(InputError, match=r"-s: resources\.price_per_hour: 1 contradicts"):
         load_experiment(path, ["resources.price_per_hour=1"])

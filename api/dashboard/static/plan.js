@@ -6,7 +6,7 @@ import { Frontier } from "./plan_frontier.js";
 import { draw } from "./charts.js";
 import { frontier, preview, sizes } from "./plan_ask.js";
 import { Live } from "./plan_live.js";
-import { over_the_file } from "./plan_remedies.js";
+import { over_the_file, refusal } from "./plan_remedies.js";
 import { show_all, show_none, show_plan } from "./plan_result.js";
 import { Submitter } from "./plan_submit.js";
 import { duration, exactly, seconds_of } from "./plan_words.js";
@@ -71,8 +71,7 @@ function told(answer, asked) {
   if (now) {
     if (has_sizes(estimate)) fetchSizes(asked);
     else if (!estimate?.size) fetchCurve(asked);
-    const why = answer.body.start_at ? "the pool has no room by the deadline" : "no plan meets the limits";
-    submitter.look(asked, answer.ok ? "" : why);
+    submitter.look(asked, answer.ok ? "" : refusal(answer.body).why);
   }
 }
 

@@ -4,8 +4,8 @@ const PATIENCE_MS = 400;
 const MOST_KNOWN = 400;
 const POOL_MS = 10000;
 
-// What a pool can promise changes with the promises to others.
-const isOld = ({ body, at_ms }) => Boolean(body.promise || body.start_at) && performance.now() - at_ms > POOL_MS;
+// What a pool can promise, and pay, changes with the promises to others.
+const isOld = ({ body, at_ms }) => Boolean(body.promise || body.start_at || body.left_usd !== undefined) && performance.now() - at_ms > POOL_MS;
 
 export class Live {
   // `ask(question, signal)` answers; `tell(answer, question)` is called for every answer that is still wanted.

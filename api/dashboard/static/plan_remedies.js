@@ -6,7 +6,7 @@ const LABELS = {
   "resources.gpus_per_trial.min": (value) => `From ${counted(value, "GPU")} per trial on`,
   "resources.max_instances": (value) => `Up to ${counted(value, "instance")}`,
   "constraints.deadline": (value) => `Move the deadline to ${value}`,
-  "constraints.max_cost": (value) => `Raise the budget to ${value < 1 ? value : usd(value)} USD`,
+  "constraints.max_cost": (value, was) => `${was && was < value ? "Raise" : "Set"} the budget to ${value < 1 ? value : usd(value)} USD`,
 };
 const AUTO = {
   "search.scheduler.num_samples": "As many configurations as the limits allow",
@@ -16,13 +16,26 @@ const FIELDS = { "constraints.deadline": "deadline", "constraints.max_cost": "bu
 
 // A remedy as the service tells it.
 export function told(remedy) {
-  const words = remedy.changes.map(({ key, value }) => LABELS[key]?.(value) ?? `${key}=${value}`);
+  const words = remedy.changes.map(({ key, value, was }) => LABELS[key]?.(value, was) ?? `${key}=${value}`);
   const changes = { more: {} };
   for (const { key, value } of remedy.changes) {
     if (FIELDS[key]) changes[FIELDS[key]] = String(value);
     else changes.more[key] = value;
   }
   return { label: joined(words), brings: `${duration(remedy.jct_s)}, ${usd(remedy.cost_usd)} USD`, changes };
+}
+
+// Why there is no plan, in a few words: { text, badge, why }. Only a pool says from when on there would be one.
+export function refusal({ start_at, left_usd }) {
+  if (left_usd !== undefined) {
+    const text = "The pool has no money for this plan";
+    return { text, badge: "above the month's cap", why: "the pool has no money for the plan" };
+  }
+  if (start_at) {
+    const text = "The pool has no room by this deadline";
+    return { text, badge: "promised to others", why: "the pool has no room by the deadline" };
+  }
+  return { text: "No plan meets these limits", badge: "not within the limits", why: "no plan meets the limits" };
 }
 
 // What stands beside the limits of what is set over the file.
@@ -51,7 +64,7 @@ export function nearest(limits, known, curve) {
     const changes = { deadline: jct_s && deadline_above(jct_s), budget: cost_usd && usd_above(cost_usd) };
     const words = [
       changes.deadline && LABELS["constraints.deadline"](changes.deadline),
-      changes.budget && LABELS["constraints.max_cost"](Number(changes.budget)),
+      changes.budget && LABELS["constraints.max_cost"](Number(changes.budget), budget),
     ];
     return { label: joined(words.filter(Boolean)), brings: "", changes };
   });

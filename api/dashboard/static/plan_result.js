@@ -2,7 +2,7 @@
 import { draw } from "./charts.js";
 import { byId, make, show, table } from "./dom.js";
 import { allocation_figure } from "./plan_figures.js";
-import { nearest, told } from "./plan_remedies.js";
+import { nearest, refusal, told } from "./plan_remedies.js";
 import { counted, difference, duration, percent, promised, usd } from "./plan_words.js";
 
 const POLICIES = {
@@ -45,8 +45,7 @@ export function show_plan(estimate) {
 export function show_none(estimate, problem, curve, fix) {
   show(byId("body"), Boolean(curve));
   for (const section of byId("body").children) show(section, section.contains(byId("frontier")) && Boolean(curve));
-  // With a start there is a plan, and the pool is promised to others meanwhile.
-  const [text, badge] = problem.start_at ? ["The pool has no room by this deadline", "promised to others"] : ["No plan meets these limits", "not within the limits"];
+  const { text, badge } = refusal(problem);
   headline(text, ["failed", badge], []);
   const remedies = problem.remedies?.length ? problem.remedies.map(told) : nearest(estimate?.constraints, problem.nearest, curve);
   const line = sentence((remedies.length && estimate?.obstacle) || problem.detail);

@@ -1,0 +1,203 @@
+"""Money of a pool's experiments: the budgets of tokens, and what is left of the pool's cap of a calendar month (UTC).
+
+An experiment counts with its forecast while it runs, and with its plan before. Each month has the part of the cost that
+its share of the GPU time is. Idle time of instances is not planned; the broker stops the pool at the cap in any case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rubberband.api.problems import REFUSED, Problem
+from rubberband.api.settings import SharedPool
+from rubberband.api.store.schema import Promise
+from rubberband.api.store.sql import Store
+from rubberband.cloud.pool import RemotePool, month_begin, month_end
+from rubberband.errors import ProviderError
+from rubberband.executor.core.purse import MONEY_SLACK_USD
+from rubberband.planner.sharing import Span
+from rubberband.spec.pool import PoolFolder
+from rubberband.states import ACTIVE, ExperimentState
+from rubberband.units import format_usd
+from rubberband.values.submission import Submission
+
+_LONGEST_S = 10 * 366 * 24 * 3600.0
+"""What is planned for later than this counts in the last month before."""
+_MOST_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expense:
+    """A cost to come, and the GPUs for which it is paid: `spans`, one after the other from `start_at` on."""
+
+    cost_usd: float
+    start_at: float
+    spans: Sequence[Span]
+
+    def by_month(self, now: float) -> dict[float, float]:
+        """Return the begin of each month (Unix time) -> the part of the cost in it, by GPU time from `now` on."""
+        gpu_s, begin_at = {month_begin(max(now, self.start_at)): 0.0}, self.start_at
+        for span in self.spans:
+            end_at = begin_at + span.duration_s
+            at, until = max(begin_at, now), min(end_at, now + _LONGEST_S)
+            while at < until:
+                month, next_at = month_begin(at), min(until, month_end(at))
+                gpu_s[month] = gpu_s.get(month, 0.0) + span.gpus * (next_at - at)
+                at = next_at
+            begin_at = end_at
+        total_s = sum(gpu_s.values())
+        first = next(iter(gpu_s))
+        if total_s <= 0.0:
+            return {first: self.cost_usd}
+        return {month: self.cost_usd * seconds / total_s for month, seconds in gpu_s.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """A month whose cap an expense would pass."""
+
+    month: float
+    """Its begin, in Unix time."""
+    committed_usd: float
+    """Spent or planned before."""
+    part_usd: float
+    """The part of the expense in it."""
+    left_usd: float
+    next_at: float | None
+    """Begin of the first later month that has room for the whole expense; None if it is above the cap."""
+
+    @property
+    def share(self) -> float:
+        """The share of the expense that there is room for."""
+        return self.left_usd / self.part_usd
+
+    def words(self, expense: Expense, pool: SharedPool) -> str:
+        """Return the cap, what is used of it, and what is missing."""
+        cap_usd, month = pool.max_usd_per_month or 0.0, f"{datetime.fromtimestamp(self.month, UTC):%B %Y}"
+        part = "" if self.part_usd == expense.cost_usd else f", {format_usd(self.part_usd)} of it in that month"
+        return (
+            f"max_usd_per_month of pool {pool.name}: {format_usd(self.committed_usd)} of {format_usd(cap_usd)} are "
+            f"spent or planned in {month}, {format_usd(self.left_usd)} are left, and this plan costs "
+            f"{format_usd(expense.cost_usd)}{part}"
+        )
+
+
+class Budgets:
+    """Counts what experiments cost, and what they will."""
+
+    def __init__(self, pool: SharedPool, store: Store) -> None:
+        self._pool, self._store = pool, store
+
+    def used_usd(self, owner: str, now: float) -> float:
+        """Return what the experiments cost that a token has submitted this month, those that go on at their end."""
+        promised = self._promised()
+        rows = self._store.submitted_by(owner, since=month_begin(now))
+        return sum(self._expected_usd(row, promised) for row in rows)
+
+    def require_budget(self, owner: str, cost_usd: float, now: float) -> None:
+        """Raise Problem REFUSED where a plan costs more than is left of its owner's budget of this month."""
+        budget_usd = self._pool.budgets_usd.get(owner)
+        if budget_usd is None:
+            return
+        used_usd = self.used_usd(owner, now)
+        if used_usd + cost_usd > budget_usd + MONEY_SLACK_USD:
+            used = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned this month"
+            cost = f"this plan costs {format_usd(cost_usd)}; submit a cheaper one, or next month"
+            raise Problem(REFUSED, f"budget of {owner}: {used}, and {cost}")
+
+    def committed_usd(self, now: float) -> Mapping[float, float]:
+        """Return the begin of each month from this one on -> what is spent or planned of the pool's money in it."""
+        months = Counter({month_begin(now): self._spent_usd(now)})
+        for expense in self._expenses(now):
+            months.update(expense.by_month(now))
+        return months
+
+    def shortage(self, expense: Expense, now: float) -> Shortage | None:
+        """Return the month in which the pool's cap leaves least for an expense; None if it fits into all months."""
+        cap_usd = self._pool.max_usd_per_month
+        if cap_usd is None:
+            return None
+        committed = self.committed_usd(now)
+        found = [
+            Shortage(
+                month=month,
+                committed_usd=committed.get(month, 0.0),
+                part_usd=part_usd,
+                left_usd=max(0.0, cap_usd - committed.get(month, 0.0)),
+                next_at=_next_month(month, committed, cap_usd - expense.cost_usd + MONEY_SLACK_USD),
+            )
+            for month, part_usd in expense.by_month(now).items()
+            if committed.get(month, 0.0) + part_usd > cap_usd + MONEY_SLACK_USD
+        ]
+        return min(found, key=lambda one: one.share, default=None)
+
+    def _spent_usd(self, now: float) -> float:
+        """Return the pool's bill of this month; that of its experiments where no broker answers."""
+        if self._pool.folder is not None:
+            with suppress(ProviderError):
+                standing = RemotePool(PoolFolder(path=Path(self._pool.folder))).glance()
+                return float(standing["usd"]["month"])
+        since, store = month_begin(now), self._store
+        rows = (row for owner in store.owners(since=since) for row in store.submitted_by(owner, since=since))
+        return sum(row.summary.cost_usd for row in rows if self._is_member(row))
+
+    def _expenses(self, now: float) -> Iterator[Expense]:
+        """Yield what the experiments that are not over will cost from `now` on."""
+        promised = self._promised()
+        states = [*ACTIVE, ExperimentState.INTERRUPTED]
+        for row in self._store.submissions(states=states, limit=_MOST_ROWS).items:
+            promise = promised.get(row.name)
+            if not self._is_member(row) or (row.state not in ACTIVE and promise is None):
+                continue
+            cost_usd = self._expected_usd(row, promised) - row.summary.cost_usd
+            if promise is None:
+                spans = [Span(gpus=1, duration_s=max(0.0, self._expected_s(row) - row.summary.jct_s))]
+                yield Expense(cost_usd=cost_usd, start_at=now, spans=spans)
+            else:
+                spans = [Span(gpus=gpus, duration_s=duration_s) for gpus, duration_s in promise.spans]
+                yield Expense(cost_usd=cost_usd, start_at=promise.start_at, spans=spans)
+
+    def _expected_usd(self, row: Submission, promised: Mapping[str, Promise]) -> float:
+        """Return what an experiment will have cost: by its forecast, else by its plan; its bill if it is over."""
+        summary, promise = row.summary, promised.get(row.name)
+        if row.state not in ACTIVE and promise is None:
+            return summary.cost_usd
+        if summary.forecast_cost_usd is not None:
+            return max(summary.cost_usd, summary.forecast_cost_usd)
+        planned_usd = self._planned(row, "cost_usd") if promise is None else promise.cost_usd
+        return max(summary.cost_usd, planned_usd)
+
+    def _expected_s(self, row: Submission) -> float:
+        forecast_s = row.summary.forecast_jct_s
+        return self._planned(row, "jct_s") if forecast_s is None else forecast_s
+
+    def _planned(self, row: Submission, key: str) -> float:
+        """Return the mean of a figure of the plan with which an experiment was submitted; 0 without one."""
+        plan = None if row.plan is None else self._store.plan(row.plan)
+        if plan is None or plan.status != 200:
+            return 0.0
+        prediction: dict[str, Any] = json.loads(plan.body)["prediction"]
+        return float(prediction[key]["mean"])
+
+    def _promised(self) -> dict[str, Promise]:
+        return {promise.experiment: promise for promise in self._store.promises()}
+
+    def _is_member(self, row: Submission) -> bool:
+        return bool(row.words.get("resources", {}).get("provider") == self._pool.provider)
+
+
+def _next_month(month: float, committed: Mapping[float, float], most_usd: float) -> float | None:
+    """Return the begin of the first month after `month` with at most `most_usd` committed; None if that is below 0."""
+    if most_usd < 0.0:
+        return None
+    month = month_end(month)
+    while committed.get(month, 0.0) > most_usd:
+        month = month_end(month)
+    return month

@@ -1,0 +1,128 @@
+"""The cap of a month: a plan that it does not cover is refused with what would do, in a preview and a submission."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api.experiments.budgets import Budgets, Expense
+from rubberband.api.settings import SharedPool
+from rubberband.api.store.schema import Promise
+from rubberband.cloud.pool import month_begin, month_end
+from rubberband.planner.sharing import Span
+from rubberband.spec.pool import PoolFile
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Summary
+from tests.builders.fake_runs import FakeService, fake_service, words
+from tests.builders.pools import broker, lending_pool
+
+POOL = SharedPool(name="team", provider="virtual", instances=4, gpus_per_instance=1, max_usd_per_month=0.5)
+CALM = {"constraints__deadline": "20m"}
+"""0.24 USD."""
+DEC, JAN = (datetime(2026, 12, 1, tzinfo=UTC).timestamp(), datetime(2027, 1, 1, tzinfo=UTC).timestamp())
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    with fake_service(tmp_path, pool=POOL) as made:
+        yield made
+
+
+def submit(service: FakeService, name: str, **changes: Any) -> Any:
+    return service.client.post("/v1/experiments", json=words(name=name, **changes))
+
+
+def test_a_plan_that_the_months_cap_does_not_cover_is_refused_before_and_at_its_submission(
+    service: FakeService,
+) -> None:
+    assert submit(service, "one", **CALM).status_code == 201
+    assert submit(service, "two", **CALM).status_code == 201
+    refused = submit(service, "three", **CALM)
+    assert refused.status_code == 422
+    problem, preview = refused.json(), service.client.post("/v1/plans", json=words(name="three", **CALM))
+    assert (preview.status_code, preview.json()["detail"]) == (422, problem["detail"])
+    now = time.time()
+    month, after = f"{datetime.fromtimestamp(now, UTC):%B %Y}", datetime.fromtimestamp(month_end(now), UTC)
+    assert problem["detail"] == (
+        f"max_usd_per_month of pool team: 0.48 USD of 0.50 USD are spent or planned in {month}, 0.0200 USD are left, "
+        f"and this plan costs 0.24 USD; submit it from {after:%Y-%m-%dT%H:%M:%SZ} on, or make the search smaller"
+    )
+    assert problem["type"] == "/problems/infeasible"
+    assert problem["left_usd"] == pytest.approx(0.02)
+    assert problem["estimate"]["feasible"]
+    service.store.change("one", at=now, state=ExperimentState.DONE, reason="")
+    assert submit(service, "three", **CALM).status_code == 201, "the first one cost nothing"
+
+
+def test_the_budget_that_would_do_is_named_and_does(service: FakeService) -> None:
+    fast = {"constraints__deadline": "30m", "constraints__objective": "min_time", "resources__minimum_billed": "60s"}
+    assert submit(service, "one", **CALM).status_code == 201
+    problem = submit(service, "two", **fast).json()
+    assert re.search(
+        r"set constraints\.max_cost=0\.2\d \(that plan takes \d+m\S*, and costs 0\.2\d USD\), or submit",
+        problem["detail"],
+    )
+    (remedy,) = problem["remedies"]
+    (change,) = remedy["changes"]
+    assert change["key"] == "constraints.max_cost"
+    made = submit(service, "two", constraints__max_cost=change["value"], **fast)
+    assert made.status_code == 201, made.json()
+
+
+def test_an_experiment_without_a_deadline_counts_too(service: FakeService) -> None:
+    free = {"constraints": {"max_cost": 1}}
+    assert submit(service, "one", **free).status_code == 201
+    assert submit(service, "two", **free).status_code == 201
+    assert "spent or planned" in submit(service, "three", **free).json()["detail"]
+    service.store.change("one", at=time.time(), summary=Summary(forecast_cost_usd=0.02, cost_usd=0.01))
+    assert submit(service, "three", **free).status_code == 201, "a forecast counts for one that runs"
+
+
+def test_a_plan_above_the_whole_cap_has_no_month_that_would_do(tmp_path: Path) -> None:
+    with fake_service(tmp_path, pool=replace(POOL, max_usd_per_month=0.1)) as service:
+        problem = submit(service, "one", **CALM).json()
+    assert problem["detail"].endswith("this plan costs 0.24 USD; make the search smaller, or raise the cap")
+    assert "start_at" not in problem
+
+
+def test_the_pools_own_bill_of_the_month_counts(tmp_path: Path) -> None:
+    pool = lending_pool()
+    with broker(pool, PoolFile(name="team", instances=1, gpus_per_instance=2), tmp_path) as folder:
+        shared = replace(POOL, folder=str(folder.path))
+        with fake_service(tmp_path) as service:
+            now = time.time()
+            assert Budgets(shared, service.store).committed_usd(now)[month_begin(now)] == pytest.approx(
+                pool.state.month_usd(pool.now())
+            )
+
+
+def test_a_cost_is_divided_between_months_by_gpu_time() -> None:
+    spans = [Span(gpus=4, duration_s=1000.0), Span(gpus=1, duration_s=4000.0)]
+    assert Expense(cost_usd=8.0, start_at=DEC + 50.0, spans=spans).by_month(DEC) == {DEC: 8.0}
+    across = Expense(cost_usd=8.0, start_at=JAN - 1000.0, spans=spans)
+    assert across.by_month(DEC) == {DEC: pytest.approx(4.0), JAN: pytest.approx(4.0)}
+    assert across.by_month(JAN + 5.0) == {JAN: pytest.approx(8.0)}, "all that is left is to come"
+    assert across.by_month(JAN + 1e6) == {JAN: 8.0}
+    (last,) = Expense(cost_usd=8.0, start_at=JAN, spans=[]).by_month(DEC)
+    assert last == JAN
+
+
+def test_a_month_that_ends_during_an_experiment_gets_its_part(service: FakeService) -> None:
+    row = service.add("one", words={"resources": {"provider": "virtual"}}, state=ExperimentState.DONE)
+    promised = replace(row, name="two", state=ExperimentState.RUNNING)
+    promise = Promise(experiment="two", start_at=JAN - 300.0, spans=[(1, 600.0)], cost_usd=0.9)
+    assert service.store.add(promised, promise)
+    budgets = Budgets(POOL, service.store)
+    assert budgets.committed_usd(DEC) == {DEC: pytest.approx(0.45), JAN: pytest.approx(0.45)}
+    assert budgets.shortage(Expense(cost_usd=0.04, start_at=DEC, spans=[Span(gpus=1, duration_s=60.0)]), DEC) is None
+    short = budgets.shortage(Expense(cost_usd=0.2, start_at=JAN - 60.0, spans=[Span(gpus=1, duration_s=240.0)]), DEC)
+    assert short is not None
+    assert (short.month, short.part_usd, short.left_usd) == (JAN, pytest.approx(0.15), pytest.approx(0.05))
+    assert short.next_at == month_end(JAN)
