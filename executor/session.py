@@ -254,12 +254,28 @@ def make_backend(
         job.metric,
         known_points,
         store=store,
-        dearest_usd_per_hour=job.dearest_usd_per_hour,
-        speeds=job.speeds if job.balances else {},
-        not_before=last_event_at or 0.0,
-        largest_gang=job.largest_gang,
+        rental=Rental(
+            dearest_usd_per_hour=job.dearest_usd_per_hour,
+            speeds=job.speeds if job.balances else {},
+            not_before=last_event_at or 0.0,
+            largest_gang=job.largest_gang,
+        ),
         max_iterations=job.max_iterations,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rental:
+    """Terms of renting instances beside the offer."""
+
+    dearest_usd_per_hour: float | None = None
+    """Highest price of an instance of another type that is used instead; None: the offer's."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Type with other GPUs that may be used instead -> their speed over that of the offer's."""
+    not_before: float = 0.0
+    """The provider's clock goes on from there at least."""
+    largest_gang: int = 1
+    """Most GPUs that a trial may have: where trials may span instances, all are in one zone."""
 
 
 def make_ray_backend(
@@ -269,20 +285,15 @@ def make_ray_backend(
     metric: str,
     known_points: Sequence[BatchPoint] = (),
     *,
+    rental: Rental,
     store: CheckpointStore | None = None,
-    dearest_usd_per_hour: float | None = None,
-    speeds: Mapping[str, float] | None = None,
-    not_before: float = 0.0,
-    largest_gang: int = 1,
     max_iterations: int | None = None,
 ) -> Backend:
     """A backend of real instances; `known_points` is what a profile knows of the trials' steps.
 
     `store` keeps the checkpoints; None: that of `setup`, made where there is none, for runs that are not resumed.
-    `largest_gang` is the most GPUs that a trial may have: where trials may span instances, all are in one zone.
-    `dearest_usd_per_hour` is the highest price of an instance of another type that is used instead of the offer's. The
-    backend's clock goes on from `not_before` at least. A trial that trains to the end has `max_iterations`. Raises
-    InputError for what cannot be rented or sent to instances, before anything is.
+    A trial that trains to the end has `max_iterations`. Raises InputError for what cannot be rented or sent to
+    instances, before anything is.
     """
     from rubberband.executor.ray.backend import RayBackend
     from rubberband.executor.ray.code import pack
@@ -292,15 +303,7 @@ def make_ray_backend(
     kind = setup.kind
     code = pack(setup.entrypoint.search_path) if kind.is_rented else None
     limits = _start_limits(setup, offer) if kind.is_rented else None
-    provider = open_cluster(
-        folder,
-        setup,
-        offer,
-        dearest_usd_per_hour=dearest_usd_per_hour,
-        speeds=speeds,
-        not_before=not_before,
-        largest_gang=largest_gang,
-    )
+    provider = open_cluster(folder, setup, offer, rental)
     # A pool has a fork server of its own: its experiments have different code.
     forks = not kind.is_rented and setup.pool is None
     return RayBackend(
@@ -345,20 +348,8 @@ def _start_limits(setup: Setup, offer: Offer) -> StartLimits:
     return start_limits({offer.instance_type, *types_of(resources)}, resources.init_delay_s)
 
 
-def open_cluster(
-    folder: ExperimentFolder,
-    setup: Setup,
-    offer: Offer,
-    *,
-    dearest_usd_per_hour: float | None = None,
-    speeds: Mapping[str, float] | None = None,
-    not_before: float = 0.0,
-    largest_gang: int = 1,
-) -> ClusterProvider:
-    """The provider of real instances that keeps its records in the experiment's folder.
-
-    Its clock goes on from `not_before` at least.
-    """
+def open_cluster(folder: ExperimentFolder, setup: Setup, offer: Offer, rental: Rental) -> ClusterProvider:
+    """The provider of real instances that keeps its records in the experiment's folder."""
     if setup.pool is not None:
         from rubberband.cloud.pool import open_pool
 
@@ -369,14 +360,14 @@ def open_cluster(
             offer.gpus,
             run=setup.run,
             lease_s=setup.lease_s,
-            not_before=not_before,
+            not_before=rental.not_before,
         )
     if setup.kind.is_this_machine:
         from rubberband.cloud.local.provider import LocalProvider
 
         devices = local_devices(offer)[0]
         return LocalProvider(
-            folder.name, folder.instances, offer.gpus, setup.lease_s, devices=devices, not_before=not_before
+            folder.name, folder.instances, offer.gpus, setup.lease_s, devices=devices, not_before=rental.not_before
         )
     from rubberband.cloud.aws.provider import open_provider
 
@@ -388,11 +379,11 @@ def open_cluster(
         resources,
         offer,
         run=setup.run,
-        dearest_usd_per_hour=dearest_usd_per_hour,
-        speeds=speeds,
+        dearest_usd_per_hour=rental.dearest_usd_per_hour,
+        speeds=rental.speeds,
         table=table,
-        not_before=not_before,
-        together=largest_gang > offer.gpus,
+        not_before=rental.not_before,
+        together=rental.largest_gang > offer.gpus,
     )
 
 

@@ -321,11 +321,7 @@ def open_provider(
         device=device,
     )
     limit_usd = max(offer.price_usd_per_hour, dearest_usd_per_hour or 0.0)
-    others = [
-        other
-        for other in stand_ins(resources, offer, speeds=speeds, table=table, environment=environment)
-        if other.instance_type not in (speeds or {}) or _boots_alike(session, other.instance_type, offer.instance_type)
-    ]
+    others = stand_ins(resources, offer, speeds=speeds, table=table, environment=environment)
     head = RayHead(name, directory, host=host, lease_s=resources.lease_length_s, not_before=not_before)
     return AwsProvider(
         name,
@@ -334,7 +330,7 @@ def open_provider(
         machines,
         head,
         run=run,
-        offers=[offer, *(other for other in others if other.price_usd_per_hour <= limit_usd)],
+        offers=[offer, *_suitable(session, offer, others, speeds or {}, limit_usd)],
         gpus=offer.gpus,
         lease_s=resources.lease_length_s,
         device=device,
@@ -372,6 +368,18 @@ def _host(resources: Resources, place: OwnInstance | None) -> str:
             "there with `rubberband up FILE` and run the experiment on it, or give this machine's address in the VPC"
         )
     return place.address
+
+
+def _suitable(
+    session: AwsSession, offer: Offer, others: Sequence[Offer], speeds: Mapping[str, float], limit_usd: float
+) -> list[Offer]:
+    """Return the offers of no more than `limit_usd` whose types boot the image of `offer`'s: its model of GPU does."""
+    return [
+        other
+        for other in others
+        if other.price_usd_per_hour <= limit_usd
+        and (other.instance_type not in speeds or _boots_alike(session, other.instance_type, offer.instance_type))
+    ]
 
 
 def _boots_alike(session: AwsSession, other: str, name: str) -> bool:

@@ -22,7 +22,7 @@ from rubberband.executor.backend import Backend
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.profiling import ProfilingLimits, ProfilingResult, measure
 from rubberband.executor.profiling_points import Component, InstanceStarts, MeasuredNoise, Point
-from rubberband.executor.session import Setup, make_ray_backend, open_cluster
+from rubberband.executor.session import Rental, Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.planner.goodput.planning import scaled_size
 from rubberband.planner.queueing import curve, knee, scaled
@@ -273,7 +273,7 @@ def _backend(
             setup,
             rented,
             experiment.search.metric,
-            largest_gang=largest_gang,
+            rental=Rental(largest_gang=largest_gang),
             max_iterations=max(map(total_iterations, experiment.brackets())),
         )
         stack.callback(_close, backend, scratch)
@@ -334,7 +334,7 @@ def _end_leftovers(scratch: ExperimentFolder, setup: Setup, rented: Offer) -> No
         return  # leases end those
     note = _run_note(scratch)
     if note.exists():
-        open_cluster(scratch, replace(setup, run=note.read_text()), rented).close()
+        open_cluster(scratch, replace(setup, run=note.read_text()), rented, Rental()).close()
     note.write_text(setup.run)
 
 

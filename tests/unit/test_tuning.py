@@ -187,7 +187,7 @@ def test_a_measurement_ends_what_one_that_was_cut_off_left_on_ec2(
     closed: list[str] = []
 
     class Cluster:
-        def __init__(self, _folder: object, setup: Setup, _offer: object) -> None:
+        def __init__(self, _folder: object, setup: Setup, *_: object) -> None:
             self._run = setup.run
 
         def close(self) -> None:
