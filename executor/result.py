@@ -112,7 +112,7 @@ class TrialResult:
     configuration: Mapping[str, Any]
     iterations: int
     metrics: Mapping[str, float]
-    """Those of its latest report; empty before the first."""
+    """Metrics of its latest report; empty before the first."""
     failures: int
     failure: str | None
     """Why it failed (or was retried), in one line."""
@@ -195,7 +195,7 @@ class InstanceResult:
     price_usd_per_hour: float
     """The rent; its average over the hours if each has its own price (spot)."""
     interrupted_s: float | None
-    """When the provider gave notice that it reclaims it; None without a notice."""
+    """Time of the provider's notice that it reclaims it; None without a notice."""
     preempted: bool
     """Whether the provider reclaimed it."""
     failed_start: bool = False
@@ -263,7 +263,7 @@ class Result:
     extensions: tuple[ExtensionResult, ...] = ()
     """In order."""
     resumed_s: tuple[float, ...] = ()
-    """When drivers resumed it, from the start."""
+    """Times at which drivers resumed it, from the start."""
     setbacks: tuple[SetbackResult, ...] = ()
     """In order."""
     pauses: tuple[PauseResult, ...] = ()

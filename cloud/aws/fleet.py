@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 VISIBILITY_S = 300.0
 """EC2 shows an instance after this time at the latest."""
 _FORGETS_S = 1800.0
-"""It shows an ended instance for "usually less than one hour" (DescribeInstances): later, absence proves nothing."""
+"""EC2 shows an ended instance for "usually less than one hour" (DescribeInstances): later, absence proves nothing."""
 LOOK_S = 5.0
 PATIENCE_S = 60.0
 """A termination is repeated for this long before the caller gets an error."""

@@ -211,7 +211,7 @@ class OwnImage:
     state: str
     """`pending`, `available`, `failed`, …; `deleted`: only a snapshot is left."""
     created: str
-    """As EC2 writes it, such as 2026-11-22T19:00:00.000Z."""
+    """Time as EC2 writes it, such as 2026-11-22T19:00:00.000Z."""
     description: str
     volume_gb: int
     """Size of its volumes; snapshots are billed for the written part only, which is less."""

@@ -183,7 +183,7 @@ def sign_in(session: AwsSession) -> None:
 
 @contextmanager
 def _with_names_of_the_policy(words: Aws) -> Iterator[None]:
-    """Where a permission is missing, add this experiment's names that differ from those in the shipped policy."""
+    """Add to the error of a missing permission this experiment's names that differ from the shipped policy's."""
     try:
         yield
     except InputError as error:

@@ -79,12 +79,12 @@ class Room:
 
     instance_type: str
     vcpus: int
-    """Of one instance."""
+    """vCPUs of one instance."""
     quota: Quota
 
     @property
     def market(self) -> Market:
-        """Where they are bought."""
+        """Market on which they are bought."""
         return self.quota.market
 
     @property

@@ -165,7 +165,7 @@ def _changed(installed: Distribution, root: Path, content: dict[str, bytes]) -> 
 
 
 def _digest(data: bytes, kind: str = "sha256") -> str:
-    """As RECORD writes it."""
+    """Return the digest in the form of RECORD."""
     return base64.urlsafe_b64encode(hashlib.new(kind, data).digest()).rstrip(b"=").decode()
 
 

@@ -128,7 +128,7 @@ class Guards:
             self._closed = True
 
     def wait(self) -> None:
-        """Wait for processes that were told to end, and kill slow ones: their instances have ended."""
+        """Wait for processes that were asked to end, and kill slow ones: their instances have ended."""
         for process in self._processes:
             try:
                 process.wait(timeout=_RELEASE_S)
@@ -161,7 +161,7 @@ def observe(path: Path) -> Record:
 
 
 def ask_to_end(path: Path, reason: str) -> None:
-    """Tell the process of the record at `path` to end, without waiting for it."""
+    """Ask the process of the record at `path` to end, without waiting for it."""
     release_marker(path).write_text(reason)
 
 
@@ -179,7 +179,7 @@ def end(path: Path, reason: str) -> Record:
 
 
 def end_all(folder: Path) -> None:
-    """Release all instances with records in `folder`: tell all to end, then wait for each. Idempotent."""
+    """Release all instances with records in `folder`: ask all to end, then wait for each. Idempotent."""
     living = [path for path in folder.glob("*.json") if load(path).ended_at is None]
     for path in living:
         with contextlib.suppress(OSError):  # a full disk; `end` needs none of it

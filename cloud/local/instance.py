@@ -38,7 +38,7 @@ DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
 INSTANCE_TAG = "RUBBERBAND_INSTANCE"
 
 STARTED = "Ray runtime started."
-"""What `ray start` prints once its node has joined the cluster."""
+"""Line that `ray start` prints once its node has joined the cluster."""
 LONGEST_START_S = 1800.0
 """A node that has not joined by then never will, however slow the machine is."""
 
@@ -111,7 +111,7 @@ def lock(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
 
 
 def release_marker(path: Path) -> Path:
-    """Return the file whose existence tells the instance of the record at `path` to end; it contains the reason."""
+    """Return the file whose existence makes the instance of the record at `path` end; it contains the reason."""
     return path.with_suffix(".release")
 
 
@@ -237,7 +237,7 @@ def last_words(log: Path, temp_dir: str) -> str:
 
 
 def _tail(path: Path) -> list[str]:
-    """Return the last non-empty lines of a log; none if there is no such file."""
+    """Return the last non-empty lines of a log; none if the file is missing."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

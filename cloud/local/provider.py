@@ -82,7 +82,7 @@ class LocalProvider:
         return min(_MOST_SLOWNESS, max(1.0, took_s / _USUAL_START_S, crowding()))
 
     def last_words(self, instance: str) -> str:
-        """Return the telling last line of its node and Ray's processes."""
+        """Return the line of its node's or Ray's logs that best explains its state."""
         path = self._path(instance)
         return last_words(path.with_suffix(".log"), load(path).temp_dir)
 

@@ -21,9 +21,9 @@ _NO_PORT = -1
 _STAND_IN = "import os,sys,time\np=os.getppid()\nsys.stdin.read()\nwhile os.getppid()==p:time.sleep(1)"
 """Lives as long as the raylet, which holds the other end of its standard input (or, in another Ray, is its parent)."""
 _WORKER_PORTS = (10_002, 19_999)
-"""Those of `ray start`."""
+"""Lowest and highest port, as in `ray start`."""
 _WORKER_SCRIPT = "RUBBERBAND_WORKER_SCRIPT"
-"""As in `worker_start`, whose import would take too long."""
+"""Variable of `worker_start`, whose import would take too long."""
 _LOOK_S = 0.5
 
 

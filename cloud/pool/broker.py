@@ -5,7 +5,7 @@ Only leases are kept outside (`renew`): they change every few seconds, and a los
 
 * A request takes the machine with the fewest free GPUs that fits it, so that whole machines stay free: a warm one, else
   one that boots, else a new one within the caps. Otherwise it waits its turn: no later request overtakes it. How much
-  each experiment may hold is not the broker's to decide: a service tells it to their drivers.
+  each experiment may hold is not the broker's to decide: a service sends it to their drivers.
 * A machine whose tenant let its lease expire is not lent again: that driver may be frozen, and not dead.
 * Money is reserved: a machine is rented only if the caps cover it, and what is live, until all could be released.
 """

@@ -136,7 +136,7 @@ class PoolState:
     """Machines that ended long ago, and are only counted."""
     past_bill_usd: float = 0.0
     past_lent_usd: float = 0.0
-    """What these cost, and what tenants paid of it that are forgotten too."""
+    """Cost of these machines, and the part of it that forgotten tenants paid."""
 
     def to_json(self, since: float) -> dict[str, Any]:
         """Return it as JSON values for `from_json`; tenants and machines that ended before `since` are only summed."""

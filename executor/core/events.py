@@ -31,8 +31,8 @@ Outcome = Literal["done", "cancelled", "budget", "failed"]
 """How an experiment ended."""
 
 Recall = Literal["at_checkpoint", "at_once"]
-"""When trials stop on instances that are to be given back: at their next checkpoints, or now, where another experiment
-was promised the instances. They go on from their latest checkpoints."""
+"""Time at which trials stop on instances that are to be given back: at their next checkpoints, or now, where another
+experiment was promised the instances. They go on from their latest checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -360,7 +360,7 @@ class AllotmentChanged(Event):
     """The most that a pool promises it at any time: a plan within these stays, and each stage waits for its own. None:
     no promise."""
     recall: Recall = "at_checkpoint"
-    """When trials stop on the instances that are to be given back."""
+    """Time at which trials stop on the instances that are to be given back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

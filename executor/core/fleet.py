@@ -105,7 +105,7 @@ class Fleet:
     allotted: int = 0
     """How often an instance was handed on."""
     recall: Recall = "at_checkpoint"
-    """When trials stop on the instances beyond the allotment."""
+    """Time at which trials stop on the instances beyond the allotment."""
     failed_starts: int = 0
     """Instances in a row that never got ready, since the last one that did."""
     spot_dry_until: float = -math.inf

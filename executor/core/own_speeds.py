@@ -128,15 +128,15 @@ def _trial_variance(
     return max(profiled * _PRIOR_TRIALS / (_PRIOR_TRIALS + told), found - chance), within
 
 
-def _settled(profiled: float, seen: float, told: int) -> float:
-    """Return the variance to go on with: as profiled, unless `told` degrees of freedom show another one."""
-    if told < FEWEST_TRIALS - 1 or profiled == seen:
+def _settled(profiled: float, seen: float, freedom: int) -> float:
+    """Return the variance to go on with: as profiled, unless `freedom` degrees of freedom show another one."""
+    if freedom < FEWEST_TRIALS - 1 or profiled == seen:
         return profiled
     if profiled == 0.0:
         return seen
-    if seen > 0.0 and abs(math.log(seen / profiled)) <= _SHOWN * math.sqrt(2.0 / told):
+    if seen > 0.0 and abs(math.log(seen / profiled)) <= _SHOWN * math.sqrt(2.0 / freedom):
         return profiled
-    return (_PRIOR_TRIALS * profiled + told * seen) / (_PRIOR_TRIALS + told)
+    return (_PRIOR_TRIALS * profiled + freedom * seen) / (_PRIOR_TRIALS + freedom)
 
 
 def _mean_square(deviations: Sequence[float]) -> float:

@@ -28,7 +28,7 @@ class JournalReader:
     def __init__(self, folder: ExperimentFolder) -> None:
         """Open the journal; nothing is folded yet.
 
-        Raises InputError if there is no such experiment, JournalError if it cannot be read.
+        Raises InputError if the experiment is missing, JournalError if it cannot be read.
         """
         folder.require()
         self.journal = Journal(folder.journal_url, folder.name)

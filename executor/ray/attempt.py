@@ -162,7 +162,7 @@ class Attempt:
         self._conclude(gathered)
 
     def _conclude(self, gathered: Gathered) -> None:
-        """Tell how the attempt ended, once its gang is free."""
+        """Report how the attempt ended, once its gang is free."""
         slots = self._replace_busy()
         if gathered.last is not None:
             self._report(gathered.last)

@@ -1,4 +1,4 @@
-"""A cluster of rented machines that this process attends to, whoever uses them: the broker's side of a pool on EC2.
+"""A cluster of rented machines whose leases this process renews: the broker's side of a pool on EC2.
 
 A machine's lease is renewed on the machine itself, by an actor there (see `remote_agent`). The drivers of a pool come
 and go, and none may end a machine that others use; so the broker joins the cluster, and renews all of the leases.

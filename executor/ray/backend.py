@@ -45,7 +45,7 @@ _SHORTEST_PROBE_BYTES = 2**16
 
 
 class StoreWatch:
-    """Tells a checkpoint store that is full or gone from a bad checkpoint, by writing to the store."""
+    """Distinguishes a checkpoint store that is full or gone from a bad checkpoint, by writing to the store."""
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
@@ -236,8 +236,8 @@ class RayBackend:
     def _noted(self, events: list[Event]) -> list[Event]:
         """Return the events; if this driver stood still, with a Tick before those that came after the pause.
 
-        What ended during the pause is looked up first: trials that lost their instances have not failed, and an
-        instance that ended by itself costs no more.
+        Instances that ended during the pause are looked up first: trials that lost their instances have not failed, and
+        an instance that ended by itself costs no more.
         """
         before_at, now = self._looked_at, self.now()
         self._looked_at = now

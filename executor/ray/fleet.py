@@ -182,13 +182,13 @@ class _Hold:
     """Set when the provider has answered the launch, with success or not."""
     running: bool = False
     hour_prices_usd: tuple[float, ...] | None = None
-    """As reported last."""
+    """Prices of its hours, as reported last."""
     interrupted: bool = False
     """The provider has given notice that it reclaims it."""
     over: bool = False
     """Released (or about to be), refused or lost: its next event is its last, or was."""
     gone: bool = False
-    """It costs nothing any more; until then, its lease counts."""
+    """Whether it costs nothing any more; until then, its lease counts."""
 
 
 @dataclass(eq=False)
@@ -203,7 +203,7 @@ class RayFleet:
     on_gone: Callable[[str], None] = field(kw_only=True)
     """Called with an instance that can no longer be used, before any event says so."""
     logs: Path | None = field(default=None, kw_only=True)
-    """Where the output of trials on other machines is collected."""
+    """Folder in which the output of trials on other machines is collected."""
     log_limit_bytes: int = field(default=LOG_LIMIT_BYTES, kw_only=True)
     """Bytes of each log that are kept."""
 
@@ -298,7 +298,7 @@ class RayFleet:
             hold.workers.dismiss()
 
     def _await_launch(self, instance: str, hold: _Hold) -> None:
-        """Wait for the answer to the launch, while telling the provider to release the instance."""
+        """Wait for the answer to the launch, while asking the provider to release the instance."""
         while not hold.launched.wait(_RETRY_S):
             with contextlib.suppress(Exception):  # it may not know the instance yet
                 self.provider.release(instance)

@@ -56,14 +56,14 @@ class LogPart:
 
     @property
     def end(self) -> int:
-        """Where the next part begins."""
+        """Offset at which the next part begins."""
         return self.offset + len(self.content)
 
 
 def read_new(folder: Path, taken: Mapping[str, int], *, is_last: bool = False) -> Sequence[LogPart]:
     """Return the logs beyond what the driver has `taken` (name -> bytes), 1 MiB at most; finally, the end of each.
 
-    What a driver has taken is noted beside the log, for the next driver.
+    The bytes that a driver has taken are noted beside the log, for the next driver.
     """
     parts: list[LogPart] = []
     room = _PARTS_BYTES
@@ -107,7 +107,7 @@ class Beat:
     """Answer of an instance."""
 
     interruption: float | None
-    """When the cloud reclaims it (Unix time); None without a notice."""
+    """Unix time at which the cloud reclaims it; None without a notice."""
     logs: Sequence[LogPart]
 
 

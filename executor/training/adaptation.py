@@ -422,7 +422,7 @@ class AdaptiveBatching(Batching):
         return -(-share // passes)
 
     def before_shares_change(self) -> None:
-        """Tell the time with the present shares from that with the next ones, unless it is of few steps."""
+        """Close the stretch with the present shares, whose steps take another time, unless it has few steps."""
         if 2 * self._stretch.steps >= self._interval:
             self._close_stretch(self._noise_scale)
 

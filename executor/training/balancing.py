@@ -173,7 +173,7 @@ CHANGES_SHARE = 0.02
 
 
 class Step(Protocol):
-    """What the shares depend on in a step."""
+    """Properties of a step on which the shares depend."""
 
     least: int
     """The fewest samples that go through the model at once."""
@@ -183,7 +183,7 @@ class Step(Protocol):
 
 @dataclass(slots=True)
 class _Stretch:
-    """What rank 0 saw since the last report."""
+    """Times that rank 0 saw since the last report."""
 
     steps: int = 0
     step_s: float = 0.0
@@ -409,7 +409,7 @@ class Balancing:
 def can_balance(segment: Segment, *, has_own_step: bool) -> bool:
     """Return whether the shares of a gang follow the speed of its workers.
 
-    They do not in a sweep, which times sizes, and in own steps on GPUs, whose waits cannot be told apart.
+    They do not in a sweep, which times sizes, and in own steps on GPUs, whose waits cannot be separated.
     """
     if segment.num_workers == 1 or segment.balance.policy == "equal" or segment.batch_mode == "sweep":
         return False
@@ -442,7 +442,7 @@ LEAST_CPUS = 0.01
 
 
 class Availability:
-    """What this process can use."""
+    """CPUs and memory that this process can use."""
 
     def __init__(
         self, num_threads: int, *, root: Path = Path("/"), clock: Callable[[], float] = time.perf_counter

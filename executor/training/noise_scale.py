@@ -308,7 +308,7 @@ class Preconditioning:
 
     @property
     def parameters(self) -> Iterable[Tensor]:
-        """Those that take part."""
+        """Parameters that take part."""
         return self._denominators
 
     def apply(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor | None:

@@ -77,7 +77,7 @@ class FunctionRunner(Runner):
         self._thread: Thread | None = None
 
     def restore(self, payload: bytes) -> int:
-        """Those that it holds are the iterations up to the function's last checkpoint; none if it never passed one."""
+        """Continue from the function's last checkpoint; return its iterations, 0 if the function never passed one."""
         content = unpack(payload, "function", self._segment.from_iterations)
         self._state, self._state_iterations = content["state"], content["state_iterations"]
         self._iteration = self._state_iterations

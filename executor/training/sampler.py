@@ -104,7 +104,7 @@ class GlobalBatchSampler:
         self.move_to(self.epoch, self.position)
 
     def move_to(self, epoch: int, position: int) -> None:
-        """Continue from there. Raises ValueError if there is no such position."""
+        """Continue from there. Raises ValueError for a position outside the epoch."""
         if not 0 <= position < self.num_samples:
             raise ValueError(f"position {position} lies outside an epoch of {self.num_samples} samples")
         self.epoch, self.position = epoch, position

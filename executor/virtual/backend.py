@@ -189,23 +189,23 @@ class VirtualBackend:
         return [next(reports) if isinstance(event, TrialReported) else event for event in events]
 
     def _advance(self, instant: float) -> None:
-        """Go on to `instant`; the leases are renewed all the way."""
+        """Advance the clock to `instant`, and renew the leases all the way."""
         if instant > self._clock.now():
             self._fleet.beat(instant)
             self._clock.advance_to(instant)
 
     def sleep(self, seconds: float) -> None:
-        """The machine sleeps, and its instances with it, as those of the local provider do."""
+        """Let the machine sleep, and its instances with it, as those of the local provider do."""
         self._agenda.postpone(seconds)
         self._advance(self.now() + seconds)
 
     def stall(self, seconds: float) -> None:
-        """The driver's machine sleeps: the world goes on, no lease is renewed, and every message comes late."""
+        """Let the driver's machine sleep: instances go on, no lease is renewed, and all messages come late."""
         self._clock.advance_to(self.now() + seconds)
         self._fleet.renew(self.now())
 
     def forget(self) -> None:
-        """The driver died: whatever it was about to do or to hear is gone."""
+        """Drop all that is under way, as if the driver had died."""
         self._agenda.clear()
         self._runs.clear()
 

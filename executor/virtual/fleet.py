@@ -64,7 +64,7 @@ class AttemptFate:
     pace: float = 1.0
     """Factor of its iterations' times over the profile's."""
     startup: float = 1.0
-    """And so does its startup."""
+    """Factor of its start-up's time over the profile's."""
     outlives_stop: bool = False
     """Whether its next report is already under way when it is stopped."""
 
@@ -156,7 +156,7 @@ class Agenda:
         self._order = itertools.count()
 
     def add(self, instant: float, happening: Happening) -> None:
-        """At the same instant, what was added first comes first."""
+        """Add an occurrence; at the same instant, the one that was added first comes first."""
         heapq.heappush(self._items, (instant, next(self._order), happening))
 
     def next_at(self) -> float:
@@ -164,16 +164,16 @@ class Agenda:
         return self._items[0][0] if self._items else math.inf
 
     def pop_due(self, now: float) -> Happening | None:
-        """The next thing, if it happens by now."""
+        """Return the next occurrence, if it is due by now; None otherwise."""
         items = self._items
         return heapq.heappop(items)[2] if items and items[0][0] <= now else None
 
     def postpone(self, seconds: float) -> None:
-        """Everything happens so much later."""
+        """Move all future occurrences `seconds` later."""
         self._items = [(at + seconds, order, happening) for at, order, happening in self._items]
 
     def clear(self) -> None:
-        """Nothing happens any more."""
+        """Drop all future occurrences."""
         self._items.clear()
 
 
@@ -222,12 +222,12 @@ class VirtualFleet:
     # Leases
 
     def beat(self, at: float) -> None:
-        """The driver lives at least until `at`, which is now or later: the leases are renewed now and then."""
+        """Renew the leases if that is due; the driver lives at least until `at`, which is now or later."""
         if at >= self._next_beat_at:
             self.renew(at)
 
     def renew(self, at: float) -> None:
-        """The driver lives at least until `at`, which is now or later: the leases are renewed."""
+        """Renew the leases; the driver lives at least until `at`, which is now or later."""
         lapsed = self._clock.now() > self._provider.lease_until
         self._provider.renew_lease(min(at + self._lease_s, self.hold_until))
         self._next_beat_at = at + self._lease_s / _BEATS

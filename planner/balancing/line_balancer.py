@@ -33,8 +33,8 @@ FIRST_LOOKS = 2
 LEAST_NOISE = 1e-3
 NOISE_RATE = 0.05
 OUTLIER_NOISES, OUTLIER = 4.0, 0.08
-"""A look is far off if its distance from the line is more than so many deviations of the noise, and than this part of
-the line."""
+"""A look is an outlier if its distance from the line exceeds both the first number times the noise's standard deviation
+and the second number times the line's value."""
 KNOWN = 0.1
 """Shares within this part of a kept one are covered by the line: others may be off because the curve bends."""
 

@@ -99,7 +99,7 @@ class Case:
     server_s: float = 0.0
     """Seconds that a step of the optimizer sleeps."""
     link_mb_per_s: float | None = None
-    """Of the servers' links; None: the loopback itself."""
+    """Speed of the link of each server; None: the loopback, which is not slowed down."""
     compute_s: float = 0.03
 
 
@@ -117,7 +117,7 @@ class Link:
         self._bytes_per_s, self._free_at, self._lock = mb_per_s * 1e6, 0.0, threading.Lock()
 
     def carry(self, size: int) -> None:
-        """Return once so many bytes have passed."""
+        """Wait for as long as the link takes to carry `size` bytes, after those of earlier calls."""
         with self._lock:
             now = time.perf_counter()
             self._free_at = max(self._free_at, now - LATE_S) + size / self._bytes_per_s
@@ -173,7 +173,7 @@ class Measured:
 
 
 def measured(workers: int, case: Case, updates: int, servers: int) -> Measured:
-    """Train with `workers` workers for `ITERATIONS` iterations of so many updates."""
+    """Train on `workers` workers for `ITERATIONS` iterations, each of `updates` updates; return their times."""
     config = {"size_mb": case.size_mb, "compute_s": case.compute_s, "server_s": case.server_s, "updates": updates}
     segment = replace(
         SEGMENT, config=config, metric="train_loss", until_iterations=WARM_UP + ITERATIONS, num_workers=workers
@@ -218,7 +218,7 @@ def profile_of(uses: Sequence[AsyncUse]) -> AsyncProfile:
 
 
 def predicted(model: AsyncProfile, seen: Mapping[int, float], most: int) -> list[float]:
-    """Return X(1), …, X(most) as plans have them, after gangs of the sizes in `seen` made so many updates per s."""
+    """Return the planned updates per second X(1), …, X(most); `seen` is gang size -> measured updates per second."""
     table = {workers: 1.0 / rate for workers, rate in seen.items()}
     profile = scaled(Profile(seconds_per_iteration=table, asynchronous=model), range(1, most + 1))
     return [updates_per_s(profile, workers) for workers in range(1, most + 1)]

@@ -251,7 +251,7 @@ def predictors(seeds: int) -> None:
 
 @benchmark
 def noise_of_lines(seeds: int) -> None:
-    """A line's error at the present share after so many looks at 5 % noise, and that of its slope."""
+    """Print a line's error at the present share, and that of its slope, after several looks with 5 % noise."""
     for looks in (4, 16, 64):
         errors = []
         for seed in range(seeds):

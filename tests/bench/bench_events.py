@@ -51,7 +51,7 @@ PATIENCE_S = 3600.0
 
 
 def experiment(trials: int, brackets: bool) -> Experiment:
-    """Successive halving of so many trials on instances of eight GPUs, an eighth of them at once."""
+    """Return successive halving of `trials` trials on instances of eight GPUs, an eighth of them at once."""
     scheduler = {"type": "sha", "num_samples": trials, "grace_period": GRACE, "max_t": MOST, "reduction_factor": ETA}
     if brackets:
         fitting = [3**power for power in range(1, 12) if sum(b[0].trials for b in hyperband(3**power, 3)) <= trials]

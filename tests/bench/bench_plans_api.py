@@ -111,7 +111,7 @@ def cpu_s(pid: int) -> tuple[float, float]:
 
 
 def measure(address: str, token: str, name: str, seconds: int, count: int | None = None) -> str:
-    """What wrk says of one kind of request, after so many seconds, or as soon as `count` of them are answered."""
+    """Return what wrk prints about one kind of request, after `seconds` or `count` answers."""
     body, query, clients = BODIES[name]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(body)

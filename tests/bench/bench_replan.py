@@ -46,7 +46,7 @@ class Kind:
     startup_cv: float = 0.0
     delay_cv: float = 0.0
     cold_start: float = 0.0
-    """The first start on a worker takes so many start-ups more."""
+    """Additional time of the first start on a worker, in usual start-ups."""
     with_metric: float = 0.0
     """Correlation of how slow a trial is with how good it is."""
     spot: bool = False
@@ -260,7 +260,7 @@ def main() -> None:
             for name in kinds:
                 pairs = list(pool.map(partial(pair, name, slowdown), range(count), chunksize=max(1, count // 20)))
                 print(row(name, slowdown, pairs), flush=True)
-    print("profile: true iterations take so many times what it says. ratio: cost with replanning over cost without,")
+    print("profile: factor of the true iterations over those profiled. ratio: cost with replanning over cost without,")
     print(f"mean over seeds, +- its standard error; total: of the sums. in time: share of runs; {CONFIDENCE} was told.")
     print("foretold: the time that the first SYNC foretells, over what comes, if no later one changes the plan: mean")
     print("deviation; off by: mean size of it. decide: CPU time of a decision.")

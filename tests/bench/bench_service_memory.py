@@ -68,7 +68,7 @@ class Caller:
 
 
 async def one(caller: Caller, number: int, bearer: Mapping[str, str], different: int) -> tuple[str, int]:
-    """The request of a number, one of so many `different` of its kind: what it is, and the status of its answer."""
+    """Send request `number`, one of `different` of its kind; return what it was and the status of its answer."""
     which = number if not different else number % (10 * different)
     sends = {**bearer, "Content-Type": "application/json"}
     wrong = f"rb_{number:012x}_{'0' * 64}"

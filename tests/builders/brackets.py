@@ -15,7 +15,7 @@ LATER = (Stage(trials=2, iterations=1),)
 
 
 def divided(first: list[int], second: list[int], **changes: object) -> Job:
-    """Lane 0 runs WIDE and LATER, lane 1 NARROW; each with so many instances in its stages."""
+    """Make a job whose lane 0 runs WIDE and LATER, and lane 1 NARROW, with these instances in their stages."""
     lanes = [(*WIDE, *LATER), NARROW]
     plans = [Plan(stages=tuple(StagePlan(instances=k, gpus_per_trial=1) for k in held)) for held in (first, second)]
     offer = dataclasses.replace(JOB.offer, max_instances=8, provision_delay_s=60.0)

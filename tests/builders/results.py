@@ -63,7 +63,7 @@ def a_result(job: Job | None = None, faults: Faults | None = None, **values: Any
 
 
 def cut_short(after_events: int, job: Job | None = None, cancel: bool = True) -> Result:
-    """A run that is cancelled (or looked at) after so many events."""
+    """Return the result of a run that is cancelled, or only looked at, after `after_events` events."""
     job = job or a_job()
     controller, seen = Controller(job), []
     backend = VirtualBackend(job.name, job.offer, job.profile, metric=job.metric)

@@ -76,7 +76,7 @@ class SampledRun:
         return drawn if self.job.draws else dict(enumerate(self.experiment.configurations()))
 
     def drive(self, kill_after: int | None = None, observers: Sequence[Observer] = ()) -> SampledRun:
-        """Drive it to its end, or until a new driver has seen so many events; the next call goes on."""
+        """Drive it to its end, or until a new driver has seen `kill_after` events; the next call goes on."""
         count = itertools.count(1)
 
         def kill(*_: object) -> None:

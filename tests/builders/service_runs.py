@@ -65,7 +65,7 @@ def count_of(journal: Path) -> int:
 
 
 def cut_off(journal: Path, *, at: int) -> None:
-    """Have a SQLite journal end after so many events, as if its driver was killed then."""
+    """Cut a SQLite journal off after its first `at` events, as if its driver was killed then."""
     connection = sqlite3.connect(journal)
     try:
         connection.execute("DELETE FROM events WHERE seq >= ?", (at,))

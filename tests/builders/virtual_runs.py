@@ -29,7 +29,7 @@ def run_virtual(
     observers: Sequence[Observer] = (),
     draw: Draw | None = None,
 ) -> tuple[Controller, VirtualBackend, Finish]:
-    """Drive `job` to its end; the user cancels it after so many rounds of events."""
+    """Drive `job` to its end; the user cancels it after `cancel_after` rounds of events."""
     rounds = itertools.count()
     controller = Controller(job)
     backend = backend or VirtualBackend(job.name, job.offer, job.profile, metric=job.metric, faults=faults)

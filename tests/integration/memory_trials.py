@@ -16,7 +16,7 @@ SHORTEST, LONGEST = 4, 40
 
 
 class Memory:
-    """Memory for so many elements, on the worker of one rank; `at` says in which part of a pass they are counted."""
+    """Limit of the elements that the worker of one rank can hold; `at` says in which part of a pass they count."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.elements = config.get("memory", 10**9)

@@ -94,7 +94,7 @@ def test_a_stream_ends_when_its_reader_leaves(service: httpx.Client) -> None:
 
 
 def until_streams(service: httpx.Client, count: int) -> None:
-    """Until so many are open."""
+    """Wait until `count` streams of the service are open."""
     deadline = time.monotonic() + PATIENCE_S
     while f"rubberband_event_streams {count}.0" not in service.get("/metrics").text:
         assert time.monotonic() < deadline

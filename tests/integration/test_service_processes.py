@@ -42,7 +42,7 @@ def folder_of(house: House, name: str = "one") -> ExperimentFolder:
 
 
 def wait_for_reports(house: House, runs: Runs, count: int) -> None:
-    """Until so many iterations were reported."""
+    """Wait until the trials have reported `count` iterations."""
     until(lambda: (found := runs.result("one")) and sum(trial.iterations for trial in found.trials) >= count)
 
 

@@ -47,7 +47,7 @@ def writer(url: str, what: str, experiment: str, count: int) -> subprocess.Popen
 
 
 def at_once(url: str, number: int, ask: Callable[[Store, int], object]) -> list[object]:
-    """What `ask` answers to so many, each with a store of its own, all at once."""
+    """Return the answers of `number` threads that call `ask` at once, each with a store of its own."""
     answers: list[object] = []
     together = threading.Barrier(number)
 

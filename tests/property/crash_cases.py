@@ -56,7 +56,7 @@ MARKETS: dict[str, tuple[Market, Market]] = {
 `learning` too, each with a configuration that a sampler draws when it starts."""
 ITERATION_S = {"hours": 1900.0}
 LOOKS_APART = 100
-"""Of a longer run, only one look in so many is a point, others with another seed."""
+"""In a longer run one look in this number is a point; another seed chooses other looks."""
 SWING = 1.5
 """Prices are between a tenth of the usual and the price on demand."""
 STAGES = (Stage(trials=3, iterations=1), Stage(trials=1, iterations=2))
@@ -82,18 +82,18 @@ class Point:
     """Whether the call takes effect."""
     weather: str
     offset: int
-    """The weather begins so many calls after the death, or before."""
+    """Calls from the death to the start of the weather; negative: it begins before."""
     lasts: int
     """Calls."""
     hidden_s: float
-    """What is launched cannot be seen for so long."""
+    """Seconds from a launch until EC2 shows the instance."""
     then: Then
     gap_s: float
     """Until the next driver, or the sweep, comes."""
     head: Literal["stays", "dies"]
     cap: Cap
     again: int
-    """The one that comes next is killed too, after so many calls; -1: it is not."""
+    """Calls after which the next driver is killed too; -1: it is not."""
     together: bool
     """Whether its other threads are at their calls at that moment, too."""
     one_zone: bool
@@ -103,7 +103,7 @@ class Point:
     hung: bool
     """Whether the guests of all instances stop when the driver dies for good."""
     cancelled: int
-    """The user cancels the run so many calls before the death, which finds it giving all back; -1: does not."""
+    """Calls from the user's cancel to the death, at which the run gives all back; -1: the user does not cancel."""
     prices: int
     """The seed of the spot market."""
 

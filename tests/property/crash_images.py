@@ -58,7 +58,7 @@ class ImagePoint:
     """Whether the call takes effect."""
     weather: str = "ok"
     offset: int = 0
-    """The weather begins so many calls after the death, or before."""
+    """Calls from the death to the start of the weather; negative: it begins before."""
     lasts: int = 1
     """Calls."""
     hidden_s: float = 0.0
@@ -66,9 +66,9 @@ class ImagePoint:
     gap_s: float = 0.0
     """From the death until the next driver."""
     then: Then = "resume"
-    """Somebody builds again; comes never again; or deletes the image when it is built."""
+    """The user builds again, never comes back, or deletes the image when it is built."""
     again: int = -1
-    """The one that comes next is killed too, after so many calls; -1: it is not."""
+    """Calls after which the next build is killed too; -1: it is not."""
 
     def __str__(self) -> str:
         return words_of(self)

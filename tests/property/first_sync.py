@@ -17,7 +17,7 @@ from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile
 
 MOST_PLANS = 1000
-"""Up to so many plans every one is tried; beyond, the exact search finds the shortest."""
+"""Up to this number of plans all are tried; beyond it, the exact search finds the shortest."""
 
 
 class FirstSync:

@@ -58,7 +58,7 @@ def _widening(shape: Sha) -> Sha:
 
 @st.composite
 def chains(draw: st.DrawFn, room: st.SearchStrategy[float]) -> Job:
-    """Jobs of one bracket, with so many times the money that they need, and a deadline that binds or does not."""
+    """Draw jobs of one bracket: `room` times the money that they need, and a deadline that binds or does not."""
     shape = draw(shapes())
     assert isinstance(shape.num_samples, int)
     assert isinstance(shape.max_t, int)

@@ -45,7 +45,7 @@ def parts(service: FakeService) -> Service:
 
 
 async def told(chunks: AsyncIterator[bytes], count: int) -> list[dict[str, Any]]:
-    """The data of so many events."""
+    """Return the data of the next `count` events."""
     found: list[dict[str, Any]] = []
     async for chunk in chunks:
         for block in chunk.decode().split("\n\n"):

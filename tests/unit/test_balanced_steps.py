@@ -113,7 +113,7 @@ class Run:
         )
 
     def steps(self, number: int, step_s: float, batch_size: int = 12) -> list[tuple[int, ...]]:
-        """Shares of so many steps."""
+        """Take `number` steps, and return the shares of each."""
         found = []
         for _ in range(number):
             shares = tuple(self.balancing.shares(batch_size, 3))

@@ -59,7 +59,7 @@ def run(home: Path, callbacks: Sequence[Callback] = (), **changes: Any) -> Resul
 
 
 def cut_off(home: Path, events: int, **changes: Any) -> ExperimentFolder:
-    """A virtual run whose driver was killed after so many events."""
+    """Make a virtual run whose driver was killed after `events` events."""
     experiment = rubberband.Experiment(**words(**changes))
     folder = ExperimentFolder(home=home, name=experiment.name)
     with pytest.raises(Killed):

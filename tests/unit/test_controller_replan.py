@@ -42,7 +42,7 @@ def synced(job: Job = REPLANNED) -> Story:
 
 
 def planned(story: Story, *instances: int) -> list[Command]:
-    """Tell the controller that the rest is to run on so many instances."""
+    """Plan the rest on these numbers of instances, one for each stage, and give the controller the decision."""
     decision = decide(story.controller.job, story.state, story.at)
     chosen = tuple(StagePlan(instances=count, gpus_per_trial=1) for count in instances)
     plan = Plan(stages=(*story.state.plan.stages[: decision.stage], *chosen))

@@ -52,7 +52,7 @@ def without_noise(result: Result) -> Result:
 
 
 def many(result: Result, times: int) -> Result:
-    """Every stretch so many times."""
+    """Return the result with each stretch repeated `times` times."""
     trials = tuple(
         dataclasses.replace(trial, batches=tuple(s for s in trial.batches for _ in range(times)))
         for trial in result.trials

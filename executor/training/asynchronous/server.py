@@ -382,7 +382,7 @@ class ParameterServer:
     def _hear(self, latest: dict[str, int]) -> None:
         """Learn the workers' latest updates; those of workers that left, and are not here, are lost.
 
-        A worker has one update at a time, so that no other can be missing. Those that push tell it, as rank 0 may
+        A worker has one update at a time, so that no other can be missing. Those that push send it, as rank 0 may
         itself wait for a missing one.
         """
         for worker, number in latest.items():
