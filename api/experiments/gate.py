@@ -6,8 +6,10 @@ The operator may allow less than when an experiment was accepted. rubberband.sta
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,6 +25,7 @@ from rubberband.executor.journal.hosting import read_ending, read_mark
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.observed import Observed, outcome_of
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import PoolFolder, without_pool
 from rubberband.states import ExperimentState
 from rubberband.units import format_usd, parse_deadline
 from rubberband.values.kinds import KINDS
@@ -113,12 +116,19 @@ class Gate:
             if observed is not None:
                 require_going_on(observed, self._settings)
             if row.words:
-                require_allowed(Experiment.kept(row.words), self._settings, to_run=True)
+                require_allowed(Experiment.kept(self._own_words(row)), self._settings, to_run=True)
         except Problem as problem:
             return f"the operator changed what may be run: {problem.detail}"
         except (InputError, ValidationError) as error:
             return f"this version of rubberband cannot read it: {' '.join(str(error).split())}"
         return ""
+
+    def _own_words(self, row: Submission) -> Mapping[str, Any]:
+        """Return the words that the user may be refused: the settings of a pool's instances are the operator's."""
+        pool = self._settings.pool
+        if pool is None or pool.folder is None or row.words.get("resources", {}).get("provider") != pool.provider:
+            return row.words
+        return without_pool(row.words, PoolFolder(path=Path(pool.folder)))
 
 
 def require_going_on(observed: Observed, settings: Settings) -> None:

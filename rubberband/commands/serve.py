@@ -65,7 +65,8 @@ ProviderOption = Annotated[
     option(
         "--provider",
         "PROVIDER",
-        "Providers that submissions may use: local, virtual, aws. Repeat for more. [default: local and virtual]",
+        "Providers that submissions may use: local, virtual, aws. Repeat for more. [default: local, virtual, and "
+        "the pool's]",
     ),
 ]
 CheckpointsOption = Annotated[
@@ -163,6 +164,7 @@ def serve(
     from rubberband.api.settings import Keeping, ServiceLimits, Settings
     from rubberband.installation import default_home, default_store
 
+    shared = _pool(pool, weight or [], budget or [])
     settings = Settings(
         home=default_home(),
         store=store or default_store(),
@@ -172,11 +174,11 @@ def serve(
         hosts=binding.served_names(host, host_name or []),
         entrypoints=_each(_entrypoint, allow or []),
         code=_each(_folder, code or [Path.cwd()]),
-        providers=_each(_provider, provider or ["local", "virtual"]),
+        providers=_providers(provider, shared),
         checkpoints=_each(_prefix, checkpoints or []),
         planners=planners,
         auto_resume=auto_resume,
-        pool=_pool(pool, weight or [], budget or []),
+        pool=shared,
         limits=ServiceLimits(
             body_bytes=body_limit,
             requests_per_s=_amount("--rate", rate),
@@ -341,6 +343,17 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
         folder=None if folder is None else str(folder.path),
         **by_name,
     )
+
+
+def _providers(given: Sequence[str] | None, pool: SharedPool | None) -> Sequence[str]:
+    """Return the providers of submissions, by default with the pool's. Raises InputError for others than the pool's."""
+    own = [] if pool is None else [pool.provider]
+    if given is None:
+        return tuple(dict.fromkeys(["local", "virtual", *own]))
+    found = _each(_provider, given)
+    if not set(own) <= set(found):
+        raise InputError(f"--provider {' '.join(found)} leaves out that of the pool; add --provider {own[0]}")
+    return found
 
 
 def _by_name(option: str, text: str, read: Callable[[str], float]) -> tuple[str, float]:

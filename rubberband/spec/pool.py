@@ -221,6 +221,17 @@ def on_pool(
     return {**words, "resources": {**_usual(pool), **resources, **fixed, **sized}}
 
 
+def without_pool(words: Mapping[str, Any], folder: PoolFolder) -> dict[str, Any]:
+    """Return an experiment's words without what its pool has set (`on_pool`): the rest is the user's own.
+
+    Raises InputError if the pool was never up.
+    """
+    pool = PoolFile(**folder.read())
+    fixed, usual = set(_fixed(pool, 1.0)) - {"provider"}, _usual(pool)
+    own = {key: value for key, value in words["resources"].items() if key not in fixed and value != usual.get(key)}
+    return {**words, "resources": own}
+
+
 def too_low(key: str, cap_usd: float, needed_usd: float) -> InputError:
     """Return the error of a cap that is too low for any instance."""
     return InputError(f"{key}: {format_usd(cap_usd)} does not cover one instance ({format_usd(needed_usd)}); raise it")

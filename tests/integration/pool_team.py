@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rubberband import Client
 from rubberband.cloud.pool import FileJournal, RemotePool
 from rubberband.cloud.pool.broker import Broker
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -24,6 +25,7 @@ from rubberband.executor.journal.hosting import is_hosted, read_mark
 from rubberband.executor.journal.reading import read
 from rubberband.executor.result import Result
 from rubberband.spec.pool import PoolFolder
+from rubberband.units import parse_deadline
 from tests.builders.server_process import ServerProcess, serving
 from tests.integration.command_line import TRIALS
 
@@ -160,3 +162,47 @@ def until(holds: Callable[[], bool], what: str, *, patience_s: float = PATIENCE_
     while not holds():
         assert time.monotonic() < deadline, f"it did not happen that {what}"
         time.sleep(0.2)
+
+
+def promises_of(client: Client) -> dict[str, Mapping[str, float]]:
+    """Return experiment -> when its promise begins and ends."""
+    return {one["name"]: one["promise"] for one in pool_of(client)["experiments"] if one["promise"]}
+
+
+def pool_of(client: Client) -> dict[str, Any]:
+    import httpx
+
+    found: dict[str, Any] = httpx.get(f"{client.url}/v1/pool", timeout=60.0).json()
+    return found
+
+
+def ended(client: Client, names: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows of experiments once all have ended."""
+    until = time.monotonic() + PATIENCE_S
+    return {name: client.wait(name, timeout_s=until - time.monotonic()) for name in names}
+
+
+def is_late(row: Mapping[str, Any]) -> bool:
+    """Whether an experiment ended after its deadline, which began when it was submitted."""
+    return bool(row["summary"]["ended_at"] - row["created_at"] > deadline_s(row))
+
+
+def deadline_s(row: Mapping[str, Any]) -> float:
+    """Return the time from an experiment's submission to its deadline; infinite without one."""
+    written = row["words"]["constraints"].get("deadline")
+    deadline = math.inf if written is None else parse_deadline(written)
+    return deadline if isinstance(deadline, float) else deadline.timestamp() - row["created_at"]
+
+
+def tell(rows: Mapping[str, Any], promises: Mapping[str, Any], loans: Sequence[Mapping[str, Any]]) -> None:
+    """Print a line for each experiment; times are since its submission."""
+    print("\nexperiment  deadline  promised until  ended  instances  of these warm  cost")
+    for name, row in rows.items():
+        own, promise = [one for one in loans if one["experiment"] == name], promises.get(name)
+        until_s = "-" if promise is None else f"{promise['end_at'] - row['created_at']:.0f} s"
+        ended_s = row["summary"]["ended_at"] - row["created_at"]
+        warm = sum(one["was_warm"] for one in own)
+        print(
+            f"{name:10}  {deadline_s(row):6.0f} s  {until_s:>14}  {ended_s:3.0f} s  {len(own):9}  {warm:13}  "
+            f"{row['summary']['cost_usd']:.4f} USD"
+        )

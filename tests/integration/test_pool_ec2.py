@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,14 @@ import psutil
 import pytest
 import yaml
 
+from rubberband import Client
 from rubberband.cloud.aws.calls import name_in
 from rubberband.cloud.pool import FileJournal
 from rubberband.cloud.pool.broker import Broker
 from rubberband.executor.result import Result
+from rubberband.spec.loading import read_yaml
 from rubberband.spec.pool import PoolFolder
+from tests.builders.server_process import ServerProcess, serving
 from tests.ec2.billing import BillLine
 from tests.ec2.principals import BUCKET
 from tests.integration.ec2_runs import (
@@ -28,6 +33,7 @@ from tests.integration.ec2_runs import (
     wait_until,
     words,
 )
+from tests.integration.pool_team import ended, is_late, promises_of, tell
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -43,15 +49,37 @@ class Team:
     def __init__(self, command_line: Ec2CommandLine) -> None:
         self.command_line, self.aws = command_line, command_line.aws
         self.folder = PoolFolder(path=command_line.home / "pools" / "team")
-        digits = yaml.safe_load((command_line.folder / "digits.yaml").read_text())
+        digits, _ = read_yaml((command_line.folder / "digits.yaml").read_text())
         self._words = {**digits, "resources": {"pool": "team"}, "constraints": {"deadline": "20m"}}
 
     def up(self, **changes: Any) -> None:
         """Bring it up."""
+        assert "pool team is up" in self.command_line("pool", "up", str(self.file(**changes)))[0]
+
+    def file(self, **changes: Any) -> Path:
+        """Write its file."""
         pool = {"provider": "aws", "instance_type": "g4dn.xlarge", "instances": 1, "aws": {"install": "none"}}
         pool |= {"checkpoints": f"s3://{BUCKET}/team", **changes}
-        (self.command_line.folder / "team.yaml").write_text(yaml.safe_dump(pool))
-        assert "pool team is up" in self.command_line("pool", "up", "team.yaml")[0]
+        path = self.command_line.folder / "team.yaml"
+        path.write_text(yaml.safe_dump(pool))
+        return path
+
+    def serve(self, file: Path) -> AbstractContextManager[ServerProcess]:
+        """Serve the pool, in the VPC."""
+        options = ("--pool", str(file), "--allow", "talking:*", "--code", str(self.command_line.folder))
+        return serving(self.command_line.home, *options, environment=self.command_line.environment)
+
+    def submission(self, name: str, deadline: str) -> dict[str, Any]:
+        """Return a short experiment, as a client of the service submits it."""
+        return {
+            **self._words,
+            "name": name,
+            "entrypoint": "talking:Talking",
+            "profile": {"seconds_per_iteration": {1: 2.0}, "trial_startup": "0.2s"},
+            "search": {**self._words["search"], "scheduler": yaml.safe_load(SHORT.partition("=")[2])},
+            "constraints": {"deadline": deadline},
+            "resources": {"provider": "aws", "max_instances": 1},
+        }
 
     def start(self, name: str, *overrides: str) -> subprocess.Popen[str]:
         """Start an experiment."""
@@ -62,6 +90,10 @@ class Team:
         """Wait for an experiment, and return what it has come to."""
         output, errors = driver.communicate(timeout=600)
         assert driver.returncode == 0, f"{output}\n{errors}"
+        return self.whole(name)
+
+    def whole(self, name: str) -> Result:
+        """Return an experiment's result, which is without loss."""
         result = self.command_line.result(name)
         assert result.outcome == "done"
         assert each_iteration_once(result)
@@ -96,6 +128,7 @@ class Team:
         for event in FileJournal(self.folder.path).events():
             broker.handle(event)
         state, bill = broker.state, self.aws.fake.bill()
+        assert state.bill_usd(time.time() + 1e6) == pytest.approx(bill.total_usd, abs=LOOK_USD * len(bill.lines))
         own_usd = sum(result.actual_cost_usd for result in results)
         idle_usd = state.idle_usd(state.slices and max(m.ended_at or 0.0 for m in state.machines.values()) + 1.0)
         print(f"experiments {own_usd:.4f} USD + pool {idle_usd:.4f} USD; EC2 {bill.total_usd:.4f} USD")
@@ -168,3 +201,21 @@ def test_instances_of_a_pool_without_a_broker_end_by_their_leases(team: Team) ->
     wait_until(lambda: not team.aws.fake.living, "the end of the lease", within_s=240)
     console = team.aws.machines.console(team.aws.fake.instances[0].instance_id)
     assert "the lease has ended" in console
+
+
+def test_a_service_promises_two_experiments_a_pool_on_ec2_and_both_end_in_time(team: Team) -> None:
+    with team.serve(team.file(instances=2)) as server, Client(server.address) as client:
+        names = ("a", "b")
+        for name in names:
+            client.submit(team.submission(name, "10m"))
+        promises = promises_of(client)
+        assert set(promises) == set(names)
+        rows = ended(client, names)
+        loans = team.standing()["loans"]
+    tell(rows, promises, loans)
+    assert [row["state"] for row in rows.values()] == ["done", "done"], {
+        name: row["reason"] for name, row in rows.items()
+    }
+    assert not any(is_late(row) for row in rows.values())
+    results = [team.whole(name) for name in names]
+    assert len(team.machines()) == len(team.holds_the_bill(*results)) <= 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +11,7 @@ import pytest
 import yaml
 
 from rubberband import Client
-from rubberband.units import parse_deadline
-from tests.integration.pool_team import PATIENCE_S, Team, until
+from tests.integration.pool_team import Team, ended, is_late, pool_of, promises_of, tell, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -122,27 +119,9 @@ def launches_of(estimate: Mapping[str, Any]) -> int:
     return sum(max(0, after - before) for before, after in pairwise(counts))
 
 
-def promises_of(client: Client) -> dict[str, Mapping[str, float]]:
-    """Return experiment -> when its promise begins and ends."""
-    return {one["name"]: one["promise"] for one in pool_of(client)["experiments"] if one["promise"]}
-
-
 def held(client: Client) -> dict[str, int]:
     """Return experiment -> the instances that it holds."""
     return {one["name"]: one["instances"] for one in pool_of(client)["experiments"]}
-
-
-def pool_of(client: Client) -> dict[str, Any]:
-    import httpx
-
-    found: dict[str, Any] = httpx.get(f"{client.url}/v1/pool", timeout=60.0).json()
-    return found
-
-
-def ended(client: Client, names: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rows of experiments once all have ended."""
-    until = time.monotonic() + PATIENCE_S
-    return {name: client.wait(name, timeout_s=until - time.monotonic()) for name in names}
 
 
 def most_at_once(loans: Sequence[Mapping[str, Any]]) -> int:
@@ -154,29 +133,3 @@ def most_at_once(loans: Sequence[Mapping[str, Any]]) -> int:
         held += change
         most = max(most, held)
     return most
-
-
-def is_late(row: Mapping[str, Any]) -> bool:
-    """Whether an experiment ended after its deadline, which began when it was submitted."""
-    return bool(row["summary"]["ended_at"] - row["created_at"] > deadline_s(row))
-
-
-def deadline_s(row: Mapping[str, Any]) -> float:
-    """Return the time from an experiment's submission to its deadline; infinite without one."""
-    written = row["words"]["constraints"].get("deadline")
-    deadline = math.inf if written is None else parse_deadline(written)
-    return deadline if isinstance(deadline, float) else deadline.timestamp() - row["created_at"]
-
-
-def tell(rows: Mapping[str, Any], promises: Mapping[str, Any], loans: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line for each experiment; times are since its submission."""
-    print("\nexperiment  deadline  promised until  ended  instances  of these warm  cost")
-    for name, row in rows.items():
-        own, promise = [one for one in loans if one["experiment"] == name], promises.get(name)
-        until_s = "-" if promise is None else f"{promise['end_at'] - row['created_at']:.0f} s"
-        ended_s = row["summary"]["ended_at"] - row["created_at"]
-        warm = sum(one["was_warm"] for one in own)
-        print(
-            f"{name:10}  {deadline_s(row):6.0f} s  {until_s:>14}  {ended_s:3.0f} s  {len(own):9}  {warm:13}  "
-            f"{row['summary']['cost_usd']:.4f} USD"
-        )

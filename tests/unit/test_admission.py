@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.api.experiments.admission import START_S, Admission, calendar_of
+from rubberband.api.experiments.gate import Gate
 from rubberband.api.experiments.sharing import Sharing
 from rubberband.api.problems import Problem
-from rubberband.api.settings import SharedPool
+from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
@@ -169,6 +170,12 @@ def test_an_experiment_on_a_pool_on_ec2_has_its_market_its_settings_and_its_stor
         found.require_runnable()
         assert (found.resources.market, found.resources.price_usd_per_hour) == ("spot", pytest.approx(3.08))
         assert (found.resources.aws.install, found.resources.checkpoints) == ("scikit-learn", "s3://bucket/team")
+        allowed = Settings(home=tmp_path, entrypoints=("examples.digits:*",), providers=("aws",), pool=pool)
+        its = ExperimentFolder(home=tmp_path, name="one")
+        assert Gate(allowed, service.store).refused(row, its) is None, "what the pool sets is the operator's"
+        narrower = Gate(replace(allowed, entrypoints=()), service.store).refused(row, its)
+        assert narrower is not None
+        assert "entrypoint: 'examples.digits:DigitsTrial' is not allowed here" in narrower.reason
 
 
 def test_a_service_without_a_pool_shows_none(tmp_path: Path) -> None:
@@ -270,6 +277,10 @@ def test_a_months_budget_counts_what_is_spent_and_what_is_planned(tmp_path: Path
         (["--pool", "wrong.yaml"], "policy 'nosuch' does not exist"),
         (["--pool", "blind.yaml"], "policy: 'tiresias' knows no promises, which a service makes; use default, "),
         (["--pool", "dear.yaml"], "max_usd_per_hour: 3.00 USD does not cover one instance (4.00 USD); raise it"),
+        (
+            ["--pool", "pool.yaml", "--provider", "local"],
+            "--provider local leaves out that of the pool; add --provider virt",
+        ),
         (["--pool", "none.yaml"], "none.yaml"),
     ],
 )
