@@ -9,7 +9,7 @@ each trial is in `rubberband.executor.core.own_speeds`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
@@ -21,6 +21,7 @@ from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialRe
 from rubberband.planner.goodput.planning import at_noise_scale
 from rubberband.planner.queueing import recalibrated, updates_per_s
 from rubberband.units import format_duration, format_usd
+from rubberband.values.asynchronous import AsyncTimes, AsyncUse
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Speeds
 from rubberband.values.profile import Profile, Spread
@@ -245,9 +246,10 @@ def measured(job: Job, state: State, lane: Lane | None = None) -> MeasuredTerms:
     """The job's profile and offer, corrected by what the state's trials and instances took.
 
     Gang sizes that were seen get their own factor, the others the mean of those, weighted by iterations. Where workers
-    train asynchronously, gangs of two or more calibrate the model of the others. Where trials adapt their batch, a
-    factor is what their noise scale does not explain, and the rest is expected at the noise scale of the trials that go
-    on: those of `lane`, or of the first one. The trials of all lanes show the speed.
+    train asynchronously, gangs of two or more calibrate the model of the others, by their throughput and by the times
+    of their updates. Where trials adapt their batch, a factor is what their noise scale does not explain, and the rest
+    is expected at the noise scale of the trials that go on: those of `lane`, or of the first one. The trials of all
+    lanes show the speed.
     """
     lane = state.lanes[0] if lane is None else lane
     expected, noise_scale = Expected(job.profile, job.offer.gpus), present_noise_scale(job, state, lane)
@@ -256,7 +258,7 @@ def measured(job: Job, state: State, lane: Lane | None = None) -> MeasuredTerms:
     seen = starts(job, state)
     repeated = unsaved_iterations(state)
     basis = expected.profile(noise_scale)
-    calibrated = _calibrated(basis, speeds)
+    calibrated = _calibrated(basis, speeds, state)
     profile = replace(
         calibrated or replace(basis, seconds_per_iteration=_table(basis, speeds, overall)),
         trial_startup_s=seen.warm_s,
@@ -294,12 +296,37 @@ def _table(profile: Profile, speeds: Mapping[int, _Speed], overall: float) -> di
     return dict(sorted((seconds | own).items())) if changed else dict(profile.seconds_per_iteration)
 
 
-def _calibrated(profile: Profile, speeds: Mapping[int, _Speed]) -> Profile | None:
+def _calibrated(profile: Profile, speeds: Mapping[int, _Speed], state: State) -> Profile | None:
     """The profile, its model of asynchronous workers calibrated by gangs of two or more; None where none differs."""
     off = any(gpus > 1 and speed.factor != 1.0 for gpus, speed in speeds.items())
     if profile.asynchronous is None or not off:
         return None
-    return recalibrated(profile, {gpus: speed.factor * profile.iteration_s(gpus) for gpus, speed in speeds.items()})
+    seen_s = {gpus: speed.factor * profile.iteration_s(gpus) for gpus, speed in speeds.items()}
+    return recalibrated(profile, seen_s, _times(profile.asynchronous.times, state))
+
+
+def _times(expected: AsyncTimes, state: State) -> AsyncTimes | None:
+    """The times of a worker alone as its trials' updates show them; None where they are as expected.
+
+    Transfers wait for each other, and do not show how long one takes alone: it is at most as long.
+    """
+    uses = [report.updates for trial in state.trials for report in trial.reports if report.updates is not None]
+    updates = [use.updates for use in uses]
+    if not any(updates):
+        return None
+
+    def mean_s(each: Callable[[AsyncUse], float]) -> float:
+        return fmean(map(each, uses), updates)
+
+    found = AsyncTimes(
+        compute_s=mean_s(lambda use: use.compute_s),
+        up_s=min(mean_s(lambda use: use.up_s), expected.up_s),
+        server_s=mean_s(lambda use: use.server_s),
+        down_s=min(mean_s(lambda use: use.down_s), expected.down_s),
+    )
+    noise_s = WITHIN_NOISE * expected.update_s
+    off_s = (abs(getattr(found, name) - getattr(expected, name)) for name in AsyncTimes.__dataclass_fields__)
+    return found if any(each_s > noise_s for each_s in off_s) else None
 
 
 def _throughput(before: Profile, after: Profile, workers: int) -> str:

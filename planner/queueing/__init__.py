@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.values.asynchronous import AsyncProfile
+from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.profile import Profile
 
 Floats = npt.NDArray[np.float64]
@@ -205,14 +205,19 @@ def scaled(profile: Profile, gang_sizes: Sequence[int]) -> Profile:
     return replace(profile, seconds_per_iteration=table, asynchronous=model)
 
 
-def recalibrated(profile: Profile, seen_s: Mapping[int, float]) -> Profile:
+def recalibrated(profile: Profile, seen_s: Mapping[int, float], times: AsyncTimes | None = None) -> Profile:
     """Return a profile made by `scaled` after gangs of these sizes took these seconds per iteration.
 
-    The time of a worker alone stays where none was seen.
+    `times`: those of a worker alone, where the gangs show that they are not the profile's. Otherwise these stay, and
+    so does the time of an iteration of a worker alone where none was seen.
     """
-    table = profile.seconds_per_iteration
-    alone = {1: table[1]} if 1 in table else {}
-    return scaled(replace(profile, seconds_per_iteration={**alone, **seen_s}), sorted({*table, *seen_s}))
+    assert profile.asynchronous is not None, "only a profile with a model is calibrated"
+    table, model = profile.seconds_per_iteration, profile.asynchronous
+    alone = {1: table[1]} if 1 in table and times is None else {}
+    profile = replace(
+        profile, seconds_per_iteration={**alone, **seen_s}, asynchronous=replace(model, times=times or model.times)
+    )
+    return scaled(profile, sorted({*table, *seen_s}))
 
 
 def updates_per_s(profile: Profile, workers: int) -> float:

@@ -48,7 +48,10 @@ class Paced(rubberband.TorchTrial):
     def build_optimizer(self, config: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
         assert isinstance(model, Counting)
         layers = {"params": model.layers.parameters(), "lr": config["lr"]}
-        return torch.optim.SGD([layers, {"params": [model.uses], "lr": 1.0}])
+        optimizer = torch.optim.SGD([layers, {"params": [model.uses], "lr": 1.0}])
+        if "server_s" in config:
+            optimizer.register_step_post_hook(lambda *_: time.sleep(config["server_s"]))
+        return optimizer
 
     def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
         inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(0))

@@ -19,7 +19,7 @@ from rubberband.planner.goodput import planning
 from rubberband.planner.queueing import scaled
 from rubberband.planner.search import plan
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
-from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
+from rubberband.values.asynchronous import AsyncProfile, AsyncTimes, AsyncUse
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
@@ -298,6 +298,21 @@ def test_the_first_gang_of_two_workers_calibrates_the_others(blend: float) -> No
     found = measured(*seen({2: [[truth.iteration_s(2)] * 3] * 2}, profile=planned))
     assert dict(found.profile.seconds_per_iteration) == pytest.approx(dict(truth.seconds_per_iteration), rel=0.01)
     assert "2 workers make" in found.findings
+
+
+def test_the_times_of_updates_show_where_larger_gangs_wait() -> None:
+    times = dataclasses.replace(WORKERS.times, compute_s=0.02, server_s=0.09)
+    model = dataclasses.replace(WORKERS, times=times, blend=0.4)
+    truth = scaled(dataclasses.replace(PROFILE, seconds_per_iteration={1: 13.2}, asynchronous=model), [1, 2, 4])
+    job, state = seen({2: [[truth.iteration_s(2)] * 3] * 2}, profile=asynchronous(None))
+    for report in (report for trial in state.trials for report in trial.reports):
+        # Two transfers at a time take longer than one.
+        taken = {"compute_s": 0.02, "up_s": 0.08, "wait_s": 0.03, "server_s": 0.09, "down_s": 0.08}
+        report.updates = AsyncUse(
+            workers=2, servers=1, updates=50, duration_s=9.0, staleness=1.0, max_staleness=2, **taken
+        )
+    found = measured(job, state).profile
+    assert dict(found.seconds_per_iteration) == pytest.approx(dict(truth.seconds_per_iteration), rel=0.01)
 
 
 def test_workers_that_are_all_slower_wait_as_before() -> None:
