@@ -23,7 +23,8 @@ from rubberband.executor.result import Result, StageResult
 from rubberband.states import ACTIVE
 from rubberband.units import shown
 from rubberband.values.submission import Submission
-from rubberband.views.charts import LEGEND, STAGE_COLOURS, SWITCH, Figure, button, time_unit
+from rubberband.views.charts import STAGE_COLOURS, Figure, button, time_unit
+from rubberband.views.learning_chart import curves_chart
 from rubberband.views.report_html import script_json
 from rubberband.views.spending import shares
 from rubberband.views.tables import finite, ranked
@@ -249,16 +250,7 @@ def curves_of(compared: Sequence[Compared]) -> Figure | None:
         button(label, [each[at] for each in xs], {"xaxis.title.text": axes[at], "xaxis.dtick": None})
         for at, label in enumerate(labels)
     ]
-    layout = {
-        "height": 460,
-        "showlegend": True,
-        "xaxis": {"title": {"text": axes[0]}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": html.escape(printable(metrics[0][0])), "standoff": 8}, "exponentformat": "e"},
-        "updatemenus": [SWITCH | {"buttons": buttons}],
-        **LEGEND,
-        "margin": {"l": 10, "r": 10, "t": 50, "b": 90},
-    }
-    return {"data": drawn, "layout": layout}
+    return curves_chart(drawn, axes[0], None, metrics[0][0], buttons)
 
 
 def _curves(at: int, result: Result, unit_s: float) -> Iterator[Figure]:

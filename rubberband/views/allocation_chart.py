@@ -11,17 +11,18 @@ from itertools import pairwise
 from rubberband.executor.result import Busy, InstanceResult, Result
 from rubberband.units import format_duration
 from rubberband.views.charts import (
-    LEGEND,
     LOST,
     PLANNED,
     STAGE_COLOURS,
     Figure,
     beyond_s,
+    chart,
     end_s,
     gpus_per_instance,
     marks,
     planned_spans,
     scatter,
+    time_axis,
     time_unit,
 )
 from rubberband.views.words import duration, printable
@@ -57,26 +58,26 @@ def allocation(result: Result) -> Figure | None:
     drawn = marks(result, horizon_s, unit_s)
     share = gantt_px / (gantt_px + _STEPS_PX + 30)
     most = max([len(rented), *(count for _, _, count in _planned_areas(result))])
-    layout = {
-        "height": gantt_px + _STEPS_PX + 30 + _AROUND_PX,
-        "barmode": "overlay",
-        "bargap": 0.15,
-        "uniformtext": {"minsize": 8, "mode": "hide"},
-        "xaxis": {"title": {"text": f"time since the start ({unit})"}, "range": [0, horizon_s * 1.02 / unit_s]},
-        "yaxis": _gpu_axis(rows, gpus) | {"domain": [0, share]},
-        "yaxis2": {
-            "domain": [share + (1 - share) * 0.2, 1],
-            "title": {"text": "instances", "standoff": 14},
-            "rangemode": "tozero",
-            "tickformat": "d",
-            "nticks": 5 if most > 4 else most + 1,
-            "fixedrange": True,
-        },
-        **drawn,
-        "shapes": [*_ghosts(result, len(rows), gpus, unit_s), *drawn["shapes"]],
-        **LEGEND,
+    steps = {
+        "domain": [share + (1 - share) * 0.2, 1],
+        "title": {"text": "instances", "standoff": 14},
+        "rangemode": "tozero",
+        "tickformat": "d",
+        "nticks": 5 if most > 4 else most + 1,
+        "fixedrange": True,
     }
-    return {"data": [*bars, *_lost(rented, gpus, unit_s), *_steps(result, rented, unit_s)], "layout": layout}
+    return chart(
+        [*bars, *_lost(rented, gpus, unit_s), *_steps(result, rented, unit_s)],
+        gantt_px + _STEPS_PX + 30 + _AROUND_PX,
+        time_axis(unit, horizon_s / unit_s),
+        _gpu_axis(rows, gpus) | {"domain": [0, share]},
+        yaxis2=steps,
+        barmode="overlay",
+        bargap=0.15,
+        uniformtext={"minsize": 8, "mode": "hide"},
+        annotations=drawn["annotations"],
+        shapes=[*_ghosts(result, len(rows), gpus, unit_s), *drawn["shapes"]],
+    )
 
 
 def _longest_first(result: Result) -> list[InstanceResult]:

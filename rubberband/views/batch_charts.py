@@ -21,13 +21,16 @@ from rubberband.views.charts import (
     STAGE_COLOURS,
     SWITCH,
     Figure,
+    axis,
     button,
     by_fate,
+    chart,
     decades,
     fate_name,
     gpus_per_instance,
     marks,
     scatter,
+    time_axis,
     time_unit,
 )
 from rubberband.views.words import amount, counted, duration
@@ -114,11 +117,7 @@ def batches_over_time(result: Result) -> Figure | None:
     ]
     layout: Figure = {
         "height": _ROWS_PX + _AROUND_PX,
-        "xaxis": {
-            "title": {"text": time_title},
-            "range": [0, horizon_s * 1.02 / unit_s],
-            "anchor": _axis(len(_ROWS) - 1),
-        },
+        "xaxis": time_axis(unit, horizon_s / unit_s) | {"anchor": _axis(len(_ROWS) - 1)},
         **{f"yaxis{index + 1}": _value_axis(index, drawn) for index in range(len(_ROWS))},
         **stages,
         "updatemenus": [SWITCH | {"y": 1 + 24 / _ROWS_PX, "buttons": buttons}],
@@ -278,22 +277,12 @@ def batches_by_gpus(result: Result) -> Figure | None:
     sizes = [size for by_gpus in settled.values() for found in by_gpus.values() for size in found]
     sizes += [size for _, curve in modelled.values() for size in curve.values()]
     counts = sorted({*used, *(gpus for _, curve in modelled.values() for gpus in curve)})
-    layout = {
-        "height": 400,
-        "showlegend": True,
-        "xaxis": {
-            "title": {"text": "GPUs of a trial"},
-            "type": "log",
-            "range": [math.log10(counts[0] / 1.3), math.log10(counts[-1] * 1.3)],
-            "tickmode": "array",
-            "tickvals": counts,
-        },
-        "yaxis": {"title": {"text": "batch size", "standoff": 14}, **powers(sizes)},
-        **LEGEND,
-    }
+    shown = [math.log10(counts[0] / 1.3), math.log10(counts[-1] * 1.3)]
+    across = axis("GPUs of a trial", type="log", range=shown, tickmode="array", tickvals=counts)
+    up = {"title": {"text": "batch size", "standoff": 14}, **powers(sizes)}
     curves = [_dashed(stage, noise, curve) for stage, (noise, curve) in sorted(modelled.items())]
     points = [_gpu_points(stage, by_gpus, _places(settled, stage)) for stage, by_gpus in sorted(settled.items())]
-    return {"data": [*curves, *points], "layout": layout}
+    return chart([*curves, *points], 400, across, up, showlegend=True)
 
 
 def _settled(result: Result) -> dict[int, dict[int, list[int]]]:

@@ -42,6 +42,29 @@ LEGEND: Figure = {
 }
 
 
+def chart(traces: Sequence[Figure], height: int, x: Figure, y: Figure, **layout: Any) -> Figure:
+    """Return the figure of traces over two axes, with its legend below; `height` is in pixels."""
+    return {"data": list(traces), "layout": {"height": height, "xaxis": x, "yaxis": y, **LEGEND, **layout}}
+
+
+def axis(title: str, **more: Any) -> Figure:
+    """Return an axis with a title."""
+    return {"title": {"text": title}, **more}
+
+
+def time_axis(unit: str, horizon: float, since: str = "time since the start") -> Figure:
+    """Return an axis of time from 0 to a little beyond the horizon, in `unit`."""
+    return axis(f"{since} ({unit})", range=[0, horizon * 1.02])
+
+
+def line_at(value: float, across: str, line: Figure) -> Figure:
+    """Return a line across the whole chart, at a value of the x or the y axis."""
+    ends = {"xref": "x", "yref": "paper", "x0": value, "x1": value, "y0": 0, "y1": 1}
+    if across == "y":
+        ends = {"xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": value, "y1": value}
+    return {"type": "line", **ends, "line": line}
+
+
 def gpus_per_instance(result: Result) -> int:
     """Return the GPUs of an instance, from the paid GPU-seconds of running instances, or from the use by trials."""
     used = max((use.gpu + 1 for use in result.busy), default=1)
@@ -116,16 +139,7 @@ def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:
         lines.append((result.actual_jct_s, "dash"))
         names.append(note(result.actual_jct_s / unit_s, "now") | {"yanchor": "top", "xanchor": "left"})
     shapes = [
-        {
-            "type": "line",
-            "xref": "x",
-            "yref": "paper",
-            "x0": x / unit_s,
-            "x1": x / unit_s,
-            "y0": 0,
-            "y1": 1,
-            "line": {"width": 1, "dash": dash, "color": LOST if dash == "solid" else PLANNED},
-        }
+        line_at(x / unit_s, "x", {"width": 1, "dash": dash, "color": LOST if dash == "solid" else PLANNED})
         for x, dash in lines
     ]
     return {"shapes": shapes, "annotations": names}

@@ -7,7 +7,6 @@ asynchronous workers, and how time and cost vary.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,18 @@ from rubberband.planner.sizing import Size
 from rubberband.planner.table import Floats
 from rubberband.units import format_duration, format_usd
 from rubberband.values.profile import Profile
-from rubberband.views.charts import LEGEND, LOST, PLANNED, STAGE_COLOURS, Figure, scatter, time_unit
+from rubberband.views.charts import (
+    LOST,
+    PLANNED,
+    STAGE_COLOURS,
+    Figure,
+    axis,
+    chart,
+    line_at,
+    note,
+    scatter,
+    time_unit,
+)
 from rubberband.views.estimate_tables import fixed_cluster, percent
 from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
 from rubberband.views.size import CHART_NOTE, size_figure
@@ -43,17 +53,14 @@ def throughput_chart(profile: Profile, used: Collection[int]) -> Figure:
     bend = knee(model)
     most = max(_FEWEST, min(2 * bend, _MOST), *used)
     found, counts = curve(model, most), list(range(1, most + 1))
-    return {
-        "data": [*_band(counts, found), _planned(counts, found, planned_updates_per_s(profile, most), used)],
-        "layout": {
-            "height": 340,
-            "xaxis": {"title": {"text": "workers of a trial"}, "range": [0.5, most + 0.5]},
-            "yaxis": {"title": {"text": "updates per second"}, "rangemode": "tozero"},
-            "shapes": [_upright(bend)] if bend <= most else [],
-            "annotations": [_at_top(bend, f"knee: {counted(bend, 'worker')}")] if bend <= most else [],
-            **LEGEND,
-        },
-    }
+    return chart(
+        [*_band(counts, found), _planned(counts, found, planned_updates_per_s(profile, most), used)],
+        340,
+        axis("workers of a trial", range=[0.5, most + 0.5]),
+        axis("updates per second", rangemode="tozero"),
+        shapes=[_line(bend, "x", PLANNED)] if bend <= most else [],
+        annotations=[_label(bend, f"knee: {counted(bend, 'worker')}", "x", PLANNED)] if bend <= most else [],
+    )
 
 
 def _band(counts: list[int], found: Curve) -> list[Figure]:
@@ -72,16 +79,6 @@ def _planned(counts: list[int], found: Curve, planned: Floats, used: Collection[
         "mode": "lines+markers",
         "marker": {"color": _COLOUR, "size": sizes},
     }
-
-
-def _upright(at: int) -> Figure:
-    line = {"width": 1.5, "dash": "dot", "color": PLANNED}
-    return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
-
-
-def _at_top(at: int, text: str) -> Figure:
-    place = {"x": at, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
-    return {**place, "text": text, "font": {"color": PLANNED}}
 
 
 _ALLOCATION = "Instances requested or held at every moment of the plan, at its expected times. Hover for a stage."
@@ -218,22 +215,16 @@ def allocation(answer: Estimate) -> Figure:
     limits = _limits([(deadline_s, "deadline", "x", unit_s)])
     is_one_chain = len(job.lanes) == 1 and answer.brackets[0][0].ladder is None
     names = _names(job.lanes[0], unit_s) if is_one_chain else []
-    layout: Figure = {
-        "height": 360,
-        "showlegend": True,
-        "xaxis": {"title": {"text": f"time since the start ({unit})"}, "range": [0, end_s * 1.03 / unit_s]},
-        "yaxis": {
-            "title": {"text": f"instances ({counted(offer.gpus, 'GPU')} each)"},
-            "range": [0, most * 1.15],
-            "tickformat": "d",
-            "nticks": min(most + 1, 9),
-        },
-        **limits,
-        "annotations": [*limits["annotations"], *names],
-        **LEGEND,
-    }
-    traces = [_lane_trace(answer, at, spans, edges_s, unit_s) for at, spans in enumerate(held)]
-    return {"data": traces, "layout": layout}
+    each = f"instances ({counted(offer.gpus, 'GPU')} each)"
+    return chart(
+        [_lane_trace(answer, at, spans, edges_s, unit_s) for at, spans in enumerate(held)],
+        360,
+        axis(f"time since the start ({unit})", range=[0, end_s * 1.03 / unit_s]),
+        axis(each, range=[0, most * 1.15], tickformat="d", nticks=min(most + 1, 9)),
+        showlegend=True,
+        shapes=limits["shapes"],
+        annotations=[*limits["annotations"], *names],
+    )
 
 
 Span = tuple[float, float, int, str]
@@ -314,15 +305,14 @@ def frontier(answer: Estimate, sure_s: float) -> Figure:
     costs_usd = [usd for _, usd in (*answer.frontier, *answer.static_frontier)]
     top_usd = max(costs_usd) * 1.06
     shown_usd = budget_usd if budget_usd is not None and budget_usd <= top_usd else None
-    layout: Figure = {
-        "height": 420,
-        "showlegend": True,
-        "xaxis": {"title": {"text": f"deadline ({unit})"}, "range": [0, far_s * 1.03 / unit_s]},
-        "yaxis": {"title": {"text": "cost (USD)"}, "range": [0, top_usd]},
+    return chart(
+        traces,
+        420,
+        axis(f"deadline ({unit})", range=[0, far_s * 1.03 / unit_s]),
+        axis("cost (USD)", range=[0, top_usd]),
+        showlegend=True,
         **_limits([(deadline_s, "deadline", "x", unit_s), (shown_usd, "budget", "y", 1.0)]),
-        **LEGEND,
-    }
-    return {"data": traces, "layout": layout}
+    )
 
 
 def _steps(name: str, points: Sequence[Point], far_s: float, unit_s: float, colour: str) -> Figure:
@@ -342,20 +332,6 @@ def _histogram(values: Floats, what: str, limit: float | None) -> Figure:
     p50, p95 = (float(value) for value in np.quantile(values, [0.5, 0.95]))
     near = limit if limit is not None and limit <= high + (high - low) else None
     marks = [(p50, "p50", PLANNED), (p95, "p95", PLANNED), *([(near, "limit", LOST)] if near is not None else [])]
-    layout: Figure = {
-        "height": 320,
-        "showlegend": False,
-        "bargap": 0.05,
-        "xaxis": {"title": {"text": f"{what} ({unit_name})"}},
-        "yaxis": {"title": {"text": "share of the samples (%)"}, "rangemode": "tozero"},
-        "shapes": [_line(value / unit, "x", colour) for value, _, colour in marks],
-        "annotations": [
-            _label(value / unit, f"{name} {shown(value)}", "x", colour) | {"y": 1.0 + 0.07 * (at % 3)}
-            for at, (value, name, colour) in enumerate(marks)
-        ],
-        **LEGEND,
-        "margin": {"l": 10, "r": 10, "t": 60, "b": 60},
-    }
     centres = (edges[:-1] + edges[1:]) / 2
     bars: Figure = {
         "type": "bar",
@@ -366,7 +342,20 @@ def _histogram(values: Floats, what: str, limit: float | None) -> Figure:
         "hoverinfo": "text",
         "marker": {"color": ELASTIC},
     }
-    return {"data": [bars], "layout": layout}
+    return chart(
+        [bars],
+        320,
+        axis(f"{what} ({unit_name})"),
+        axis("share of the samples (%)", rangemode="tozero"),
+        showlegend=False,
+        bargap=0.05,
+        shapes=[_line(value / unit, "x", colour) for value, _, colour in marks],
+        annotations=[
+            _label(value / unit, f"{name} {shown(value)}", "x", colour) | {"y": 1.0 + 0.07 * (at % 3)}
+            for at, (value, name, colour) in enumerate(marks)
+        ],
+        margin={"l": 10, "r": 10, "t": 60, "b": 60},
+    )
 
 
 def _limits(limits: Sequence[tuple[float | None, str, str, float]]) -> Figure:
@@ -379,15 +368,9 @@ def _limits(limits: Sequence[tuple[float | None, str, str, float]]) -> Figure:
 
 
 def _line(at: float, axis: str, colour: str) -> Figure:
-    """Return a line across the whole chart, at a value of the x or the y axis."""
-    across = {"xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1}
-    along = {"xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": at, "y1": at}
-    line: dict[str, Any] = {"width": 1.5, "dash": "dot", "color": colour}
-    return {"type": "line", **(across if axis == "x" else along), "line": line}
+    return line_at(at, axis, {"width": 1.5, "dash": "dot", "color": colour})
 
 
 def _label(at: float, text: str, axis: str, colour: str) -> Figure:
-    place: Figure = {"x": at, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom"}
-    if axis == "y":
-        place = {"x": 1, "xref": "paper", "xanchor": "right", "y": at, "yref": "y", "yanchor": "bottom"}
-    return {**place, "showarrow": False, "text": text, "font": {"color": colour}}
+    place = {} if axis == "x" else {"x": 1, "xref": "paper", "xanchor": "right", "y": at, "yref": "y"}
+    return {**note(at, text), **place, "font": {"color": colour}}

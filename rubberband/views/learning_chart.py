@@ -12,12 +12,13 @@ from rubberband.executor.result import Result, TrialResult
 from rubberband.views.charts import (
     ALONE,
     CURVES,
-    LEGEND,
     MANY_POINTS,
     SWITCH,
     Figure,
+    axis,
     button,
     by_fate,
+    chart,
     fate_name,
     time_unit,
 )
@@ -78,20 +79,26 @@ def learning_curves(result: Result) -> Figure | None:
         button("over time", by_time, _axis(f"time since the start ({unit})")),
         button("over dollars", by_cost, _axis("the trial's share of the bill (USD)")),
     ]
-    layout = {
-        "height": 460,
-        "showlegend": True,
-        "xaxis": {"title": {"text": "iterations"}, "rangemode": "tozero", "dtick": whole},
-        "yaxis": {"title": {"text": html.escape(printable(result.metric)), "standoff": 8}, "exponentformat": "e"},
-        "updatemenus": [SWITCH | {"buttons": buttons}],
-        **LEGEND,
-        "margin": {"l": 10, "r": 10, "t": 50, "b": 90},
-    }
     traces = [
         _trace(fate, fates[fate], points, xs, count < MANY_POINTS)
         for (fate, points), xs in zip(drawn.items(), by_iterations, strict=True)
     ]
-    return {"data": traces, "layout": layout}
+    return curves_chart(traces, "iterations", whole, result.metric, buttons)
+
+
+def curves_chart(
+    traces: Sequence[Figure], title: str, step: int | None, metric: str, buttons: Sequence[Figure]
+) -> Figure:
+    """Return the chart of a metric, with buttons that change the x axis."""
+    return chart(
+        traces,
+        460,
+        axis(title, rangemode="tozero", dtick=step),
+        {"title": {"text": html.escape(printable(metric)), "standoff": 8}, "exponentformat": "e"},
+        showlegend=True,
+        updatemenus=[SWITCH | {"buttons": buttons}],
+        margin={"l": 10, "r": 10, "t": 50, "b": 90},
+    )
 
 
 def _points(result: Result, trial: TrialResult, costs_usd: Sequence[float], step: int) -> Drawn:

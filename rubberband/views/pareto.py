@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from rubberband.executor.result import Objective, Result, TrialResult
-from rubberband.views.charts import LEGEND, Figure, scatter
+from rubberband.views.charts import Figure, axis, chart, scatter
 from rubberband.views.tables import TextTable, finite, measured, ranked, status
 from rubberband.views.words import config_line, counted, number, printable
 
@@ -72,14 +72,8 @@ def trade_off(result: Result) -> Figure | None:
     if result.best is not None and result.best in drawn:
         star = {"size": 16, "symbol": "star", "line": {"width": 1, "color": "#fff"}}
         data.append(_points(result, other, [result.best], "best", _FRONT, "markers", star))
-    layout: Figure = {
-        "height": 380,
-        "showlegend": True,
-        "xaxis": {"title": {"text": html.escape(printable(other.title))}},
-        "yaxis": {"title": {"text": html.escape(printable(f"{result.metric} ({result.mode})"))}},
-        **LEGEND,
-    }
-    return {"data": [trace for trace in data if trace["x"]], "layout": layout}
+    across, up = (html.escape(printable(title)) for title in (other.title, f"{result.metric} ({result.mode})"))
+    return chart([trace for trace in data if trace["x"]], 380, axis(across), axis(up), showlegend=True)
 
 
 def _points(

@@ -10,7 +10,17 @@ from typing import Any
 
 from rubberband.planner.sharing import Calendar
 from rubberband.units import format_duration, format_usd
-from rubberband.views.charts import LEGEND, PLANNED, STAGE_COLOURS, Figure, scatter, time_unit
+from rubberband.views.charts import (
+    PLANNED,
+    STAGE_COLOURS,
+    Figure,
+    axis,
+    chart,
+    line_at,
+    scatter,
+    time_axis,
+    time_unit,
+)
 from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
 from rubberband.views.tables import TextTable
 from rubberband.views.words import counted
@@ -141,16 +151,14 @@ def promises_chart(calendar: Calendar, now: float, colours: Colours) -> Figure |
         line = {"shape": "hv", "width": 1, "color": colours[name]}
         traces.append(scatter(name, points, line=line, stackgroup="promised"))
     count = {"tickformat": "d", "nticks": min(calendar.gpus + 1, 8)}
-    capacity = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": calendar.gpus, "y1": calendar.gpus}
-    layout = {
-        "height": _CHART_PX,
-        "showlegend": True,
-        "xaxis": {"title": {"text": f"time from now ({unit})"}, "range": [0, (instants[-1] - now) * 1.02 / unit_s]},
-        "yaxis": {"title": {"text": f"GPUs of {calendar.gpus}"}, "range": [0, calendar.gpus * 1.1], **count},
-        "shapes": [capacity | {"line": {"width": 1.5, "dash": "dash", "color": PLANNED}}],
-        **LEGEND,
-    }
-    return {"data": traces, "layout": layout}
+    return chart(
+        traces,
+        _CHART_PX,
+        time_axis(unit, (instants[-1] - now) / unit_s, "time from now"),
+        axis(f"GPUs of {calendar.gpus}", range=[0, calendar.gpus * 1.1], **count),
+        showlegend=True,
+        shapes=[line_at(calendar.gpus, "y", {"width": 1.5, "dash": "dash", "color": PLANNED})],
+    )
 
 
 def _loans(standing: Standing, loans: Sequence[Standing], colours: Colours) -> Figure:
@@ -180,18 +188,14 @@ def _loans(standing: Standing, loans: Sequence[Standing], colours: Colours) -> F
                 "hoverinfo": "text",
             }
         )
-    layout = {
-        "height": _ROW_PX * len(names) + _AROUND_PX,
-        "barmode": "overlay",
-        "bargap": 0.15,
-        "xaxis": {
-            "title": {"text": f"time since the first loan ({unit})"},
-            "range": [0, (now - begin) * 1.02 / unit_s],
-        },
-        "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": names[::-1], "fixedrange": True},
-        **LEGEND,
-    }
-    return {"data": traces, "layout": layout}
+    return chart(
+        traces,
+        _ROW_PX * len(names) + _AROUND_PX,
+        time_axis(unit, (now - begin) / unit_s, "time since the first loan"),
+        {"type": "category", "categoryorder": "array", "categoryarray": names[::-1], "fixedrange": True},
+        barmode="overlay",
+        bargap=0.15,
+    )
 
 
 def _told(loan: Standing, now: float) -> str:
@@ -233,8 +237,7 @@ def _spend(standing: Standing, loans: Sequence[Standing], colours: Colours) -> F
             usd = sum(loan["usd"] * _share(loan, at, now) for loan in own)
             points.append(((at - begin) / unit_s, usd, f"{experiment}: {format_usd(usd)}"))
         traces.append(scatter(experiment, points, line={"color": colours[experiment]}))
-    axes = {"xaxis": {"title": {"text": f"time since the first loan ({unit})"}}, "yaxis": {"title": {"text": "USD"}}}
-    return {"data": traces, "layout": {"height": _CHART_PX, **axes, **LEGEND}}
+    return chart(traces, _CHART_PX, axis(f"time since the first loan ({unit})"), axis("USD"))
 
 
 def _share(loan: Standing, at: float, now: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rubberband.app.simulating import Simulation
 from rubberband.planner.sharing.simulation import Outcome
 from rubberband.units import format_duration, format_usd
-from rubberband.views.charts import LEGEND, STAGE_COLOURS, Figure, scatter, time_unit
+from rubberband.views.charts import STAGE_COLOURS, Figure, axis, chart, scatter, time_unit
 from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
 from rubberband.views.tables import TextTable
 from rubberband.views.words import counted
@@ -104,18 +104,18 @@ def render_simulation(found: Simulation) -> str:
 
 def _completion(found: Simulation) -> Figure:
     minutes = {name: [max(1.0, each) / 60.0 for each in outcome.jcts_s] for name, outcome in found.outcomes.items()}
-    axis = {"title": {"text": "job completion time (minutes)"}, "type": "log"}
-    return _shares(found, minutes, axis, lambda value: f"within {format_duration(round(60.0 * value))}")
+    across = axis("job completion time (minutes)", type="log")
+    return _shares(found, minutes, across, lambda value: f"within {format_duration(round(60.0 * value))}")
 
 
 def _fairness(found: Simulation) -> Figure:
     rhos = {name: outcome.fairness for name, outcome in found.outcomes.items()}
-    axis = {"title": {"text": "completion time over that alone on a fair share"}, "rangemode": "tozero"}
-    return _shares(found, rhos, axis, lambda value: f"at most {value:.2f}")
+    across = axis("completion time over that alone on a fair share", rangemode="tozero")
+    return _shares(found, rhos, across, lambda value: f"at most {value:.2f}")
 
 
 def _shares(
-    found: Simulation, values: Mapping[str, Sequence[float]], axis: Figure, words: Callable[[float], str]
+    found: Simulation, values: Mapping[str, Sequence[float]], across: Figure, words: Callable[[float], str]
 ) -> Figure:
     """Return the share of the jobs up to every value, a line for each policy."""
     traces = []
@@ -129,8 +129,7 @@ def _shares(
             for at, value in enumerate(sorted(values[name]))
         ]
         traces.append(scatter(name, points, line={"color": _colour(number), "shape": "hv"}))
-    axes = {"xaxis": axis, "yaxis": {"title": {"text": "% of jobs"}, "range": [0, 102]}}
-    return {"data": traces, "layout": {"height": _HEIGHT_PX, **axes, **LEGEND}}
+    return chart(traces, _HEIGHT_PX, across, axis("% of jobs", range=[0, 102]))
 
 
 def _held(found: Simulation) -> Figure:
@@ -140,7 +139,7 @@ def _held(found: Simulation) -> Figure:
         times_s, (gpus,) = _over_time(outcome, [None])
         points = [(at / unit_s, held, f"{name}: {held:.0f} GPUs") for at, held in zip(times_s, gpus, strict=True)]
         traces.append(scatter(name, points, line={"color": _colour(number), "shape": "hv"}))
-    return {"data": traces, "layout": _time_axes(unit)}
+    return _over(unit, traces)
 
 
 def _kinds(outcome: Outcome) -> Figure:
@@ -152,7 +151,7 @@ def _kinds(outcome: Outcome) -> Figure:
         points = [(at / unit_s, held, f"{kind}: {held:.0f} GPUs") for at, held in zip(times_s, gpus, strict=True)]
         colour = _colour(number)
         traces.append(scatter(kind, points, stackgroup="one", line={"color": colour, "width": 0.5, "shape": "hv"}))
-    return {"data": traces, "layout": _time_axes(unit)}
+    return _over(unit, traces)
 
 
 def _over_time(outcome: Outcome, kinds: Sequence[str | None]) -> tuple[list[float], list[list[float]]]:
@@ -167,9 +166,8 @@ def _over_time(outcome: Outcome, kinds: Sequence[str | None]) -> tuple[list[floa
     return [at for at, _ in allotted], rows
 
 
-def _time_axes(unit: str) -> Figure:
-    axes = {"xaxis": {"title": {"text": f"time ({unit})"}}, "yaxis": {"title": {"text": "GPUs"}, "rangemode": "tozero"}}
-    return {"height": _HEIGHT_PX, **axes, **LEGEND}
+def _over(unit: str, traces: Sequence[Figure]) -> Figure:
+    return chart(traces, _HEIGHT_PX, axis(f"time ({unit})"), axis("GPUs", rangemode="tozero"))
 
 
 def _colour(number: int) -> str:

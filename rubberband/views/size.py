@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rubberband.planner.sizing import Size, SizeAt
 from rubberband.units import format_duration, format_usd
-from rubberband.views.charts import LEGEND, STAGE_COLOURS, Figure, scatter, time_unit
+from rubberband.views.charts import STAGE_COLOURS, Figure, axis, chart, scatter, time_unit
 from rubberband.views.estimate_tables import TICK
 from rubberband.views.tables import Row, TextTable
 from rubberband.views.words import counted
@@ -89,14 +89,8 @@ def size_figure(size: Size) -> Figure | None:
         ring = {"size": 16, "symbol": "circle-open", "color": "#d9480f", "line": {"width": 3}}
         data.append(scatter("this search", here, mode="markers", marker=ring))
     what = "configurations" if size.key == "num_samples" else "max_t"
-    layout: Figure = {
-        "height": 340,
-        "showlegend": True,
-        "xaxis": {"title": {"text": f"{'deadline' if by_time else 'budget'} ({unit})"}, "type": "log"},
-        "yaxis": {"title": {"text": what}, "type": "log"},
-        **LEGEND,
-    }
-    return {"data": data, "layout": layout}
+    across = axis(f"{'deadline' if by_time else 'budget'} ({unit})", type="log")
+    return chart(data, 340, across, axis(what, type="log"), showlegend=True)
 
 
 def _at(cell: SizeAt, by_time: bool) -> float:

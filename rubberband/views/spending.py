@@ -15,17 +15,20 @@ from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.views.charts import (
-    LEGEND,
     LOST,
     MANY_POINTS,
     PLANNED,
     STAGE_COLOURS,
     Figure,
+    axis,
     beyond_s,
+    chart,
     end_s,
+    line_at,
     marks,
     planned_spans,
     scatter,
+    time_axis,
     time_unit,
 )
 from rubberband.views.words import duration, usd
@@ -198,14 +201,13 @@ def spend(result: Result, forecast: Forecast | None = None) -> Figure | None:
     ]
     drawn = marks(result, horizon_s, unit_s)
     highest = max(amount for _, amount in [*paid, *planned, *expected])
-    layout = {
-        "height": _HEIGHT_PX,
-        "xaxis": {"title": {"text": f"time since the start ({unit})"}, "range": [0, horizon_s * 1.02 / unit_s]},
-        "yaxis": {"title": {"text": "USD"}, "range": [0, max(highest, _near(result, highest)) * 1.08 or 1.0]},
+    return chart(
+        [trace for trace in traces if trace["x"]],
+        _HEIGHT_PX,
+        time_axis(unit, horizon_s / unit_s),
+        axis("USD", range=[0, max(highest, _near(result, highest)) * 1.08 or 1.0]),
         **_capped(result, highest, drawn),
-        **LEGEND,
-    }
-    return {"data": [trace for trace in traces if trace["x"]], "layout": layout}
+    )
 
 
 Points = Sequence[tuple[float, float]]
@@ -254,9 +256,8 @@ def _capped(result: Result, highest_usd: float, drawn: Figure) -> Figure:
         height = 0.88 if result.outcome == "unfinished" else 0.98  # below the word now
         above = label | {"text": f"{text} is above", "yref": "paper", "y": height, "yanchor": "top"}
         return {**drawn, "annotations": [*drawn["annotations"], above]}
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": cap_usd, "y1": cap_usd}
     return {
-        "shapes": [*drawn["shapes"], line | {"line": {"width": 1.5, "color": LOST}}],
+        "shapes": [*drawn["shapes"], line_at(cap_usd, "y", {"width": 1.5, "color": LOST})],
         "annotations": [*drawn["annotations"], label | {"text": text, "yref": "y", "y": cap_usd, "yanchor": "bottom"}],
     }
 
