@@ -100,6 +100,7 @@ _SOON = _never("it has not started; try again once it runs")
 _RAISED = Condition("open", "raise max_cost first (extend), then resume it")
 _BLAMELESS = Condition("open", "its trials failed in their own code; fix it, and submit it under another name")
 
+_ACTIONS: tuple[Action, ...] = get_args(Action)
 _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = {
     ExperimentState.QUEUED: {
         "cancel": (),
@@ -115,7 +116,7 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "extend": (_BEGUN, _LIMITED),
         "limit": _STILL,
     },
-    ExperimentState.DONE: {"cancel": _OVER, "resume": _OVER, "extend": _OVER, "limit": _OVER},
+    ExperimentState.DONE: dict.fromkeys(_ACTIONS, _OVER),
     # To cancel it again is answered as before (the same request may arrive twice), and is not offered.
     ExperimentState.CANCELLED: {
         "cancel": _OVER,
@@ -130,13 +131,8 @@ _CONDITIONS: Mapping[ExperimentState, Mapping[Action, tuple[Condition, ...]]] = 
         "extend": (_BLAMELESS, _LIMITED),
         "limit": _STILL,
     },
-    ExperimentState.REFUSED: {"cancel": _REFUSED, "resume": _REFUSED, "extend": _REFUSED, "limit": _REFUSED},
-    ExperimentState.UNREADABLE: {
-        "cancel": _UNREADABLE,
-        "resume": _UNREADABLE,
-        "extend": _UNREADABLE,
-        "limit": _UNREADABLE,
-    },
+    ExperimentState.REFUSED: dict.fromkeys(_ACTIONS, _REFUSED),
+    ExperimentState.UNREADABLE: dict.fromkeys(_ACTIONS, _UNREADABLE),
 }
 
 
@@ -153,4 +149,4 @@ def obstacle(state: ExperimentState, action: Action, holds: Callable[[Fact], boo
 
 def possible(state: ExperimentState, holds: Callable[[Fact], bool]) -> frozenset[Action]:
     """Return the actions that are possible now."""
-    return frozenset(action for action in get_args(Action) if not obstacle(state, action, holds))
+    return frozenset(action for action in _ACTIONS if not obstacle(state, action, holds))

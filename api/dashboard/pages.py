@@ -83,7 +83,7 @@ def preflight(
     except InputError as passed:
         reason = str(passed)
     try:
-        require_allowed(experiment, service.settings, to_run=True)
+        require_allowed(experiment, service.settings)
         if service.admission is not None:
             service.admission.require_room(experiment)
     except Problem as problem:

@@ -63,19 +63,18 @@ def require_json(body: bytes, media_type: str) -> None:
         json_object(body)
 
 
-def require_allowed(experiment: Experiment, settings: Settings, *, to_run: bool) -> None:
-    """Raise Problem REFUSED, with the key and the remedy, for settings that the operator does not allow.
+def require_allowed(experiment: Experiment, settings: Settings) -> None:
+    """Raise Problem REFUSED, with the key and the remedy, for an experiment that the operator does not allow to run.
 
-    No request makes the service read a file of its machine. An experiment `to_run` uses only allowed providers and
-    code, and a max_cost within the limit.
+    No request makes the service read a file of its machine. An experiment uses only allowed providers and code, and a
+    max_cost within the limit.
     """
     require_no_paths(experiment)
-    if to_run:
-        _require_provider(experiment, settings)
-        _require_entrypoint(experiment, settings)
-        _require_checkpoints(experiment, settings)
-        _require_trackers(experiment)
-        _require_budget(experiment, settings)
+    _require_provider(experiment, settings)
+    _require_entrypoint(experiment, settings)
+    _require_checkpoints(experiment, settings)
+    _require_trackers(experiment)
+    _require_budget(experiment, settings)
 
 
 def allows_code(name: str, allowed: Sequence[str]) -> bool:

@@ -116,7 +116,7 @@ class Gate:
             if observed is not None:
                 require_going_on(observed, self._settings)
             if row.words:
-                require_allowed(Experiment.kept(self._own_words(row)), self._settings, to_run=True)
+                require_allowed(Experiment.kept(self._own_words(row)), self._settings)
         except Problem as problem:
             return f"the operator changed what may be run: {problem.detail}"
         except (InputError, ValidationError) as error:

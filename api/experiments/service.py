@@ -427,7 +427,7 @@ class Runs:
     def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
         """Raise Problem REFUSED if the settings of now do not allow it."""
         if row.words:
-            require_allowed(Experiment.kept(row.words), self._settings, to_run=True)
+            require_allowed(Experiment.kept(row.words), self._settings)
         if not folder.exists:
             return
         with self._journals.opened(row.name) as observed:

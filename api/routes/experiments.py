@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import Response
@@ -50,6 +50,7 @@ from rubberband.api.problems import (
     REFUSED,
     TOO_LONG,
     UNAVAILABLE,
+    Kind,
     Problem,
 )
 from rubberband.api.security.authentication import Reader, Submitter, caller_of
@@ -189,6 +190,7 @@ def _require_json(media_type: str) -> None:
 
 
 _Asked = TypeVar("_Asked", bound=BaseModel)
+_Route = TypeVar("_Route", bound=Callable[..., Awaitable[Response]])
 
 
 def _read(kind: type[_Asked], body: bytes, what: str) -> _Asked:
@@ -291,7 +293,7 @@ async def submit(
         known = await run_in_threadpool(service.runs.submitted, experiment.name, given.request)
         if known is not None:  # its answer was lost; by now there may be no feasible plan
             return _accepted(known)
-        require_allowed(experiment, service.settings, to_run=True)
+        require_allowed(experiment, service.settings)
         if plan is not None and await service.plans.find(plan) is None:
             raise Problem(INVALID, f"plan: {shown(plan)} not found; preview it again, or leave plan out")
         accept = partial(service.runs.submit, policy=policy, owner=principal.name, request=given.request)
@@ -352,16 +354,35 @@ def get_experiment(service: Serving, _reader: Reader, experiment: Known) -> Resp
     return json_answer(views_json.experiment_detail(experiment, result))
 
 
-@router.post(
-    "/{name}/cancel",
-    status_code=202,
-    summary="Cancel an experiment",
-    operation_id="cancelExperiment",
-    response_model=ExperimentView,
-    responses={
-        202: example("Cancellation is requested; its state shows when it has ended.", VIEW) | {"headers": _REPLAYED},
-        **refusals(NOT_FOUND, CONFLICT, *_KEYED),
-    },
+def _action(
+    path: str, summary: str, operation_id: str, told: str, *refused: Kind, **more: Any
+) -> Callable[[_Route], _Route]:
+    """Return the decorator of an action that is asked of an experiment's process; `told` says what 202 means."""
+    return router.post(
+        f"/{{name}}/{path}",
+        status_code=202,
+        summary=summary,
+        operation_id=operation_id,
+        response_model=ExperimentView,
+        responses={
+            202: example(told, VIEW) | {"headers": _REPLAYED},
+            **refusals(NOT_FOUND, CONFLICT, *refused, *_KEYED),
+        },
+        **more,
+    )
+
+
+def _body(model: type[BaseModel], examples: dict[str, Any]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route whose body is read as JSON."""
+    content = {"application/json": {"schema": model.model_json_schema(), "examples": examples}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@_action(
+    "cancel",
+    "Cancel an experiment",
+    "cancelExperiment",
+    "Cancellation is requested; its state shows when it has ended.",
 )
 async def cancel(
     request: Request, service: Serving, principal: Submitter, experiment: Known, key: IdempotencyKey = None
@@ -370,17 +391,7 @@ async def cancel(
     return await _acted(request, service, principal, key, service.runs.cancel, experiment.name)
 
 
-@router.post(
-    "/{name}/resume",
-    status_code=202,
-    summary="Resume an experiment",
-    operation_id="resumeExperiment",
-    response_model=ExperimentView,
-    responses={
-        202: example("Accepted; it resumes as soon as a slot is free.", VIEW) | {"headers": _REPLAYED},
-        **refusals(NOT_FOUND, CONFLICT, *_KEYED),
-    },
-)
+@_action("resume", "Resume an experiment", "resumeExperiment", "Accepted; it resumes as soon as a slot is free.")
 async def resume(
     request: Request, service: Serving, principal: Submitter, experiment: Known, key: IdempotencyKey = None
 ) -> Response:
@@ -410,20 +421,13 @@ async def _acted(
     summary="Extend an experiment's deadline or budget",
     operation_id="extendExperiment",
     response_model=ExtensionView,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": ExtendBody.model_json_schema(),
-                    "examples": {
-                        "look": {"summary": "Effect of half an hour more", "value": {"deadline": "50m"}},
-                        "do": {"summary": "Do it", "value": {"deadline": "50m", "max_cost": 12.5, "dry_run": False}},
-                    },
-                }
-            },
-        }
-    },
+    openapi_extra=_body(
+        ExtendBody,
+        {
+            "look": {"summary": "Effect of half an hour more", "value": {"deadline": "50m"}},
+            "do": {"summary": "Do it", "value": {"deadline": "50m", "max_cost": 12.5, "dry_run": False}},
+        },
+    ),
     responses={
         200: example("Expected time and cost, before and after.", EXTENSION) | {"headers": _REPLAYED},
         **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, TOO_LONG, UNAVAILABLE, *_KEYED),
@@ -446,29 +450,16 @@ async def extend(
     return await once(service.store, given, act)
 
 
-@router.post(
-    "/{name}/limit",
-    status_code=202,
-    summary="Limit a running experiment's instances",
-    operation_id="limitExperiment",
-    response_model=ExperimentView,
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": LimitBody.model_json_schema(),
-                    "examples": {
-                        "two": {"summary": "At most two instances from now on", "value": {"max_instances": 2}}
-                    },
-                }
-            },
-        }
-    },
-    responses={
-        202: example("Asked of its driver; `summary.max_instances` shows it in force.", VIEW) | {"headers": _REPLAYED},
-        **refusals(NOT_FOUND, CONFLICT, MEDIA, INVALID, *_KEYED),
-    },
+@_action(
+    "limit",
+    "Limit a running experiment's instances",
+    "limitExperiment",
+    "Asked of its driver; `summary.max_instances` shows it in force.",
+    MEDIA,
+    INVALID,
+    openapi_extra=_body(
+        LimitBody, {"two": {"summary": "At most two instances from now on", "value": {"max_instances": 2}}}
+    ),
 )
 async def limit(
     request: Request, service: Serving, principal: Submitter, experiment: Known, body: Body, key: IdempotencyKey = None

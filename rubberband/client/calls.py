@@ -131,13 +131,6 @@ class LogLine(TypedDict):
     text: str
 
 
-class LogPage(TypedDict):
-    """Lines of a log, and the cursor of the next page."""
-
-    lines: list[LogLine]
-    next: str
-
-
 # An experiment as the service receives it: without references to files of this machine.
 
 

@@ -159,8 +159,7 @@ def serve(
     when the service stops. Listening beyond this machine needs tokens (rubberband token create).
     """
     _require_server()
-    from rubberband.api import serving as binding
-    from rubberband.api.serving import Transport
+    from rubberband.api import serving
     from rubberband.api.settings import Keeping, ServiceLimits, Settings
     from rubberband.installation import default_home, default_store
 
@@ -170,8 +169,8 @@ def serve(
         store=store or default_store(),
         host=host,
         port=port,
-        auth=binding.require_auth(host, auth, proxy or []),
-        hosts=binding.served_names(host, host_name or []),
+        auth=serving.require_auth(host, auth, proxy or []),
+        hosts=serving.served_names(host, host_name or []),
         entrypoints=_each(_entrypoint, allow or []),
         code=_each(_folder, code or [Path.cwd()]),
         providers=_providers(provider, shared),
@@ -189,7 +188,8 @@ def serve(
         ),
         keeping=Keeping(events_s=_kept_s(keep_events)),
     )
-    _serve(settings, Transport(certfile=ssl_certfile, keyfile=_key(ssl_certfile, ssl_keyfile), proxies=proxy or []))
+    keyfile = _key(ssl_certfile, ssl_keyfile)
+    _serve(settings, serving.Transport(certfile=ssl_certfile, keyfile=keyfile, proxies=proxy or []))
 
 
 def _require_server() -> None:

@@ -13,6 +13,7 @@ from rubberband.executor.journal.journal import Journal
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.planner.model import predict
+from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -20,6 +21,21 @@ from rubberband.views.report_text import MOST_TRIALS, render_document, tables
 from rubberband.views.tables import headlines
 from tests.builders.virtual_runs import run_virtual
 
+UPDATES = AsyncUse(
+    workers=2,
+    servers=1,
+    updates=50,
+    duration_s=0.5,
+    compute_s=0.010,
+    up_s=0.002,
+    wait_s=0.001,
+    server_s=0.004,
+    down_s=0.003,
+    staleness=0.96,
+    max_staleness=4,
+    lost=1,
+    largest_shard=0.7,
+)
 FAULTS = Faults(failures={(2, 1): "raised", (2, 2): "died", (5, 1): "hung", (7, 1): "not_a_number"})
 
 

@@ -20,12 +20,11 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.states import ExperimentState
-from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.submission import Submission, Summary
 from tests.builders.browser import chromium, served, visiting
 from tests.builders.fake_runs import FakeService, fake_service
 from tests.builders.journalled_runs import Recorded, recorded, words
-from tests.builders.results import a_result, cut_short, hostile
+from tests.builders.results import UPDATES, a_result, cut_short, hostile
 from tests.builders.service_runs import until
 
 BEGUN = Summary(started_at=1000.0, stages=3, forecast_jct_s=200.0, forecast_cost_usd=0.05)
@@ -49,24 +48,10 @@ def page(service: FakeService, path: str = "", status: int = 200) -> str:
 
 def test_asynchronous_updates_have_a_table(service: FakeService) -> None:
     result = a_result()
-    use = AsyncUse(
-        workers=2,
-        servers=1,
-        updates=50,
-        duration_s=0.5,
-        compute_s=0.010,
-        up_s=0.002,
-        wait_s=0.001,
-        server_s=0.004,
-        down_s=0.003,
-        staleness=0.96,
-        max_staleness=4,
-        lost=1,
-    )
     service.add("one", state=ExperimentState.RUNNING, summary=BEGUN)
     service.runs.results["one"] = result
     assert "Asynchronous updates" not in page(service)
-    trials = (dataclasses.replace(result.trials[0], updates=(use, use)), *result.trials[1:])
+    trials = (dataclasses.replace(result.trials[0], updates=(UPDATES, UPDATES)), *result.trials[1:])
     service.runs.results["one"] = dataclasses.replace(result, trials=trials)
     shown = text(page(service))
     assert "trial workers updates per s staleness most lost compute up waiting server down" in shown

@@ -19,6 +19,7 @@ from rubberband.spec.search import Search, Sha, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
+from tests.builders.jobs import JOB
 
 LEASE_S = 600.0
 RELEASE_MARGIN_S = 30.0
@@ -212,15 +213,14 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
     room = tightness if source.random() < 0.7 else None
     dearest = source.uniform(1.0, 1.5) if source.random() < 0.1 else None
     replanned = source.random() < 0.02
-    job = Job(
+    job = replace(
+        JOB,
         name="chaos",
         stages=stages,
         plan=plan,
         prediction=prediction,
         offer=offer,
         profile=profile,
-        metric="score",
-        mode="max",
         deadline_s=source.uniform(0.8, 2.0) * prediction.jct_s if source.random() < 0.5 else None,
         max_cost_usd=None if room is None else room * prediction.cost_usd,
         release_margin_s=RELEASE_MARGIN_S,

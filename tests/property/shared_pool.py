@@ -51,6 +51,7 @@ from rubberband.values.plan import Market, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders import memory
 from tests.builders.invariants import validate
+from tests.builders.jobs import JOB
 from tests.property.chaos import DriverDied
 from tests.property.pool_runs import BrokerKilled, FaultyCloud
 
@@ -427,15 +428,14 @@ class SharedRun:
         is_due, room = rng.random() < 0.6, rng.choice((1.0, 1.05, 1.5, 3.0))
         deadline_at = arrives_at + START_S + room * prediction.jct_s + 0.5 if is_due else None
         capped = rng.random() < 0.3
-        job = Job(
+        job = replace(
+            JOB,
             name=name,
             stages=stages,
             plan=plan,
             prediction=prediction,
             offer=offer,
             profile=profile,
-            metric="score",
-            mode="max",
             deadline_s=None,
             max_cost_usd=rng.uniform(0.5, 2.0) * prediction.cost_usd if capped else None,
             release_margin_s=MARGIN_S,

@@ -10,22 +10,7 @@ from rubberband.executor.core.events import TrialReported
 from rubberband.executor.profiling_points import UpdateReports
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.views.asynchronous import update_line
-
-USE = AsyncUse(
-    workers=2,
-    servers=1,
-    updates=50,
-    duration_s=0.5,
-    compute_s=0.010,
-    up_s=0.002,
-    wait_s=0.001,
-    server_s=0.004,
-    down_s=0.003,
-    staleness=0.96,
-    max_staleness=4,
-    lost=1,
-    largest_shard=0.7,
-)
+from tests.builders.results import UPDATES
 
 
 def reported(use: AsyncUse) -> TrialReported:
@@ -35,7 +20,7 @@ def reported(use: AsyncUse) -> TrialReported:
 
 
 def test_an_iteration_says_its_speed_its_staleness_and_where_the_time_goes() -> None:
-    assert update_line(USE) == (
+    assert update_line(UPDATES) == (
         "100 updates/s of 2 workers and 1 server; staleness 1.0 (at most 4); 1 gradient lost; compute 50 %, up 10 %, "
         "waiting 5 %, server 20 %, down 15 %"
     )
@@ -43,9 +28,9 @@ def test_an_iteration_says_its_speed_its_staleness_and_where_the_time_goes() -> 
 
 def test_the_times_of_workers_that_train_alone_make_the_model() -> None:
     reports = UpdateReports()
-    reports.add(reported(USE), 0.5)
+    reports.add(reported(UPDATES), 0.5)
     assert reports.model() is None
-    alone = replace(USE, workers=1, lost=0)
+    alone = replace(UPDATES, workers=1, lost=0)
     reports.add(reported(alone), None)  # it was not timed
     assert reports.model() is None
     reports.add(reported(alone), 1.25)

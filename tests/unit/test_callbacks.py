@@ -378,9 +378,9 @@ def test_a_service_says_where_runs_are_tracked(tracker: dict[str, str], key: str
     settings = Settings(home=tmp_path)
     asked = rubberband.Experiment(**words(track=[tracker]))
     with pytest.raises(Problem, match="only the operator says where runs are tracked") as caught:
-        require_allowed(asked, settings, to_run=True)
+        require_allowed(asked, settings)
     assert caught.value.detail.startswith(f"{key}: ")
-    require_allowed(rubberband.Experiment(**words(track=["csv", "mlflow"])), settings, to_run=True)
+    require_allowed(rubberband.Experiment(**words(track=["csv", "mlflow"])), settings)
 
 
 def test_a_message_of_a_tracker_has_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.body import allows_code, read_experiment, require_allowed
+from rubberband.api.experiments.body import allows_code, read_experiment, require_allowed, require_no_paths
 from rubberband.api.problems import INVALID, MALFORMED, MEDIA, REFUSED, TOO_LARGE, Kind, Problem
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.spec.experiment import Experiment
@@ -158,7 +158,7 @@ keys = st.sampled_from(
 def test_any_request_is_an_experiment_or_a_problem(body: bytes, media_type: str, overrides: list[str]) -> None:
     found = None
     try:
-        require_allowed(read_experiment(body, media_type, overrides), OPEN, to_run=True)
+        require_allowed(read_experiment(body, media_type, overrides), OPEN)
     except Problem as raised:
         found = raised
     if found is not None:
@@ -170,7 +170,7 @@ def refusal(to_run: bool = True, settings: Settings = OPEN, **changes: Any) -> P
     experiment = Experiment(**words(**({"entrypoint": "examples.digits:DigitsTrial"} | changes)))
     found = None
     try:
-        require_allowed(experiment, settings, to_run=to_run)
+        require_allowed(experiment, settings) if to_run else require_no_paths(experiment)
     except Problem as raised:
         found = raised
     assert found is None or found.kind is REFUSED
