@@ -67,25 +67,31 @@ def read_rows(path: Path, columns: Columns, optional: Columns | None = None) -> 
             table = csv.DictReader(stream)
             missing = [name for name in columns if name not in (table.fieldnames or ())]
             if missing:
-                raise InputError(f"{path} has no column {missing[0]!r}; its header is {','.join(columns)}")
+                raise InputError(f"{path} has no column {missing[0]!r}; {_first_line(columns)}")
             rows: list[Row] = []
             for line, cells in enumerate(table, start=2):
                 written = {name: (cells.get(name) or "").strip() for name in readers}
                 asked = [name for name, text in written.items() if text or name in columns]
                 rows.append({name: _cell(f"{path}, line {line}", name, readers[name], written[name]) for name in asked})
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}; check the path") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); give a readable file") from None
+        raise InputError(f"{path} cannot be read ({error.strerror}); give a readable CSV file") from None
     except (UnicodeDecodeError, csv.Error):
-        raise InputError(f"{path} is not a CSV file; its header is {','.join(columns)}") from None
+        raise InputError(f"{path} is not a CSV file; {_first_line(columns)}") from None
     if not rows:
         raise InputError(f"{path} has no rows; write one for each job")
     return rows
 
 
+def _first_line(columns: Columns) -> str:
+    return f"its first line must name {', '.join(columns)}"
+
+
 def _cell(where: str, name: str, read: Callable[[str], str | float], text: str) -> str | float:
+    if not text:
+        raise InputError(f"{where}: {name} is empty; fill it in")
     try:
-        if not text:
-            raise ValueError("a value")
         return read(text)
     except InputError as error:
         raise InputError(f"{where}: {name}: {error}") from None
@@ -162,7 +168,8 @@ def read_traces(workload: Path, traces: Path, elasticity: Elasticity) -> list[Tr
     """Return the jobs of a workload file with the measurements in `traces`. Raises InputError in one line."""
     rows = read_rows(workload, _COLUMNS)
     if not traces.is_dir():
-        raise InputError(f"{traces} is not a folder; give the folder of traces with one folder for each model")
+        found = f"{traces} is a file" if traces.exists() else f"there is no folder {traces}"
+        raise InputError(f"{found}; give the folder of traces, which has a folder for each model")
     known = {name: _application(traces / name) for name in dict.fromkeys(str(row["application"]) for row in rows)}
     return [_traced_job(row, known[str(row["application"])], elasticity) for row in rows]
 

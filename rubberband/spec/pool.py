@@ -198,11 +198,11 @@ def on_pool(
     assert pool.gpus_per_instance is not None, "a pool that was brought up knows its GPUs"
     slice_gpus = resources.get("gpus_per_instance", pool.gpus_per_instance)
     if not isinstance(slice_gpus, int) or not 1 <= slice_gpus <= pool.gpus_per_instance:
-        has = "1 GPU; write 1" if pool.gpus_per_instance == 1 else "{0} GPUs; write 1 to {0}"
+        each = pool.gpus_per_instance
+        must, has = ("1", "1 GPU") if each == 1 else (f"1 to {each}", f"{each} GPUs")
         raise WordError(
             ("resources", "gpus_per_instance"),
-            f"{shown(slice_gpus)} is no part of an instance of pool {pool.name}, which has "
-            f"{has.format(pool.gpus_per_instance)}",
+            f"{shown(slice_gpus)} must be {must}: an instance of pool {pool.name} has {has}",
         )
     most = pool.instances_at_once() * (pool.gpus_per_instance // slice_gpus)
     fixed = {"pool": str(folder.path), **_fixed(pool, slice_gpus / pool.gpus_per_instance)}

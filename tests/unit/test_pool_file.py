@@ -172,7 +172,7 @@ def test_words_without_a_pool_stay(tmp_path: Path) -> None:
         ({"provider": "aws"}, "resources.provider: 'aws' contradicts pool team ('local')"),
         (
             {"gpus_per_instance": 8},
-            "resources.gpus_per_instance: 8 is no part of an instance of pool team, which has 4 GPUs; write 1 to 4",
+            "resources.gpus_per_instance: 8 must be 1 to 4: an instance of pool team has 4 GPUs",
         ),
         ({"pool": "other"}, "pool 'other' not found in"),
     ],

@@ -157,14 +157,14 @@ def test_the_page_shows_policies_completion_times_and_allotments(pool: Path, job
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("at,name,kind\n", "has no column 'iterations'; its header is at,name,kind,iterations"),
+        ("at,name,kind\n", "has no column 'iterations'; its first line must name at, name, kind, iterations"),
         ("at,name,kind,iterations\n", "has no rows; write one for each job"),
         (
             "at,name,kind,iterations\n-5,a,resnet,1\n",
             "line 2: at: '-5' is not a duration from 0s to 3650d; write it as 90s",
         ),
         ("at,name,kind,iterations\n0s,a,resnet,-1\n", "line 2: iterations='-1' is not a number above 0; correct it"),
-        ("at,name,kind,iterations\n0s,a,resnet,\n", "line 2: iterations='' is not a value; correct it"),
+        ("at,name,kind,iterations\n0s,a,resnet,\n", "line 2: iterations is empty; fill it in"),
         ("at,name,kind,iterations\n0s,a,resnet,1\n0s,a,resnet,1\n", "two jobs with the name 'a'; name each job once"),
         ("at,name,kind,iterations,gpus\n0s,a,resnet,1,1.5\n", "gpus='1.5' is not a number; correct it"),
         (
@@ -183,9 +183,9 @@ def test_a_wrong_workload_is_one_line(tmp_path: Path, pool: Path, jobs: Path, te
 
 def test_wrong_traces_policies_and_pools_are_one_line(tmp_path: Path, pool: Path, public: Path, traces: Path) -> None:
     asked = load_pool(pool)
-    with pytest.raises(InputError, match="nothing is not a folder; give the folder of traces"):
+    with pytest.raises(InputError, match="nothing; give the folder of traces, which has a folder for each model"):
         simulated(asked, public, ["default"], tmp_path / "nothing")
-    with pytest.raises(InputError, match=r"placements.csv cannot be read \(No such file or directory\)"):
+    with pytest.raises(InputError, match=r"there is no file .*placements\.csv; check the path"):
         simulated(asked, public, ["default"], tmp_path)
     negative = write(tmp_path / "negative.csv", f"{HEADER}\ntoy-0,-1,toy,1,32\n")
     with pytest.raises(InputError, match="line 2: time='-1' is not a number >= 0"):
