@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -16,16 +16,15 @@ from tests.property.crash_cases import CAP_USD, MARKETS, Point, parse, points_of
 from tests.property.crash_story import Outcome, Story
 
 
-def points(seed: int = 0) -> Iterator[Point]:
-    """All of them; what is drawn for each is another with another seed."""
-    for markets in MARKETS:
-        yield from points_of(markets, calls_of_a_run(markets), seed)
+@lru_cache(maxsize=1)
+def points(seed: int = 0) -> Sequence[Point]:
+    """All of them, which take longer to draw than a hundred take to run; another seed draws others."""
+    return tuple(point for markets in MARKETS for point in points_of(markets, calls_of_a_run(markets), seed))
 
 
-def sample(count: int, seed: int = 0) -> list[Point]:
+def sample(count: int) -> list[Point]:
     """So many of all points."""
-    every = list(points(seed))
-    return Random(seed).sample(every, min(count, len(every)))
+    return Random(0).sample(points(), count)
 
 
 @lru_cache

@@ -54,12 +54,12 @@ def test_at_some_points(block: int) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("block", range(8 * BLOCKS))
 def test_at_every_point(block: int) -> None:
-    found = failures(list(points())[block :: 8 * BLOCKS])
+    found = failures(points()[block :: 8 * BLOCKS])
     assert not found, "\n".join(found)
 
 
 def test_points_are_of_every_kind_and_one_is_what_its_words_say() -> None:
-    every = list(points())
+    every = points()
     assert len(every) > 10_000
     assert {point.weather for point in every} == set(WEATHERS)
     assert all(parse(str(point), Point) == point for point in every[:: len(every) // 100])
@@ -71,7 +71,7 @@ def test_a_point_is_one_story() -> None:
         run_point(point, lines.append)
         return lines
 
-    for point in sample(3, seed=1):
+    for point in sample(3):
         assert story(point) == story(point)
 
 

@@ -141,10 +141,22 @@ def until(holds: Callable[[], Any]) -> Callable[[], bool]:
 
 
 def test_a_worker_that_dies_is_replaced_while_the_others_go_on() -> None:
-    again = Actor([])
-    first = Actor([SegmentStarted(), report(1), report(2), until(lambda: again.orders), report(3), report(4)])
+    gone = SegmentFailure(kind="raised", message="ServerGone", details="", secondary=True)
+    ended: list[bool] = []
+    again = Actor([until(lambda: ended), gone])
+    first = Actor(
+        [
+            SegmentStarted(),
+            report(1),
+            report(2),
+            until(lambda: again.orders),
+            report(3),
+            report(4),
+            lambda: ended.append(True) or True,
+        ]
+    )
     second = Actor([until(lambda: len(first.orders) == 1), DEATH])
-    server = Actor(["host:1", until(lambda: False)])
+    server = Actor(["host:1", until(lambda: ended)])
     events = carried_out(Place([[first], [second, again]], [server]))
     assert iterations(events) == [1, 2, 3, 4]
     assert [each for each in events if isinstance(each, TrialFailed)] == []

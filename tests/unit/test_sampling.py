@@ -67,13 +67,13 @@ def test_every_sampler_draws_whole_configurations_within_any_space(algorithm: st
     rewards = [mixed_objective(row, 9) for row in samplers.sample(MIXED, "random", 20, 1)]
     points = samplers.sample(MIXED, "random", 20, 1)
     experiment = an_experiment(
-        3, space=MIXED, scheduler={"type": "sha", "num_samples": 4, "max_t": 3}, sampler={"sampler": algorithm},
+        3, space=MIXED, scheduler={"type": "sha", "num_samples": 2, "max_t": 3}, sampler={"sampler": algorithm},
         points_to_evaluate=points, evaluated_rewards=rewards,
     )  # fmt: skip
     run = SampledRun(experiment, mixed_objective).drive()
     (event,) = drawn(run)
     assert event.reason == f"by {algorithm} from 20 results after 1 iteration"
-    assert len({str(row) for row in event.configurations}) == 4
+    assert len({str(row) for row in event.configurations}) == 2
     assert list(event.configurations) != experiment.configurations()
     for row in event.configurations:
         samplers.check_point(MIXED, row, complete=True)

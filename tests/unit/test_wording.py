@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -53,14 +54,24 @@ def _text(node: ast.Constant | ast.JoinedStr) -> str:
     return "".join(str(part.value) if isinstance(part, ast.Constant) else _HOLE for part in node.values)
 
 
-def _python_texts(source: str) -> Iterator[tuple[int, str]]:
+@cache
+def _strings(source: str) -> tuple[list[tuple[int, str]], set[int]]:
+    """Line and text of each string, f-strings with a mark per value; lines of those that only document code."""
+    nodes = list(ast.walk(ast.parse(source)))
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    texts = [
+        (node.lineno, _text(node))
+        for node in nodes
+        if isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner)
+    ]
+    alone = {node.value.lineno for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    return texts, alone
+
+
+def _python_texts(source: str) -> list[tuple[int, str]]:
     """Line and text of each string, f-strings with a mark for each value."""
-    tree = ast.parse(source)
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        string = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner
-        if string or isinstance(node, ast.JoinedStr):
-            yield node.lineno, _text(node)
+    return _strings(source)[0]
 
 
 def _script_texts(source: str) -> Iterator[tuple[int, str]]:
@@ -110,16 +121,9 @@ def faults(text: str) -> list[str]:
     return found
 
 
-def _docstrings(tree: ast.AST) -> set[int]:
-    """Lines at which the strings begin that only document the code."""
-    bodies = (node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list))
-    alone = (node.value for body in bodies for node in body if isinstance(node, ast.Expr))
-    return {node.lineno for node in alone if isinstance(node, ast.Constant)}
-
-
 def _found(path: Path) -> list[str]:
     source = path.read_text(encoding="utf-8")
-    quiet = _docstrings(ast.parse(source)) if path.suffix == ".py" else set()
+    quiet = _strings(source)[1] if path.suffix == ".py" else set()
     return [
         f"{path.relative_to(REPOSITORY)}:{line}: {fault} in {text[:100]!r}"
         for line, text in _READERS[path.suffix](source)
@@ -130,10 +134,9 @@ def _found(path: Path) -> list[str]:
 
 def _docstring_faults(path: Path) -> list[str]:
     """Faults of docstrings, each of which begins with a verb or the name of the thing and ends with a full stop."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    at = _docstrings(tree)
+    texts, at = _strings(path.read_text(encoding="utf-8"))
     found = []
-    for line, text in _python_texts(path.read_text(encoding="utf-8")):
+    for line, text in texts:
         if line in at:
             first = " ".join(text.split("\n\n")[0].split())
             wrong = [f"begins with {found[0]!r}" for found in [_OPENER.match(first)] if found]
