@@ -136,7 +136,7 @@ class Page:
 
 
 VERSION = 1
-"""Version of the tables. A newer version of rubberband writes a greater one."""
+"""Version of the tables. A newer version of rubberband writes a greater one, but not for a column with a default."""
 
 
 class StoredText(TypeDecorator[str]):
@@ -237,7 +237,7 @@ PROMISES = sql.Table(
     sql.Column("experiment", StoredText, primary_key=True),
     sql.Column("start_at", sql.Double, nullable=False),
     sql.Column("spans", Json, nullable=False),
-    sql.Column("cost_usd", sql.Double, nullable=False),
+    sql.Column("cost_usd", sql.Double, nullable=False, server_default="0"),
 )
 
 PLANS = sql.Table(

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sql
 
 from rubberband.api.settings import Settings
-from rubberband.api.store.schema import NUMBERS, Entry
+from rubberband.api.store.schema import NUMBERS, Entry, Promise
 from rubberband.api.store.sql import Store, open_store
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.core.events import Event
@@ -175,6 +175,17 @@ def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(store_url: str)
     with pytest.raises(InputError, match=r"newer version of rubberband .* 99") as told:
         Store(store_url)
     assert "s3cret" not in str(told.value)
+    store.close()
+
+
+def test_a_store_of_an_earlier_version_gets_the_columns_that_it_lacks(store_url: str) -> None:
+    store, kept = Store(store_url), Promise(experiment="a", start_at=1.0, spans=[[2, 3.0]])  # type: ignore[list-item]
+    store.add(submission("a"), kept)
+    with store._database.writing() as connection:
+        connection.execute(sql.DDL("ALTER TABLE service_promises DROP COLUMN cost_usd"))
+    store.close()
+    store = Store(store_url)
+    assert list(store.promises()) == [kept]
     store.close()
 
 
