@@ -17,14 +17,7 @@ from rubberband.planner.sharing.demand import Allotments, Capacity, Demand, Ints
 
 def fifo(table: Table) -> Ints:
     """Give each demand as many GPUs as help it, in order of arrival; a later one may overtake one that needs more."""
-    gpus = table.floor.copy()
-    free = table.gpus - int(gpus.sum())
-    for row in table.by_arrival():
-        wanted = min(int(table.most[row]), int(gpus[row]) + free)
-        if wanted > gpus[row] and wanted >= table.demands[row].min_gpus:
-            free -= wanted - int(gpus[row])
-            gpus[row] = wanted
-    return gpus
+    return _one_by_one(table, table.by_arrival())
 
 
 def equal(table: Table) -> Ints:
@@ -46,9 +39,14 @@ def equal(table: Table) -> Ints:
 
 def srpt(table: Table) -> Ints:
     """SRPT: all GPUs that help to the demand with the least work left, then to the next (Lin et al., §V-B)."""
+    return _one_by_one(table, np.argsort(table.single_s(), kind="stable").tolist())
+
+
+def _one_by_one(table: Table, rows: Sequence[int]) -> Ints:
+    """Give each demand in turn as many GPUs as help it, if these are at least its fewest."""
     gpus = table.floor.copy()
     free = table.gpus - int(gpus.sum())
-    for row in np.argsort(table.single_s(), kind="stable").tolist():
+    for row in rows:
         wanted = min(int(table.most[row]), int(gpus[row]) + free)
         if wanted > gpus[row] and wanted >= table.demands[row].min_gpus:
             free -= wanted - int(gpus[row])

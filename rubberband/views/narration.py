@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
@@ -51,6 +52,7 @@ from rubberband.views.words import (
 _UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
 
 
+T = TypeVar("T")
 Slow = tuple[Sequence[int], Sequence[int]]
 """Ranks of a gang without samples, and its stragglers."""
 
@@ -68,8 +70,8 @@ class Narrator:
         """`details`: whether also the lines about instances that start and end, and about stages that begin."""
         self._job, self._details = job, details
         self._begun = False
-        self._failures = 0
-        self._setbacks = 0
+        self._seen: dict[str, int] = {}
+        """List of the state -> its items that lines were about."""
         self._warned = False
         self._instances: set[str] = set()
         self._live: Sequence[InstanceRecord] = ()
@@ -79,10 +81,6 @@ class Narrator:
         self._stages_begun = 0
         self._stages_trained: set[int] = set()
         self._stages_ended: set[int] = set()
-        self._decisions = 0
-        self._promotions = 0
-        self._replacements = 0
-        self._hung = 0
         self._slow: dict[int, Slow] = {}
         """Trial whose workers are unequal, or were -> its slow workers."""
         self._told_recalled: set[str] = set()
@@ -150,18 +148,25 @@ class Narrator:
     def _catch_up(self, state: State) -> None:
         """Mark everything that an earlier driver has reported."""
         now = state.now
-        self._failures = len(state.failed)
-        self._setbacks = len(state.setbacks)
-        self._replacements = len(state.fleet.replacements)
-        self._hung = len(state.fleet.hung)
+        self._seen = {
+            "failed": len(state.failed),
+            "setbacks": len(state.setbacks),
+            "decisions": len(state.decisions),
+            "promotions": len(state.promotions),
+            "replacements": len(state.fleet.replacements),
+            "hung": len(state.fleet.hung),
+        }
         self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
         self._live = [record for record in state.fleet.live() if record.instance in self._instances]
         self._stages_begun = sum(stage.started_at < now for stage in state.stages)
         self._stages_trained = {stage.stage for stage in state.stages if stage.training_at is not None}
         self._stages_ended = {stage.stage for stage in state.stages if stage.ended_at is not None}
-        self._decisions = len(state.decisions)
-        self._promotions = len(state.promotions)
+
+    def _fresh(self, name: str, every: Sequence[T]) -> Sequence[T]:
+        """Return the items of a list of the state that came since the last look at it."""
+        before, self._seen[name] = self._seen.get(name, 0), len(every)
+        return every[before:]
 
     def _instance(self, event: Event, state: State) -> list[str]:
         match event:
@@ -314,10 +319,7 @@ class Narrator:
         return said
 
     def _promoted(self, state: State) -> list[str]:
-        if len(state.promotions) == self._promotions:
-            return []
-        fresh, ladder = state.promotions[self._promotions :], self._job.ladder
-        self._promotions = len(state.promotions)
+        fresh, ladder = self._fresh("promotions", state.promotions), self._job.ladder
         if ladder is None:
             return []
         return [
@@ -338,10 +340,8 @@ class Narrator:
         return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{told or unequal(use)}"]
 
     def _replaced(self, state: State) -> list[str]:
-        fresh = state.fleet.replacements[self._replacements :]
-        self._replacements = len(state.fleet.replacements)
-        hung = state.fleet.hung[self._hung :]
-        self._hung = len(state.fleet.hung)
+        fresh = self._fresh("replacements", state.fleet.replacements)
+        hung = self._fresh("hung", state.fleet.hung)
         return [replaced(one) for one in fresh] + [replaced_after_hang(one) for one in hung]
 
     def _synced(self, state: State) -> list[str]:
@@ -351,11 +351,9 @@ class Narrator:
         return [self._sync(stage, state) for stage in fresh]
 
     def _decided(self, state: State) -> list[str]:
-        fresh = state.decisions[self._decisions :]
-        self._decisions = len(state.decisions)
         return [
             f"plan{self._of_bracket(decision.stage)} {decided(decision.changed, printable(decision.reason))}"
-            for decision in fresh
+            for decision in self._fresh("decisions", state.decisions)
         ]
 
     def _of_bracket(self, stage: int) -> str:
@@ -384,10 +382,8 @@ class Narrator:
         return f"SYNC {job.stage_name(stage.stage).removeprefix('stage ')}: {'; '.join(part for part in parts if part)}"
 
     def _failed(self, state: State) -> list[str]:
-        fresh = sorted(set(state.failed[self._failures :]))
-        self._failures = len(state.failed)
         said = []
-        for trial in [state.trials[index] for index in fresh]:
+        for trial in [state.trials[index] for index in sorted(set(self._fresh("failed", state.failed)))]:
             if trial.failure is not None:
                 kind, message = trial.failure
                 then = f"retrying ({trial.failures} of {self._job.max_failures})"
@@ -397,9 +393,7 @@ class Narrator:
         return said
 
     def _went_back(self, state: State) -> list[str]:
-        fresh = state.setbacks[self._setbacks :]
-        self._setbacks = len(state.setbacks)
-        return [went_back(setback) for setback in fresh]
+        return [went_back(setback) for setback in self._fresh("setbacks", state.setbacks)]
 
     def _ended(self, state: State) -> list[str]:
         if state.course not in ("ending", "finished"):

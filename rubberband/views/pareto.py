@@ -6,8 +6,8 @@ import html
 
 from rubberband.executor.result import Objective, Result, TrialResult
 from rubberband.views.charts import Figure, axis, chart, scatter
-from rubberband.views.tables import TextTable, finite, measured, ranked, status
-from rubberband.views.words import config_line, counted, number, printable
+from rubberband.views.tables import TextTable, finite, ranked, trial_rows
+from rubberband.views.words import counted, number, printable
 
 PARETO_NOTE = (
     "Each point is a trial at its latest report. Orange: the trials that no other beats in all metrics at once; "
@@ -26,16 +26,7 @@ def pareto(result: Result, most: int | None) -> TextTable:
         title=f"Best in {' and '.join(printable(one.title) for one in objectives)}: "
         f"{len(found)} of {counted(len(result.trials), 'trial')}",
         header=("trial", *(printable(one.metric) for one in objectives), "iterations", "status", "configuration"),
-        rows=tuple(
-            (
-                str(trial.trial),
-                *(measured(trial, one.metric) for one in objectives),
-                str(trial.iterations),
-                status(result, trial),
-                config_line(trial.configuration),
-            )
-            for trial in shown
-        ),
+        rows=trial_rows(result, shown, [one.metric for one in objectives]),
         words=frozenset({len(objectives) + 2, len(objectives) + 3}),
         notes=(
             f"No other trial is better in one of them and as good in the rest (Pareto), at their latest reports. "

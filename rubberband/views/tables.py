@@ -79,11 +79,7 @@ def headlines(result: Result) -> list[str]:
         lines.append(f"in {counted(result.unsaved_trials, 'trial')} the function {WITHOUT_CHECKPOINT}")
     if best is None:
         return [*lines, "best: no trial has reported yet" if result.outcome == "unfinished" else "best: none"]
-    others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
-    after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
-    lines.append(
-        f"best: {printable(result.metric)}={measured(best, result.metric)} ({after}){'; ' if others else ''}{others}"
-    )
+    lines.append(f"best: {_metrics_line(result, best)}")
     lines.append(f"configuration: {config_line(best.configuration) or 'empty'}")
     if best.checkpoint is not None:
         size = f" ({format_bytes(best.checkpoint.size_bytes)})" if best.checkpoint.size_bytes else ""
@@ -104,13 +100,17 @@ def best_lines(result: Result) -> list[str]:
     """Return the best trial's metrics, a line for each value of its configuration, and its checkpoint."""
     best = result.best
     assert best is not None, "the caller has made sure that there is one"
-    others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
-    after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
-    lines = [f"{printable(result.metric)}={measured(best, result.metric)} ({after}){'; ' if others else ''}{others}"]
+    lines = [_metrics_line(result, best)]
     lines += [f"  {printable(str(name))}: {setting(value)}" for name, value in best.configuration.items()]
     if best.checkpoint is not None and not best.checkpoint.url.startswith("virtual:"):
         lines.append(f"checkpoint: {printable(best.checkpoint.url)} ({format_bytes(best.checkpoint.size_bytes)})")
     return lines
+
+
+def _metrics_line(result: Result, best: TrialResult) -> str:
+    others = " ".join(f"{printable(k)}={number(v)}" for k, v in sorted(best.metrics.items()) if k != result.metric)
+    after = f"trial {best.trial}, {counted(best.iterations, 'iteration')}"
+    return f"{printable(result.metric)}={measured(best, result.metric)} ({after}){'; ' if others else ''}{others}"
 
 
 def tells_start_failures(result: Result) -> bool:
@@ -492,18 +492,23 @@ def trials(result: Result, most: int | None) -> TextTable:
     return TextTable(
         title=f"Trials, best first: {len(shown)} of {len(order)}" if left else f"Trials, best first: {len(order)}",
         header=("trial", *(printable(metric) for metric in metrics), "iterations", "status", "configuration"),
-        rows=tuple(
-            (
-                str(trial.trial),
-                *(measured(trial, metric) for metric in metrics),
-                str(trial.iterations),
-                status(result, trial),
-                config_line(trial.configuration),
-            )
-            for trial in shown
-        ),
+        rows=trial_rows(result, shown, metrics),
         words=frozenset({len(metrics) + 2, len(metrics) + 3}),
         notes=(f"{counted(left, 'more trial')} not shown; `rubberband export {result.name}` has all.",) if left else (),
+    )
+
+
+def trial_rows(result: Result, shown: Sequence[TrialResult], metrics: Sequence[str]) -> tuple[Row, ...]:
+    """Return a row for each trial: its number, these metrics, iterations, status, and configuration."""
+    return tuple(
+        (
+            str(trial.trial),
+            *(measured(trial, metric) for metric in metrics),
+            str(trial.iterations),
+            status(result, trial),
+            config_line(trial.configuration),
+        )
+        for trial in shown
     )
 
 
