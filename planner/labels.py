@@ -175,13 +175,16 @@ def _cheapest_before(group: Ints, cost_usd: Floats) -> Floats:
     return np.array(found)
 
 
-def _beaten(table: StageTable, labels: Labels, lags: int = 8) -> Bools:
-    """Return whether one of the `lags` labels next to each one in its group, on either side, beats it.
+_LAGS = 8
+
+
+def _beaten(table: StageTable, labels: Labels) -> Bools:
+    """Return whether one of the `_LAGS` labels next to each one in its group, on either side, beats it.
 
     Comparing neighbours only keeps this linear. A beaten label that stays costs time, never correctness.
     """
     beaten = np.zeros(len(labels), dtype=bool)
-    for lag in range(1, min(lags, len(labels) - 1) + 1):
+    for lag in range(1, min(_LAGS, len(labels) - 1) + 1):
         early, late = np.arange(len(labels) - lag), np.arange(lag, len(labels))
         pairs = labels.at[early] == labels.at[late]
         pairs &= ~beaten[early] & ~beaten[late]

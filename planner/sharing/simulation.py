@@ -134,9 +134,8 @@ def simulate(
     policy: Policy,
     *,
     interval_s: float | None = INTERVAL_S,
-    most_s: float = math.inf,
 ) -> Outcome:
-    """Run the jobs, which change, to their ends, or for `most_s` seconds.
+    """Run the jobs, which change, to their ends.
 
     The policy decides at every multiple of `interval_s`; with None, at every arrival and end.
     """
@@ -147,7 +146,7 @@ def simulate(
             run.now_s = max(run.now_s, _tick(run.waiting[0].submitted_at, interval_s))
         run.admit()
         run.decide()
-        step_s = min(run.next_event_s() if interval_s is None else interval_s, most_s - run.now_s)
+        step_s = run.next_event_s() if interval_s is None else interval_s
         if not step_s < math.inf or step_s <= 0.0 or run.idle >= _MOST_IDLE:  # no job runs and none comes
             break
         run.advance(step_s)

@@ -161,7 +161,7 @@ def tables(
         *quantile_tables(answer),
         option_table(answer),
         deadline_table(answer),
-        assumption_table(answer, known, notes),
+        assumption_table(known, notes),
     ]
     return [table for table in found if table.rows]
 
@@ -520,7 +520,7 @@ def _cheapest(points: Sequence[Point], deadline_s: float) -> float | None:
     return min((cost_usd for jct_s, cost_usd in points if jct_s <= deadline_s + 1e-6), default=None)
 
 
-def assumption_table(answer: Estimate, known: Sequence[Assumption], notes: Sequence[str] = ()) -> TextTable:
+def assumption_table(known: Sequence[Assumption], notes: Sequence[str] = ()) -> TextTable:
     """Return the assumptions, the largest effect on the cost first."""
     decimals = usd_decimals(max((abs(one.effect_usd) for one in known), default=0.0))
     rows = tuple(
