@@ -13,12 +13,21 @@ from functools import partial
 from typing import Any, get_args
 
 from rubberband.errors import InputError
-from rubberband.planner.sharing.baselines import Optimus, Tiresias, equal, fifo, srpt
 from rubberband.planner.sharing.calendar import Calendar, Slot, Span
 from rubberband.planner.sharing.demand import Allotment, Allotments, Capacity, Demand, Ints, Policy, Table
-from rubberband.planner.sharing.fitness import fitness
-from rubberband.planner.sharing.greedy import Resizing, gain, hell, knee
 from rubberband.planner.sharing.placement import place
+from rubberband.planner.sharing.policies import (
+    Optimus,
+    Resizing,
+    Tiresias,
+    equal,
+    fifo,
+    fitness,
+    gain,
+    hell,
+    knee,
+    srpt,
+)
 
 __all__ = [
     "POLICIES",

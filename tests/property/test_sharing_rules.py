@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.planner.sharing import Capacity, Demand, make_policy
-from rubberband.planner.sharing.fitness import divide
 from rubberband.planner.sharing.jobs import CurveJob
+from rubberband.planner.sharing.policies import divide
 from rubberband.planner.sharing.simulation import simulate
 
 some_value = st.floats(-10.0, 10.0) | st.just(-math.inf)
