@@ -14,23 +14,36 @@ if TYPE_CHECKING:
     from rubberband.executor.core.state import TrialState
 
 
-class RunningTrials:
+class _Trials:
+    """Trials by number."""
+
+    def __init__(self) -> None:
+        self._trials: dict[int, TrialState] = {}
+        self._sorted: list[TrialState] | None = None
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    def sorted(self) -> Sequence[TrialState]:
+        """All of them, by number."""
+        if self._sorted is None:
+            self._sorted = [self._trials[number] for number in sorted(self._trials)]
+        return self._sorted
+
+
+class RunningTrials(_Trials):
     """The trials that train now: when the first of them is due, and which train on an instance.
 
     A trial's gang does not change as long as it is in here; whoever changes when it is due says so by `note_due`.
     """
 
     def __init__(self, trials: Iterable[TrialState]) -> None:
-        self._trials: dict[int, TrialState] = {}
-        self._sorted: list[TrialState] | None = None
+        super().__init__()
         self._due: list[tuple[float, int]] = []
         """A heap; of each trial it holds a time that is no later than when it is due, and perhaps more."""
         self._on: dict[str, dict[int, TrialState]] = {}
         for trial in trials:
             self.add(trial)
-
-    def __len__(self) -> int:
-        return len(self._trials)
 
     def add(self, trial: TrialState) -> None:
         """Add a trial that starts to train."""
@@ -48,12 +61,6 @@ class RunningTrials:
             del self._on[instance][trial.trial]
             if not self._on[instance]:
                 del self._on[instance]
-
-    def sorted(self) -> Sequence[TrialState]:
-        """All of them, by number."""
-        if self._sorted is None:
-            self._sorted = [self._trials[number] for number in sorted(self._trials)]
-        return self._sorted
 
     def on(self, instance: str) -> list[TrialState]:
         """Return the trials that train there, by number."""
@@ -97,18 +104,15 @@ class RunningTrials:
         return [found[number] for number in sorted(found)]
 
 
-class WaitingTrials:
+class WaitingTrials(_Trials):
     """The trials that wait for a slot, which they get by number."""
 
     def __init__(self, trials: Iterable[TrialState]) -> None:
+        super().__init__()
         self._trials = {trial.trial: trial for trial in trials}
         self._order = sorted(self._trials)
         """A heap; it holds the number of each of them once, and perhaps others."""
         self._listed = set(self._order)
-        self._sorted: list[TrialState] | None = None
-
-    def __len__(self) -> int:
-        return len(self._trials)
 
     def add(self, trial: TrialState) -> None:
         """Add a trial that waits."""
@@ -122,12 +126,6 @@ class WaitingTrials:
         """Remove a trial that no longer waits."""
         del self._trials[trial.trial]
         self._sorted = None
-
-    def sorted(self) -> Sequence[TrialState]:
-        """All of them, by number."""
-        if self._sorted is None:
-            self._sorted = [self._trials[number] for number in sorted(self._trials)]
-        return self._sorted
 
     def first(self, count: int) -> list[TrialState]:
         """The first `count` of them."""

@@ -29,7 +29,7 @@ from rubberband.cloud.provider import InstanceDescription, Provider
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
-from rubberband.values.offer import Offer
+from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
 from tests.ec2 import FakeAws
 from tests.ec2.server import FakeServer, access_key
@@ -90,7 +90,14 @@ def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     return Rental(provider, lambda: time.sleep(0.02), time.time, lease_s=2.0, spot=False)
 
 
-OFFER = Offer(instance_type="v", gpus=4, price_usd_per_hour=0.0, max_instances=8, provision_delay_s=5.0)
+OFFER = Offer(
+    instance_type="v",
+    gpus=4,
+    price_usd_per_hour=0.0,
+    max_instances=8,
+    provision_delay_s=5.0,
+    spot=Spot(price_usd_per_hour=0.0, interruptions_per_hour=0.0),
+)
 
 
 def _virtual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rubberband.cloud.local import LocalProvider
+from rubberband.errors import ProviderError
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import (
     DiscardCheckpoint,
@@ -24,6 +26,7 @@ from rubberband.executor.log_pages import page
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.trial_log import printed_bytes, read
+from rubberband.values.plan import Market
 from tests.builders.conversation import Conversation, eventually, kinds, nothing_left, processes_of
 from tests.conformance.backend import BackendSuite
 
@@ -46,9 +49,21 @@ CONFIGURATIONS = (
 LOG_LIMIT_BYTES = 800_000
 
 
+class ThreeInstances(LocalProvider):
+    """Provider of this machine that has three instances at a time."""
+
+    one_at_a_time = threading.Lock()
+
+    def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
+        with self.one_at_a_time:
+            if len([one for one in self.describe() if one.ended_at is None and one.instance != instance]) >= 3:
+                raise ProviderError(f"instance {instance} refused: 3 are held")
+            super().launch(instance, market, first_lease_s=first_lease_s)
+
+
 def make_backend(directory: Path, entrypoint: str = "ray_trials:Counter", **options: object) -> RayBackend:
     """A backend on a local provider below `directory`."""
-    provider = LocalProvider("ray", directory, 2)
+    provider = ThreeInstances("ray", directory, 2)
     return RayBackend(
         provider,
         entrypoint=Entrypoint.parse(entrypoint, [HERE]),

@@ -15,8 +15,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="acknowledged-update-not-applied",
         harm="a worker's gradient is answered with parameters that it is not in",
         file="executor/training/asynchronous/server.py",
-        old='        if header["weight"]:\n            self._shard.update(',
-        new='        if header["weight"] and number % 7:\n            self._shard.update(',
+        old='if header["weight"]:\n                self._shard.update([Part(1.0,',
+        new='if header["weight"] and number % 7:\n                self._shard.update([Part(1.0,',
         tests=_RESUMES,
     ),
     Mutant(

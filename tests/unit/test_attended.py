@@ -13,6 +13,7 @@ from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
 from rubberband.executor.ray import attended, fleet
 from rubberband.executor.ray.attended import AttendedCluster
+from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 from tests.builders.conversation import eventually
 
@@ -53,7 +54,8 @@ class Cluster(VirtualProvider):
     device, remote, is_lent, look_s = "cpu", True, False, 5.0
 
     def __init__(self, clock: VirtualClock) -> None:
-        super().__init__("team", clock, fate_of=self._fate)
+        offer = Offer(instance_type="v", gpus=1, price_usd_per_hour=0.0, max_instances=8, provision_delay_s=0.0)
+        super().__init__("team", clock, offer=offer, fate_of=self._fate)
         self.clock = clock.now
         self.renewed: list[float] = []
 
