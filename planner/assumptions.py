@@ -60,7 +60,7 @@ class Assumption:
 
     name: Name
     value: str
-    """As assumed, for people."""
+    """The assumed value, for people."""
     basis: Basis
     change: str
     """The change that is tried, for people."""
@@ -308,7 +308,7 @@ def _draws(stages: tuple[Stage, ...], profile: Profile, offer: Offer, seed: int)
 
 _LEAST_USD = 1e-9
 _FEW_RUNS = 50
-"""Simulated runs of asha that tell what an assumption changes."""
+"""Simulated runs of asha that show the effect of an assumption."""
 
 
 def bill_lines(estimate: Estimate) -> tuple[BillLine, ...]:

@@ -275,11 +275,11 @@ class _Weights:
     leave: Floats
     """(R, m) Of one instance already held while others start, less the fee that it does not pay again."""
     new: Floats
-    """(R, m)"""
+    """(R, m) Added for the count after the growth."""
     old: Floats
-    """(R, m)"""
+    """(R, m) Added for the count before the growth."""
     delay: Floats
-    """(R, 1)"""
+    """(R, 1) Added for any growth."""
 
 
 def _weigh(table: StageTable, rows: Rows) -> _Weights:

@@ -1,7 +1,7 @@
 """The time of a stage, and time and cost of a plan, for many samples at once.
 
 The makespan is that of list scheduling: the slot that is free first takes the next trial. It depends only on the
-multiset of times at which slots are free. So many trials can be placed at once, if none ends before the last begins.
+multiset of times at which slots are free. Several trials are placed at once if none ends before the last begins.
 """
 
 from __future__ import annotations

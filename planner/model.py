@@ -185,7 +185,7 @@ class Rates:
         )
 
     def group(self, instances: int, held_s: float) -> tuple[int, Value, Value]:
-        """Return a group of instances held for so long, billed for the minimum at least."""
+        """Return a group of instances held for `held_s`, billed for the minimum at least."""
         return instances, held_s, max(self.minimum_s, held_s)
 
     def hold(self, groups: _Groups, seconds: Value, market: Market) -> tuple[_Groups, Value]:

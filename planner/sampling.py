@@ -1,7 +1,7 @@
-"""Samples of a plan's time and cost where times vary (design/planning-model.md, Noise).
+"""Samples of a plan's time and cost where times vary.
 
-Every candidate is evaluated with the same random numbers (common random numbers), so that luck does not tell plans
-apart. Samples come in chunks: a decision that is clear after few needs no more.
+Every candidate is evaluated with the same random numbers (common random numbers), so that no plan is
+better by luck. Samples come in chunks: a decision that is clear after few needs no more.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Samples:
     """Time and cost of one plan, S times."""
 
     jct_s: Floats
-    """(S,)"""
+    """(S,) Time of the plan."""
     cost_usd: Floats
-    """(S,)"""
+    """(S,) Cost of the plan."""
     walked: Sequence[Step]
     """Time and cost of every stage: numbers, or arrays of S."""
 

@@ -79,7 +79,7 @@ class StageTable:
     price_usd_per_s: Floats
     """(m,) Price of one instance held; 0 under `per_function` billing."""
     instances: Ints
-    """(m,)"""
+    """(m,) The counts."""
     duration_s: Floats
     """(stages, m, options) Mean stage time, which the bill counts."""
     late_s: Floats
@@ -263,7 +263,7 @@ def _start(held: Sequence[Cohort], offer: Offer, market: Market) -> HeldAtStart:
 
 _ALL_COUNTS = 64
 _STEP = 1.04
-"""Where times vary, this factor lies between two counts beyond `_ALL_COUNTS`."""
+"""Factor between two counts beyond `_ALL_COUNTS`, where times vary."""
 
 
 def distinct(values: Floats) -> Floats:

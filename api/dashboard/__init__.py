@@ -1,1 +1,1 @@
-"""The pages for people, rendered here; what they show is what REST tells."""
+"""The pages for people, rendered here. They show what the REST API answers."""

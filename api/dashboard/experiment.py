@@ -192,7 +192,7 @@ class Column:
     words: bool
     address: str
     sorted: str
-    """ascending, descending or empty"""
+    """`ascending`, `descending` or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ class StageRow:
 
     stage: str
     standing: str
-    """done, current, ended (before it was done) or planned"""
+    """`done`, `current`, `ended` (before it was done) or `planned`."""
     trials: str
     promoted: str
     share: float
@@ -90,7 +90,7 @@ class Happening:
     what: str
     told: str
     kind: str
-    """sync, kept, changed, widened, extended, resumed, setback or pause"""
+    """`sync`, `kept`, `changed`, `widened`, `extended`, `resumed`, `setback` or `pause`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

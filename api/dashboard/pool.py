@@ -68,7 +68,7 @@ class _Pool:
     shared: SharedPool
     admission: Admission
     view: Mapping[str, Any]
-    """What GET /v1/pool answers."""
+    """The answer of `GET /v1/pool`."""
     standing: Standing | None
     """None while its broker does not answer, and for a pool that has none."""
     now: float

@@ -29,7 +29,7 @@ from rubberband.units import format_usd
 from rubberband.values.submission import Submission
 
 _LONGEST_S = 10 * 366 * 24 * 3600.0
-"""What is planned for later than this counts in the last month before."""
+"""A cost that is planned for later than this counts in the last month before it."""
 _MOST_ROWS = 10_000
 
 

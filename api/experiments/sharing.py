@@ -67,14 +67,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What an experiment may hold from now on, as its driver is asked."""
+    """Instances that an experiment may hold from now on, as its driver is asked."""
 
     max_instances: int
     promised_instances: int | None = None
     recall: Recall = "at_checkpoint"
 
     def is_news(self, before: Grant | None) -> bool:
-        """Return whether a driver that was granted `before` must be told: not of a milder recall alone."""
+        """Return whether to ask a driver again that was granted `before`: not for a milder recall alone."""
         if before is None or (self.max_instances, self.promised_instances) != astuple(before)[:2]:
             return True
         return self.recall == "at_once" and before.recall != "at_once"
@@ -88,7 +88,7 @@ class Division:
         self._capacity = Capacity(instances=pool.instances, gpus_per_instance=pool.gpus_per_instance)
         self._current: Allotments = {}
         self._hurried: Collection[str] = ()
-        """Those that were asked to give GPUs back at once, and still hold them."""
+        """Experiments that were asked to give GPUs back at once, and still hold them."""
         self._cleared: set[tuple[str, str]] = set()
         """Experiments and their instances for which others were stopped."""
 
@@ -161,7 +161,7 @@ class Sharing:
         return bool(row.words.get("resources", {}).get("provider") == self._pool.provider)
 
     def begin(self, row: Submission) -> None:
-        """Tell an experiment that is about to start to wait for its instances, and how many it is promised."""
+        """Make an experiment that is about to start wait, and send it the number of instances that it is promised."""
         most = calendar_of(self._pool, self._store.promises()).most(row.name, self._clock())
         each = max(offer.gpus for offer in offers(Experiment.kept(row.words).resources)) if most else 1
         self._ask(row, Grant(max_instances=0, promised_instances=most // each or None))

@@ -54,7 +54,7 @@ class Newcomers:
         self._home, self._journals = home, journals
         self.found: list[ExperimentFolder] = []
         self.others: list[ExperimentFolder] = []
-        """Those that run, or that cannot be read at once: the watcher follows them."""
+        """Experiments that run, or that cannot be read at once: the watcher follows them."""
 
     def look(self, known: Container[str]) -> None:
         """Find unknown experiments. Raises JournalError if the store of the journals cannot be read."""

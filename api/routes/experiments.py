@@ -355,9 +355,9 @@ def get_experiment(service: Serving, _reader: Reader, experiment: Known) -> Resp
 
 
 def _action(
-    path: str, summary: str, operation_id: str, told: str, *refused: Kind, **more: Any
+    path: str, summary: str, operation_id: str, accepted: str, *refused: Kind, **more: Any
 ) -> Callable[[_Route], _Route]:
-    """Return the decorator of an action that is asked of an experiment's process; `told` says what 202 means."""
+    """Return the decorator of an action that is asked of an experiment's process; `accepted` is the meaning of 202."""
     return router.post(
         f"/{{name}}/{path}",
         status_code=202,
@@ -365,7 +365,7 @@ def _action(
         operation_id=operation_id,
         response_model=ExperimentView,
         responses={
-            202: example(told, VIEW) | {"headers": _REPLAYED},
+            202: example(accepted, VIEW) | {"headers": _REPLAYED},
             **refusals(NOT_FOUND, CONFLICT, *refused, *_KEYED),
         },
         **more,

@@ -1,1 +1,1 @@
-"""Who may ask, for what, how much and how often."""
+"""Access to the service: tokens, their scopes, and limits of requests."""

@@ -1,1 +1,1 @@
-"""What the service remembers: submissions, the feed of events, plans, tokens, sessions, answers already given."""
+"""The database of the service: submissions, the feed of events, plans, tokens, sessions, answers already given."""

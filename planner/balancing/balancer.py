@@ -29,7 +29,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareLimits:
-    """What every division of a batch must keep."""
+    """Limits of every division of a batch."""
 
     caps: tuple[int, ...]
     """The most samples per step of each worker. If a batch is more than they hold together, all of them are taken in

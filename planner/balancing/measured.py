@@ -140,7 +140,7 @@ class MeasuredBalancer(Balancer):
         """Steps of the last look; 0 once its stragglers are counted."""
         self._times = [WorkerTimes() for _ in range(num_workers)]
         self._lines: tuple[Line, ...] = ()
-        """Those after the last look; empty after a restart."""
+        """Lines after the last look; empty after a restart."""
 
     @abstractmethod
     def lines(self) -> tuple[Line, ...]: ...
@@ -222,7 +222,7 @@ class MeasuredBalancer(Balancer):
     def step_s(self, shares: Sequence[int], limits: ShareLimits) -> float:
         """Return max_i t_i(x_i), the predicted seconds of a step; nan before the first look.
 
-        Each time is by the look at the nearest share: a line tells little about shares that are far from the present.
+        Each time is by the look at the nearest share: a line says little about shares that are far from the present.
         """
         lines = self.lines()
         if not lines:

@@ -383,8 +383,9 @@ GATE_LOOKS = 10
 class Gated:
     """A predictor, or the last speeds (memoryless) where these have been better.
 
-    The predictor and the last speeds both forecast every step. What counts is max_i x_i / v_i, the time of the step
-    with shares in proportion to a forecast, not the error of the forecast: a step waits for its slowest worker only.
+    The predictor and the last speeds both forecast every step. They are compared by
+    max_i x_i / v_i, the time of the step with shares in proportion to a forecast, not by the error of the forecast: a
+    step waits for its slowest worker only.
     """
 
     def __init__(self, predictor: Rescalable, num_workers: int) -> None:

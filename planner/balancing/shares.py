@@ -111,8 +111,8 @@ def _bounds(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tupl
 def _filled(lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
     """The best division where every share is allowed.
 
-    Whoever can do a part of the batch in less than the best T may keep that part, so the search ends when few samples
-    are left over, and these go one at a time where they are done first.
+    A worker that can do a part of the batch in less than the best T may keep that part. So the search ends when few
+    samples are left over; these go one at a time to the worker that finishes them first.
     """
     workers = list(zip(lines, limits.caps, strict=True))
     low, high = _bounds(lines, batch_size, limits)

@@ -117,7 +117,7 @@ class ForecastBalancer(MeasuredBalancer):
     def _learn_noise(self, errors: Floats) -> None:
         """An error has the noise of the speed and what is left of it in the forecast.
 
-        What all workers have in common, as when others use their machine for a while, matters to no share.
+        A change that all workers have in common, as when others use their machine for a while, changes no share.
         """
         errors = errors[~np.isnan(errors)]
         apart = np.square(errors - errors.mean()) * len(errors) / (len(errors) - 1) if len(errors) > 1 else errors[:0]
@@ -166,7 +166,7 @@ class SpeedBalancer(ForecastBalancer):
         super().__init__(num_workers, self._gated)
         self._fixed = FixedPart()
         self._resources = self._normalised.resources
-        """Of the steps of the look before, as logarithms."""
+        """Logarithms of the resources of the steps of the look before."""
 
     def _learn(self, look: Look) -> None:
         """Restate what is known of speeds where another x0 is found, and take in the look."""
@@ -183,7 +183,7 @@ class SpeedBalancer(ForecastBalancer):
         super()._learn(look)
 
     def _log_gains(self) -> Floats:
-        """What the resources of the steps that have passed explain of the change of speeds since those before."""
+        """Return the part of the change of speeds since the look before that follows from changed resources."""
         before, self._resources = self._resources, self._normalised.resources.copy()
         changed = self._resources - before if self._normalised.looks > 1 else np.zeros_like(before)
         return self._normalised.log_f(changed)

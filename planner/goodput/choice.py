@@ -186,7 +186,7 @@ def _best(
 ) -> list[GoodputChoice]:
     """For each allocation, the feasible candidate with the highest goodput; of equals the smallest batch.
 
-    Of goodputs that are not numbers (phi is not known yet), all are equal.
+    Goodputs that are not numbers (phi is not known yet) are all equal.
     """
     step = step_s(parameters, instances, gpus, found.per_gpu, found.accumulation)
     worth = efficiency(noise_scale, limits.initial, found.batch_size)

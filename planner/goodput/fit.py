@@ -41,7 +41,7 @@ class MeanPoints:
     per_gpu: Floats
     """(n,) In units of `typical_per_gpu`."""
     accumulation: Floats
-    """(n,)"""
+    """(n,) Passes without synchronisation before the last one of a step (s)."""
     syncs: Floats
     """(n, 4) Factors of alpha_local, beta_local, alpha_node and beta_node (eq. 9)."""
     log_s: Floats
@@ -71,7 +71,7 @@ class MeanPoints:
 
     @property
     def one_size(self) -> bool:
-        """Return whether a single m was measured, which cannot tell alpha_grad from beta_grad."""
+        """Return whether a single m was measured, which does not separate alpha_grad from beta_grad."""
         return bool(np.all(self.per_gpu == self.per_gpu[0]))
 
     def free(self) -> Bools:

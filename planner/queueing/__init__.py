@@ -98,7 +98,7 @@ MOST_WORKERS = 1024
 """Most workers among which a knee is looked for."""
 _BLENDS = np.linspace(0.0, 1.0, 1001)
 _HIDDEN = 1.05
-"""An iteration of at most so many times its overhead may be one that waits for the overhead alone."""
+"""An iteration that takes at most this multiple of its overhead may wait for the overhead alone."""
 _NARROW = 0.01
 """A band that is relatively narrower than this does not show the blend."""
 

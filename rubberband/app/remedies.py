@@ -30,7 +30,7 @@ MOST_S = 4.0
 """Limit of the search: no attempt begins that would likely end later."""
 _MOST_INSTANCES = 10_000
 _STEP, _MOST_STEPS = 1.02, 25
-"""Where times vary, a limit that is about enough is raised by this factor until a plan keeps it."""
+"""Factor by which a limit that is about enough is raised until a plan keeps it, where times vary."""
 _SURE = 0.9
 """From this confidence on, no plan keeps a limit that its mean exceeds."""
 

@@ -401,9 +401,9 @@ class EntrypointCheck:
     Each import runs in a process of its own, as the service imports no code of submissions.
     """
 
-    def __init__(self, entrypoints: Sequence[str], code: Sequence[Path], tell: Callable[[str], None]) -> None:
-        """`tell` gets a line for each entry point that cannot be imported, from another thread."""
-        self._entrypoints, self._code, self._tell = entrypoints, [str(folder) for folder in code], tell
+    def __init__(self, entrypoints: Sequence[str], code: Sequence[Path], say: Callable[[str], None]) -> None:
+        """`say` gets a line for each entry point that cannot be imported, from another thread."""
+        self._entrypoints, self._code, self._say = entrypoints, [str(folder) for folder in code], say
         self._lock = threading.Lock()
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
@@ -438,7 +438,7 @@ class EntrypointCheck:
                 )
             fault = _fault(self._child)
             if fault and not self._closed:
-                self._tell(f"note: --allow {name}: {fault}; submissions of it fail until this is fixed (see --code)")
+                self._say(f"note: --allow {name}: {fault}; submissions of it fail until this is fixed (see --code)")
 
 
 def _fault(child: subprocess.Popen[str]) -> str:

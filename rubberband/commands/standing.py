@@ -86,7 +86,7 @@ class LocalExperiment:
     def lines(self, trial: int | None, *, process: bool, follow: bool) -> Iterator[tuple[int | None, str]]:
         """Iterate over the output of its trials (or one, or its process) and failures, as (trial, text).
 
-        With `follow`, wait for more until it has ended. Raises InputError if there is no such trial.
+        With `follow`, wait for more until it has ended. Raises InputError if the trial does not exist.
         """
         view = self.look()
         num_trials = view["summary"]["trials"]

@@ -201,7 +201,7 @@ class DomainType:
     """One row of the table of domains; its constructor's docstring describes it in the JSON Schema."""
 
     name: str
-    """As the JSON Schema has it; in lower case it is the `type` in an experiment file."""
+    """Name in the JSON Schema; in lower case it is the `type` in an experiment file."""
     make: Callable[..., Domain]
     draw: Callable[..., Any]
     """The inverse of the distribution function, of a number in (0, 1) and the arguments."""

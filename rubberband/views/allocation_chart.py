@@ -157,7 +157,7 @@ def _row(instance: str, gpu: int) -> str:
 
 
 Stretch = tuple[str, float, float, str, str]
-"""(row, start_s, end_s, hover text, text in the bar)"""
+"""Row, start_s, end_s, hover text, and text in the bar."""
 
 
 def _bar(name: str, colour: str, stretches: Iterable[Stretch], unit_s: float, pattern: str = "") -> Figure:

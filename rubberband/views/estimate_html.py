@@ -228,7 +228,7 @@ def allocation(answer: Estimate) -> Figure:
 
 
 Span = tuple[float, float, int, str]
-"""(start_s, end_s, instances, hover text)"""
+"""Start_s, end_s, instances, and hover text."""
 
 
 def _held(answer: Estimate, lane: Lane) -> list[Span]:

@@ -211,7 +211,7 @@ def spend(result: Result, forecast: Forecast | None = None) -> Figure | None:
 
 
 Points = Sequence[tuple[float, float]]
-"""(seconds from the start, US dollars)"""
+"""Pairs of seconds from the start and US dollars."""
 
 
 def _planned(result: Result) -> Points:

@@ -470,7 +470,7 @@ def finite(value: float | None) -> float | None:
 def ranked(result: Result) -> list[TrialResult]:
     """Return the trials, best first: the winner, then by the latest metric; those without one last.
 
-    Of several brackets, the trials that were trained to the end come before those that were stopped.
+    With several brackets, the trials that were trained to the end come before those that were stopped.
     """
     sign = -1.0 if result.mode == "max" else 1.0
     winner = None if result.best is None else result.best.trial
