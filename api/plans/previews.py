@@ -156,6 +156,10 @@ class Plans:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._pool.close()
+        await self.keep()
+
+    async def keep(self) -> None:
+        """Wait until all answers are stored."""
         if self._keeper is not None:
             await self._keeper
 

@@ -301,7 +301,9 @@ async def submit(
         if service.admission is None:
             return await _planned(experiment, plan, preview, accept)
         async with service.admission.lock:
-            return await _promised(service.admission, principal.name, experiment, plan, preview, accept)
+            made = await _promised(service.admission, principal.name, experiment, plan, preview, accept)
+            await service.plans.keep()  # the next one counts it
+            return made
 
     return await once(service.store, given, act)
 

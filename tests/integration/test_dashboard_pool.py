@@ -34,7 +34,8 @@ TIGHT = {"constraints__deadline": "165s", "constraints__objective": "min_cost"}
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("home")
     with broker(lending_pool(), FILE, home) as folder:
-        pool = SharedPool(name="team", provider="virtual", instances=2, gpus_per_instance=1, folder=str(folder.path))
+        shape = {"instances": 2, "gpus_per_instance": 1, "max_usd_per_month": 0.9}
+        pool = SharedPool(name="team", provider="virtual", folder=str(folder.path), **shape)
         settings = Settings(home=home, entrypoints=("examples.digits:*",), pool=pool)
         store = open_store(None, home)
         runs = cast("Runs", FakeRuns(store=store, admission=Admission(pool, store)))
@@ -71,6 +72,15 @@ def test_a_preview_shows_its_promise_and_the_deadline_that_would_do(browser: Any
         later.click()
         expect(page.locator("#headline .promise")).to_contain_text("starts in 2m")
         visit.shot("plan-promised-later")
+        dear = words(**{**TIGHT, "constraints__deadline": "2h", "constraints__objective": "min_time"})
+        dear["search"]["scheduler"]["num_samples"] = 64
+        visit.open("/plan")
+        page.get_by_label("Experiment file").fill(json.dumps(dear))
+        page.get_by_role("button", name="Preview").click()
+        expect(page.locator("#headline")).to_contain_text("The pool has no money for this plan")
+        expect(page.locator("#fixes")).to_contain_text(re.compile("Max_usd_per_month of pool team: 0.* are left"))
+        expect(page.locator("#may")).to_contain_text("the pool has no money for the plan")
+        visit.shot("plan-too-dear")
         page.get_by_role("link", name="Pool").click()
         expect(page.get_by_role("row", name=re.compile("first"))).to_contain_text("now, ends in 2m")
         for chart in ("promises", "loans", "spend"):

@@ -35,7 +35,7 @@ def add(service: FakeService, name: str, owner: str, spans: list[tuple[int, floa
         words={"resources": {"provider": "virtual"}},
         summary=Summary(instances=1, max_instances=1, cost_usd=0.25),
     )
-    promise = Promise(experiment=name, start_at=now, spans=spans) if spans else None
+    promise = Promise(experiment=name, start_at=now, spans=spans, cost_usd=1.0) if spans else None
     assert service.store.add(row, promise)
 
 
@@ -60,7 +60,7 @@ def test_the_page_shows_who_holds_what_until_when_and_each_tokens_share(tmp_path
     )
     assert ann is not None
     assert ben is not None
-    assert re.findall(r">([^<>]+)</td>", ann[1]) == ["2", "1", "0.06", "80 %", "0.25 USD", "5.00 USD"]
+    assert re.findall(r">([^<>]+)</td>", ann[1]) == ["2", "1", "0.06", "80 %", "1.00 USD", "5.00 USD"]
     assert re.findall(r">([^<>]+)</td>", ben[1])[3:] == ["20 %", "0.25 USD", "none"]
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', page)[1])  # type: ignore[index]
     assert set(figures) == {"promises", "loans", "spend"}
@@ -68,6 +68,7 @@ def test_the_page_shows_who_holds_what_until_when_and_each_tokens_share(tmp_path
     assert "provider&#39;s bill" in page
     assert 'aria-label="3 % of the cap"' in page
     assert "of 5.00 USD" in page
+    assert "0.75 USD more planned" in page
 
 
 def test_a_token_whose_experiments_are_over_keeps_its_share_of_the_month(tmp_path: Path) -> None:
