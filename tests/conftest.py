@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 
 import pytest
@@ -18,6 +19,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 os.environ.pop("RUBBERBAND_STORE", None)  # what tests run must not get among the journals of whoever runs them
 # Workers of the tests share the cores: PyTorch's threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# The modules of all tests stay: walking through them again and again is a quarter of their collection.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but never look at what the modules hold."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
