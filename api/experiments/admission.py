@@ -204,10 +204,10 @@ class Admission:
         most_usd = math.floor(found.cost_usd * shortage.share * 100.0) / 100.0
         cheaper = await self._cheaper(experiment, most_usd, now, plan) if most_usd > 0.0 else None
         told: dict[str, Any] = {"left_usd": shortage.left_usd, "estimate": estimate, "remedies": []}
+        told["nearest"] = {"jct_s": _length_s(cheaper or found), "cost_usd": (cheaper or found).cost_usd}
         ways = []
         if cheaper is not None:
             jct_s, was_usd = _length_s(cheaper), experiment.constraints.max_cost_usd
-            told["nearest"] = {"jct_s": jct_s, "cost_usd": cheaper.cost_usd}
             told["nearest_words"] = {"max_cost": most_usd}
             later_s = max(0.0, jct_s - _length_s(found))
             told["remedies"] = [_remedy("constraints.max_cost", most_usd, was_usd, cheaper.cost_usd, jct_s, later_s)]

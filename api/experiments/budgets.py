@@ -83,7 +83,7 @@ class Shortage:
         cap_usd, month = pool.max_usd_per_month or 0.0, f"{datetime.fromtimestamp(self.month, UTC):%B %Y}"
         part = "" if self.part_usd == expense.cost_usd else f", {format_usd(self.part_usd)} of it in that month"
         return (
-            f"max_usd_per_month of pool {pool.name}: {format_usd(self.committed_usd)} of {format_usd(cap_usd)} are "
+            f"pool {pool.name}'s max_usd_per_month: {format_usd(self.committed_usd)} of {format_usd(cap_usd)} are "
             f"spent or planned in {month}, {format_usd(self.left_usd)} are left, and this plan costs "
             f"{format_usd(expense.cost_usd)}{part}"
         )

@@ -177,8 +177,8 @@ class Change:
     """Its path, such as `resources.max_instances`."""
     value: int | float | str
     """In the file's words."""
-    was: int | float | str
-    """The value in force, given or by default, in the same words."""
+    was: int | float | str | None
+    """The value in force, given or by default, in the same words; None if there was none."""
 
     @property
     def setting(self) -> str:

@@ -78,7 +78,7 @@ def test_a_preview_shows_its_promise_and_the_deadline_that_would_do(browser: Any
         page.get_by_label("Experiment file").fill(json.dumps(dear))
         page.get_by_role("button", name="Preview").click()
         expect(page.locator("#headline")).to_contain_text("The pool has no money for this plan")
-        expect(page.locator("#fixes")).to_contain_text(re.compile("Max_usd_per_month of pool team: 0.* are left"))
+        expect(page.locator("#fixes")).to_contain_text(re.compile("Pool team's max_usd_per_month: 0.* are left"))
         expect(page.locator("#may")).to_contain_text("the pool has no money for the plan")
         visit.shot("plan-too-dear")
         page.get_by_role("link", name="Pool").click()

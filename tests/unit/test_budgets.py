@@ -10,12 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from rubberband.api.experiments.budgets import Budgets, Expense
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
+from rubberband.client.client import raise_for
 from rubberband.cloud.pool import month_begin, month_end
+from rubberband.errors import InfeasibleError
 from rubberband.planner.sharing import Span
 from rubberband.spec.pool import PoolFile
 from rubberband.states import ExperimentState
@@ -51,12 +54,14 @@ def test_a_plan_that_the_months_cap_does_not_cover_is_refused_before_and_at_its_
     now = time.time()
     month, after = f"{datetime.fromtimestamp(now, UTC):%B %Y}", datetime.fromtimestamp(month_end(now), UTC)
     assert problem["detail"] == (
-        f"max_usd_per_month of pool team: 0.48 USD of 0.50 USD are spent or planned in {month}, 0.0200 USD are left, "
+        f"pool team's max_usd_per_month: 0.48 USD of 0.50 USD are spent or planned in {month}, 0.0200 USD are left, "
         f"and this plan costs 0.24 USD; submit it from {after:%Y-%m-%dT%H:%M:%SZ} on, or make the search smaller"
     )
     assert problem["type"] == "/problems/infeasible"
     assert problem["left_usd"] == pytest.approx(0.02)
     assert problem["estimate"]["feasible"]
+    with pytest.raises(InfeasibleError, match="are left, and this plan costs"):
+        raise_for(httpx.Response(422, json=problem))
     service.store.change("one", at=now, state=ExperimentState.DONE, reason="")
     assert submit(service, "three", **CALM).status_code == 201, "the first one cost nothing"
 
@@ -72,6 +77,9 @@ def test_the_budget_that_would_do_is_named_and_does(service: FakeService) -> Non
     (remedy,) = problem["remedies"]
     (change,) = remedy["changes"]
     assert change["key"] == "constraints.max_cost"
+    with pytest.raises(InfeasibleError) as told:
+        raise_for(httpx.Response(422, json=problem))
+    assert told.value.remedies[0].changes[0].setting == f"constraints.max_cost={change['value']}"
     made = submit(service, "two", constraints__max_cost=change["value"], **fast)
     assert made.status_code == 201, made.json()
 

@@ -47,7 +47,8 @@ export function show_none(estimate, problem, curve, fix) {
   for (const section of byId("body").children) show(section, section.contains(byId("frontier")) && Boolean(curve));
   const { text, badge } = refusal(problem);
   headline(text, ["failed", badge], []);
-  const remedies = problem.remedies?.length ? problem.remedies.map(told) : nearest(estimate?.constraints, problem.nearest, curve);
+  const is_told = problem.remedies?.length || problem.left_usd !== undefined;
+  const remedies = is_told ? problem.remedies.map(told) : nearest(estimate?.constraints, problem.nearest, curve);
   const line = sentence((remedies.length && estimate?.obstacle) || problem.detail);
   // The same remedies are shown again when the curve arrives: a button that has the focus keeps it.
   const same = JSON.stringify([line, remedies]);
