@@ -33,6 +33,10 @@ class Kind:
     status: int
     title: str
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that all problems of this kind have."""
+        return {"type": f"/problems/{self.slug}", "title": self.title, "status": self.status}
+
 
 MALFORMED = Kind(slug="malformed", status=400, title="The request cannot be read")
 UNAUTHENTICATED = Kind(slug="unauthenticated", status=401, title="A token is needed")
@@ -82,9 +86,7 @@ class Problem(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """Return the body of the answer."""
-        kind = self.kind
-        base = {"type": f"/problems/{kind.slug}", "title": kind.title, "status": kind.status, "detail": self.detail}
-        return base | self.extensions
+        return self.kind.to_json() | {"detail": self.detail} | self.extensions
 
 
 MOST_TOLD = 2000

@@ -437,10 +437,9 @@ class _Search:
             counts = self._counts(gpus)
             kept = distinct(np.round(np.geomspace(1, len(counts), min(len(counts), self.effort.counts)))).astype(int)
             for market in markets:
-                yield from (self._choice(counts[at - 1], gpus, market) for at in kept.tolist())
-
-    def _choice(self, instances: int, gpus: int, market: Market) -> StagePlan:
-        return StagePlan(instances=instances, gpus_per_trial=gpus, market=market)
+                yield from (
+                    StagePlan(instances=counts[at - 1], gpus_per_trial=gpus, market=market) for at in kept.tolist()
+                )
 
     def _counts(self, gpus: int) -> range:
         """Return the numbers of instances that trials of `gpus` GPUs fill: up to a slot for each trial."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path
 from fastapi.responses import PlainTextResponse, Response
@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse, Response
 from rubberband.api.answers import json_answer
 from rubberband.api.models import KindView
 from rubberband.api.openapi import only_documented, refusals
-from rubberband.api.problems import KINDS, NOT_FOUND, Kind, Problem
+from rubberband.api.problems import KINDS, NAME_TAKEN, NOT_FOUND, Problem
 from rubberband.api.security.authentication import Reader
 from rubberband.units import nearest, shown
 
@@ -58,12 +58,7 @@ EXPLANATIONS: Mapping[str, str] = {
     "trial, or leave `frontier` out.",
     "internal": "An unexpected error occurred. The service's log has the details under `reference`.",
 }
-_EXAMPLE: dict[str, Any] = {
-    "type": "/problems/name-taken",
-    "title": "The name is taken",
-    "status": 409,
-    "explanation": EXPLANATIONS["name-taken"],
-}
+_EXAMPLE = NAME_TAKEN.to_json() | {"explanation": EXPLANATIONS["name-taken"]}
 
 
 @router.get(
@@ -94,13 +89,4 @@ async def get_problem(
         raise Problem(NOT_FOUND, f"kind of problem {shown(slug)} not found; {near}")
     if "text/html" in accept:
         return PlainTextResponse(f"{kind.title} ({kind.status})\n\n{EXPLANATIONS[slug]}\n")
-    return json_answer(_view(kind))
-
-
-def _view(kind: Kind) -> dict[str, Any]:
-    return {
-        "type": f"/problems/{kind.slug}",
-        "title": kind.title,
-        "status": kind.status,
-        "explanation": EXPLANATIONS[kind.slug],
-    }
+    return json_answer(kind.to_json() | {"explanation": EXPLANATIONS[slug]})

@@ -118,7 +118,10 @@ def answer(
     found = cases(experiment, profiles, now, table=terms.table, room=terms.room)
     sized = None
     if size or experiment.search.auto is not None:
-        _require_no_plan(plan)
+        if plan is not None:
+            raise InputError(
+                "--plan: a plan file is for one size, and this search is sized to the limits; leave it out"
+            )
         sized, experiment = sizing.size(experiment, found, policy, frontier=size)
     best = _estimated(experiment, found, policy, plan, clock=clock, frontier=frontier, seed=seed)
     if sized is not None and sized.number is None:
@@ -166,11 +169,6 @@ def _estimated(
         beside=_beside(experiment.search.scheduler),
         seed=seed,
     )
-
-
-def _require_no_plan(plan: Plan | None) -> None:
-    if plan is not None:
-        raise InputError("--plan: a plan file is for one size, and this search is sized to the limits; leave it out")
 
 
 def _unsized(

@@ -21,7 +21,6 @@ from rubberband.errors import InputError
 
 if TYPE_CHECKING:
     from rubberband.app.check import CheckReport
-    from rubberband.executor.training.entrypoint import Entrypoint
 
 DEFAULT_FILE = "experiment.yaml"
 MODULE = "my_trial"
@@ -114,7 +113,7 @@ def _seen(trial: str, path: Path) -> _Seen:
     from rubberband.executor.training.entrypoint import Entrypoint
     from rubberband.executor.training.torch_trial import TorchTrial
 
-    target = _entrypoint(Entrypoint, trial, path).load()
+    target = Entrypoint.parse(trial, search_path=(path.absolute().parent, Path.cwd())).load()
     classes = inspect.getmro(target) if isinstance(target, type) else (target,)
     trees = [_tree(each) for each in classes if not each.__module__.startswith(("rubberband", "abc", "builtins"))]
     parameters = {name: default for tree in trees for name, default in _parameters(tree)}
@@ -126,10 +125,6 @@ def _seen(trial: str, path: Path) -> _Seen:
         space={name: _domain(name, default) for name, default in sorted(parameters.items())},
         metric=(better or reported)[0],
     )
-
-
-def _entrypoint(kind: type[Entrypoint], trial: str, path: Path) -> Entrypoint:
-    return kind.parse(trial, search_path=(path.absolute().parent, Path.cwd()))
 
 
 def _tree(target: Any) -> ast.AST:
@@ -215,7 +210,8 @@ def _domain(name: str, default: Any) -> tuple[str, str]:
 def _tried(seen: _Seen, trial: str, path: Path, asked: str | None) -> _Seen:
     """Try an iteration, for its seconds, and for the metric if it has another name. Problems are kept."""
     report = _report(seen, trial, path)
-    missing = re.search(r"the metric .* is missing; the trial reported (.*?)(;| and \d)", _first_problem(report))
+    first = report.problems[0].line if report.problems else ""
+    missing = re.search(r"the metric .* is missing; the trial reported (.*?)(;| and \d)", first)
     if missing is not None and asked is None and (names := re.findall(r"'([^']+)'", missing.group(1))):
         better = [name for name in names if _is_maximised(name)]
         seen = replace(seen, metric=(better or names)[0])
@@ -226,10 +222,6 @@ def _tried(seen: _Seen, trial: str, path: Path, asked: str | None) -> _Seen:
         startup_s=report.trial.seconds.get("restore", 0.0),
         problems=tuple(problem.line for problem in report.problems),
     )
-
-
-def _first_problem(report: CheckReport) -> str:
-    return report.problems[0].line if report.problems else ""
 
 
 def _report(seen: _Seen, trial: str, path: Path) -> CheckReport:

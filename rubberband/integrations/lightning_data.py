@@ -28,7 +28,8 @@ class Loaders:
         """The collate function of both; None: torch's default."""
         from torch.utils.data import default_collate
 
-        train, val = self.train.collate_fn, self._collate_val()
+        train = self.train.collate_fn
+        val = train if self.val is None else self.val.collate_fn
         if train == val:
             return None if train is default_collate else train
         return lambda samples: (val if isinstance(samples, _Apart) else train)(samples)
@@ -38,9 +39,6 @@ class Loaders:
         if self.val is None or self.train.collate_fn == self.val.collate_fn:
             return None if self.val is None else self.val.dataset
         return _Marked(self.val.dataset)  # type: ignore[return-value]
-
-    def _collate_val(self) -> Callable[[Any], Any]:
-        return self.train.collate_fn if self.val is None else self.val.collate_fn
 
 
 class _Apart(list[Any]):

@@ -60,10 +60,6 @@ class _Row:
     """Whether the value is that of the whole stretch, or of its end."""
 
 
-def _percent(stretch: BatchStretch) -> float:
-    return 100.0 * stretch.efficiency
-
-
 _ROWS = (
     _Row(title="GPUs", value=lambda stretch: stretch.gpus, hover="%{y} GPUs", whole=True),
     _Row(
@@ -72,7 +68,11 @@ _ROWS = (
         hover="batch %{y:,} (%{customdata[3]})",
         axis="powers",
     ),
-    _Row(title="efficiency (%)", value=_percent, hover="%{y:.1f} % of its samples count"),
+    _Row(
+        title="efficiency (%)",
+        value=lambda stretch: 100.0 * stretch.efficiency,
+        hover="%{y:.1f} % of its samples count",
+    ),
     _Row(
         title="noise scale",
         value=lambda stretch: stretch.noise_scale or None,

@@ -362,7 +362,7 @@ def stage_cells(progress: Progress, stage: StageProgress, now: float, decimals: 
         ended_s = progress.elapsed_s(now) if stage.ended_s is None else stage.ended_s
         spent = usd(ended_usd - stage.before_usd, decimals)
         time = duration(max(0.0, ended_s - stage.started_s))
-    counts = [_some(count) for count in (stage.running, stage.queued, stage.done, stage.failed)]
+    counts = [str(count or "") for count in (stage.running, stage.queued, stage.done, stage.failed)]
     held = f"{stage.instances if begun else '-'}/{stage.planned_instances}"
     done = f"{stage.iterations_done}/{stage.iterations}"
     return [stage.name, *counts, done, held, str(stage.gpus_per_trial), spent, time, duration(stage.planned_s)]
@@ -374,10 +374,6 @@ def _bar(stage: StageProgress) -> Table:
     bar = ProgressBar(max(1, total), done, width=6, complete_style="cyan", finished_style="green")
     grid.add_row(bar, Text(f"{done}/{total}"))
     return grid
-
-
-def _some(count: int) -> str:
-    return str(count) if count else ""
 
 
 def summary(progress: Progress, now: float) -> list[Text]:

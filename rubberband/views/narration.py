@@ -174,7 +174,8 @@ class Narrator:
                 record = state.instances[event.instance]
                 after = duration(event.occurred_at - record.requested_at)
                 bought = self._bought(record)
-                return [f"{event.instance} ready after {after} ({len(state.fleet.ready())} of {_held(state)}){bought}"]
+                held = counted(len(state.fleet.live()), "instance")
+                return [f"{event.instance} ready after {after} ({len(state.fleet.ready())} of {held}){bought}"]
             case InstanceInterrupted():
                 return [self._interrupted(event, state)]
             case InstanceRefused():
@@ -425,10 +426,6 @@ def _allotted(event: AllotmentChanged, job: Job, state: State) -> list[str]:
     """Return the line about an allotment, and what it costs in time, money and of the deadline."""
     changes = [change for change in state.allotments[-1:] if change.at == event.occurred_at]
     return [f"allotment: {allotted(change, job.deadline_s, is_begun=bool(state.stages))}" for change in changes]
-
-
-def _held(state: State) -> str:
-    return counted(len(state.fleet.live()), "instance")
 
 
 def _left(state: State) -> str:
