@@ -28,6 +28,7 @@ from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
 from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, make_policy
 from rubberband.spec.experiment import Experiment
+from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 
 DECIDE_EVERY_S = 30.0
@@ -157,8 +158,9 @@ class Sharing:
         self._decide_at = 0.0
 
     def is_member(self, row: Submission) -> bool:
-        """Whether an experiment runs on the pool."""
-        return bool(row.words.get("resources", {}).get("provider") == self._pool.provider)
+        """Whether an experiment runs on the pool. Simulated ones do not: their clocks do not wait for each other."""
+        is_simulated = KINDS[self._pool.provider].is_simulated
+        return not is_simulated and row.words.get("resources", {}).get("provider") == self._pool.provider
 
     def begin(self, row: Submission) -> None:
         """Make an experiment that is about to start wait, and send it the number of instances that it is promised."""
