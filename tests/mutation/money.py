@@ -541,4 +541,29 @@ MUTANTS: tuple[Mutant, ...] = (
         new="expected_s = expected.mean_s(",
         tests=("tests/unit/test_mixture.py",),
     ),
+    # The cap of a pool's month.
+    Mutant(
+        name="promises-cost-nothing",
+        harm="a pool promises more than its month's cap pays for, and stops what it promised",
+        file="api/experiments/budgets.py",
+        old="        for expense in self._expenses(now):\n            months.update(expense.by_month(now))\n",
+        new="",
+        tests=("tests/unit/test_budgets.py",),
+    ),
+    Mutant(
+        name="all-cost-in-the-first-month",
+        harm="a plan that lasts into the next month leaves that month's money to others",
+        file="api/experiments/budgets.py",
+        old="month, next_at = month_begin(at), min(until, month_end(at))",
+        new="month, next_at = month_begin(self.start_at), until",
+        tests=("tests/unit/test_budgets.py",),
+    ),
+    Mutant(
+        name="pools-settings-count-as-the-users",
+        harm="what a pool on EC2 has promised is refused when it is to start",
+        file="api/experiments/gate.py",
+        old="return without_pool(row.words, PoolFolder(path=Path(pool.folder)))",
+        new="return row.words",
+        tests=("tests/unit/test_admission.py",),
+    ),
 )

@@ -298,3 +298,20 @@ def test_options_of_a_pool_are_refused_in_one_line(
     done = CliRunner().invoke(cli.app, ["serve", *options])
     assert told in str(done.exception)
     assert "\n" not in str(done.exception)
+
+
+def test_a_service_shares_as_many_instances_as_the_cap_per_hour_pays_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    made: list[Settings] = []
+    monkeypatch.setattr("rubberband.commands.serve._serve", lambda settings, transport: made.append(settings))
+    (tmp_path / "pool.yaml").write_text(
+        "{instances: 4, gpus_per_instance: 2, provider: virtual, price_per_hour: 3, max_usd_per_hour: 7, "
+        "max_usd_per_month: 50}"
+    )
+    done = CliRunner().invoke(cli.app, ["serve", "--pool", str(tmp_path / "pool.yaml")])
+    assert done.exit_code == 0, done.output
+    (settings,) = made
+    assert settings.pool is not None
+    assert (settings.pool.instances, settings.pool.gpus, settings.pool.max_usd_per_month) == (2, 4, 50.0)
