@@ -39,6 +39,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
 
 SHORT = "search.scheduler={type: stages, stages: [{trials: 2, iterations: 2}, {trials: 1, iterations: 2}]}"
 LONG = "search.scheduler={type: stages, stages: [{trials: 2, iterations: 6}, {trials: 1, iterations: 8}]}"
+LONGER = LONG.replace("iterations: 8", "iterations: 24")
+"""It does not end while its instance is reclaimed, whatever the machine is busy with."""
 LOOK_USD = 0.003
 """What EC2's bill and the pool's may differ by for an instance: the seconds of a look, and of its volume's end."""
 
@@ -164,7 +166,7 @@ def test_a_warm_instance_moves_to_the_next_experiment_also_past_a_killed_broker(
 
 def test_all_experiments_on_a_reclaimed_spot_instance_get_its_notice(team: Team) -> None:
     team.up(instance_type="g4dn.12xlarge", instances=2, market="spot")
-    parts = ("resources.gpus_per_instance=2", "resources.max_instances=1", LONG)
+    parts = ("resources.gpus_per_instance=2", "resources.max_instances=1", LONGER)
     drivers = {name: team.start(name, *parts) for name in ("a", "b")}
     for name, driver in drivers.items():
         team.command_line.wait_for(driver, lambda result: iterations(result) >= 2, name)
