@@ -147,8 +147,8 @@ def test_rank_0_returns_to_the_servers_without_losing_an_update(store: Checkpoin
         found = [item for item in again.rest() if isinstance(item, SegmentReport)]
     assert [each.iterations for each in found] == list(range(last.iterations + 1, 13))
     check_counts(found, lost=1)
-    assert found[-1].batch.updates is not None
-    assert found[-1].batch.updates.workers == 2  # the other one went on
+    uses = [each.batch.updates for each in found if each.batch.updates is not None]
+    assert any(use.workers == 2 for use in uses)  # the other one went on, and may end first
 
 
 @pytest.mark.parametrize(
