@@ -228,9 +228,9 @@ class PoolRun:
         if self.limits.max_usd_per_hour is not None:
             rate = self.offer.price_usd_per_hour * len(living)
             assert rate <= self.limits.max_usd_per_hour + 1e-9, "the cap per hour is passed"
-        cap = self.limits.max_usd_per_month
-        if cap is not None and month_begin(self.clock.now()) <= self.start_at:
-            assert self.below.bill_usd(self.clock.now()) <= cap + 1e-9, "the cap of the month is passed"
+        cap, now = self.limits.max_usd_per_month, self.clock.now()
+        billed_usd = self.below.bill_usd(now) - self.below.bill_usd(month_begin(now))
+        assert cap is None or billed_usd <= cap + 1e-9, "the cap of the month is passed"
 
     def _end(self) -> None:
         """All drivers are gone: nothing may be left, and the bills add up to the provider's."""

@@ -22,6 +22,7 @@ from rubberband.api.store.schema import Promise
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
 from rubberband.cloud.pool.broker import LOOK_S
 from rubberband.cloud.pool.pool import LentInstance
+from rubberband.cloud.pool.state import month_begin
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
@@ -615,7 +616,7 @@ class SharedRun:
 
     def _check_money(self, now: float) -> None:
         cap = self.limits.max_usd_per_month
-        billed_usd = self.below.bill_usd(now)
+        billed_usd = self.below.bill_usd(now) - self.below.bill_usd(month_begin(now))
         assert cap is None or billed_usd <= cap + 1e-9, f"{billed_usd} USD billed of {cap} this month"
         if self.pool is None:
             return
