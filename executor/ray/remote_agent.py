@@ -11,6 +11,7 @@ import math
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -35,8 +36,10 @@ _SILENT_BEATS = 3
 """After this many beats without an answer another actor is started."""
 _NOTICED_INTERVAL_S = 0.5
 """Between beats once the instance is about to be reclaimed, so that few log lines are lost with it."""
-_COLLECT_S = 4.0
-"""The longest wait of a release for the last lines of the logs."""
+_COLLECT_S = 20.0
+"""The longest wait of a release for the last lines of the logs: a busy machine answers late, and they exist only there.
+
+The margin of a release in `rubberband.values.kinds` covers it."""
 
 
 _PART_BYTES = 2**18
@@ -174,10 +177,10 @@ class RemoteAgent:
         self._wake.set()
 
     def collect(self) -> None:
-        """Take the end of the logs, if that is quick; the lease is left as it is."""
-        actor = self._actor
-        if actor is not None:
-            with suppress(Exception):  # it may be gone, and the release must not wait for it
+        """Take the end of the logs, unless the instance is gone; the lease is left as it is."""
+        with suppress(Exception):  # it does not answer
+            actor = self._actor or self._post()
+            if actor is not None:
                 self._ask(actor, None, _COLLECT_S, is_last=True)
 
     def _run(self) -> None:
@@ -211,12 +214,14 @@ class RemoteAgent:
             ray.kill(actor)
 
     def _ask(self, actor: Any, until: float | None, timeout_s: float, *, is_last: bool = False) -> None:
+        give_up_at = time.monotonic() + timeout_s
         if not self._mutex.acquire(timeout=timeout_s):
             return
         try:
             if until is not None:
                 self.reaches = max(self.reaches, until)
-            beat: Beat = ray.get(actor.beat.remote(until, dict(self._taken), is_last), timeout=timeout_s)
+            asked = actor.beat.remote(until, dict(self._taken), is_last)
+            beat: Beat = ray.get(asked, timeout=max(0.0, give_up_at - time.monotonic()))
             if until is not None:
                 self.reaches = until  # beats arrive in their order
             if beat.interruption is not None:

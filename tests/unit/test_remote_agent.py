@@ -1,35 +1,78 @@
-"""What a driver believes of the lease of an instance whose answers may be lost."""
+"""What a driver knows of an instance whose answers may be late or lost: its lease, and the last lines of its logs."""
 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rubberband.executor.ray import remote_agent as module
-from rubberband.executor.ray.remote_agent import Beat, RemoteAgent
+from rubberband.executor.ray.remote_agent import Beat, LogPart, RemoteAgent
 from tests.builders.conversation import eventually
 
 
-@pytest.mark.parametrize("answers", [True, False])
-def test_a_lease_that_may_have_been_put_off_counts_as_put_off(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
-    def get(_asked: object, timeout: float) -> Beat:
-        if not answers:
-            raise TimeoutError("the answer was lost")
-        return Beat(interruption=None, logs=())
-
-    actor: Any = SimpleNamespace(beat=SimpleNamespace(remote=lambda *_: None))
+def agent_that_asks(
+    monkeypatch: pytest.MonkeyPatch, get: Callable[[bool, float], Beat], logs: Path | None
+) -> RemoteAgent:
+    """An agent of an instance that has joined; `get` answers its beats, given whether one is the last."""
+    actor: Any = SimpleNamespace(beat=SimpleNamespace(remote=lambda _until, _taken, is_last: is_last))
     posted = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _instance: actor))
     monkeypatch.setattr(
         module, "ray", SimpleNamespace(remote=lambda _: posted, get=get, kill=lambda _: None), raising=True
     )
     monkeypatch.setattr(module, "ray_nodes", lambda: {"a": True})
-    agent = RemoteAgent("a", until=lambda: 40.0, interval_s=0.05, logs=None, log_limit_bytes=1, on_notice=lambda: None)
+    return RemoteAgent(
+        "a", until=lambda: 40.0, interval_s=0.05, logs=logs, log_limit_bytes=1000, on_notice=lambda: None
+    )
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_lease_that_may_have_been_put_off_counts_as_put_off(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    def get(_is_last: bool, timeout: float) -> Beat:
+        if not answers:
+            raise TimeoutError("the answer was lost")
+        return Beat(interruption=None, logs=())
+
+    agent = agent_that_asks(monkeypatch, get, logs=None)
     assert agent.reaches == -math.inf
     agent.begin()
     try:
         eventually(lambda: agent.reaches == 40.0)
     finally:
         agent.dismiss()
+
+
+def test_a_release_takes_the_last_lines_also_after_a_beat_that_is_answered_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    late, asked = threading.Event(), threading.Event()
+
+    def get(is_last: bool, timeout: float) -> Beat:
+        asked.set()
+        if not is_last:
+            late.wait(timeout)
+            return Beat(interruption=None, logs=[LogPart(name="trial-000.log", offset=0, content=b"one\n")])
+        return Beat(interruption=None, logs=[LogPart(name="trial-000.log", offset=4, content=b"two\n")])
+
+    agent = agent_that_asks(monkeypatch, get, logs=tmp_path)
+    agent.begin()
+    assert asked.wait(10.0)
+    agent.dismiss()
+    threading.Timer(0.2, late.set).start()
+    agent.collect()
+    assert (tmp_path / "trial-000.log").read_text() == "one\ntwo\n"
+
+
+def test_a_release_takes_the_lines_of_an_instance_that_no_agent_was_on_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def get(is_last: bool, timeout: float) -> Beat:
+        return Beat(interruption=None, logs=[LogPart(name="trial-000.log", offset=0, content=b"one\n")])
+
+    agent_that_asks(monkeypatch, get, logs=tmp_path).collect()
+    assert (tmp_path / "trial-000.log").read_text() == "one\n"
