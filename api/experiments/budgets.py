@@ -78,13 +78,13 @@ class Shortage:
         """The share of the expense that there is room for."""
         return self.left_usd / self.part_usd
 
-    def words(self, expense: Expense, pool: SharedPool) -> str:
-        """Return the cap, what is used of it, and what is missing."""
+    def words(self, expense: Expense, pool: SharedPool, what: str = "this plan") -> str:
+        """Return the cap, what is used of it, and that `what` costs more."""
         cap_usd, month = pool.max_usd_per_month or 0.0, f"{datetime.fromtimestamp(self.month, UTC):%B %Y}"
         part = "" if self.part_usd == expense.cost_usd else f", {format_usd(self.part_usd)} of it in that month"
         return (
             f"pool {pool.name}'s max_usd_per_month: {format_usd(self.committed_usd)} of {format_usd(cap_usd)} are "
-            f"spent or planned in {month}, {format_usd(self.left_usd)} are left, and this plan costs "
+            f"spent or planned in {month}, {format_usd(self.left_usd)} are left, and {what} costs "
             f"{format_usd(expense.cost_usd)}{part}"
         )
 
@@ -101,7 +101,9 @@ class Budgets:
         rows = self._store.submitted_by(owner, since=month_begin(now))
         return sum(self._expected_usd(row, promised) for row in rows)
 
-    def require_budget(self, owner: str, cost_usd: float, now: float) -> None:
+    def require_budget(
+        self, owner: str, cost_usd: float, now: float, ask: str = "this plan costs {}; submit a cheaper one"
+    ) -> None:
         """Raise Problem REFUSED where a plan costs more than is left of its owner's budget of this month."""
         budget_usd = self._pool.budgets_usd.get(owner)
         if budget_usd is None:
@@ -109,8 +111,22 @@ class Budgets:
         used_usd = self.used_usd(owner, now)
         if used_usd + cost_usd > budget_usd + MONEY_SLACK_USD:
             used = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned this month"
-            cost = f"this plan costs {format_usd(cost_usd)}; submit a cheaper one, or next month"
-            raise Problem(REFUSED, f"budget of {owner}: {used}, and {cost}")
+            raise Problem(REFUSED, f"budget of {owner}: {used}, and {ask.format(format_usd(cost_usd))}, or next month")
+
+    def require_extension(self, row: Submission, more_usd: float, jct_s: float, now: float) -> None:
+        """Raise Problem REFUSED where no money is left for limits that cost `more_usd` more.
+
+        Its owner's budget of this month has to cover that, and the pool's cap of each month.
+        """
+        if more_usd <= MONEY_SLACK_USD:
+            return
+        self.require_budget(row.owner, more_usd, now, "the extension costs {}; extend it by less")
+        spans = [Span(gpus=1, duration_s=max(0.0, jct_s - row.summary.jct_s))]
+        expense = Expense(cost_usd=more_usd, start_at=now, spans=spans)
+        shortage = self.shortage(expense, now) if self._is_member(row) else None
+        if shortage is not None:
+            short = shortage.words(expense, self._pool, "the extension")
+            raise Problem(REFUSED, f"{short}; extend it by less, or raise the cap")
 
     def committed_usd(self, now: float) -> Mapping[float, float]:
         """Return the begin of each month from this one on -> what is spent or planned of the pool's money in it."""

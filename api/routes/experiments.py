@@ -151,7 +151,9 @@ async def looked_at(service: Service, name: str, limits: ExtendBody, caller: str
     """Return the expected effect of limits. Raises Problem."""
     question = service.runs.extensions.question
     asked = await run_in_threadpool(question, name, deadline=limits.deadline, max_cost_usd=limits.max_cost)
-    return asked if isinstance(asked, Extension) else (await service.plans.rest(asked, caller)).extension
+    found = asked if isinstance(asked, Extension) else (await service.plans.rest(asked, caller)).extension
+    await run_in_threadpool(_require_money, service, name, found)
+    return found
 
 
 async def granted(service: Service, name: str, limits: ExtendBody, caller: str, *, request: str) -> Extension:
@@ -166,11 +168,21 @@ async def granted(service: Service, name: str, limits: ExtendBody, caller: str, 
         if isinstance(asked, Extension):
             return asked
         answer = await service.plans.rest(asked, caller)
+        if not asked.is_granted:
+            await run_in_threadpool(_require_money, service, name, answer.extension)
         found = await run_in_threadpool(extensions.grant, asked, answer, request)
         if found is not None:
             return found
         await asyncio.sleep(_PAUSE_S)
     raise Problem(UNAVAILABLE, f"the limits of {name!r} are being changed; try again", headers={"Retry-After": "2"})
+
+
+def _require_money(service: Service, name: str, extension: Extension) -> None:
+    """Raise Problem REFUSED for limits whose cost a pool's cap or the owner's budget does not cover."""
+    row = service.store.submission(name)
+    if service.admission is not None and row is not None:
+        budgets = service.admission.budgets
+        budgets.require_extension(row, extension.added_usd, extension.after.jct_s, time.time())
 
 
 def read_limits(body: bytes, media_type: str) -> ExtendBody:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from rubberband.api.experiments.budgets import Budgets, Expense
+from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, with_limits
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.client.client import raise_for
@@ -134,3 +135,51 @@ def test_a_month_that_ends_during_an_experiment_gets_its_part(service: FakeServi
     assert short is not None
     assert (short.month, short.part_usd, short.left_usd) == (JAN, pytest.approx(0.15), pytest.approx(0.05))
     assert short.next_at == month_end(JAN)
+
+
+def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, dear = replace(POOL, budgets_usd={"": 0.45}), {"max_cost": 0.6}
+    quick = {"constraints__objective": "min_time", "constraints__max_cost": 0.3, "resources__minimum_billed": "60s"}
+    with fake_service(tmp_path, pool=pool) as service:
+        granted: list[str] = []
+
+        def question(name: str, *, max_cost_usd: float, request: str = "", **_: Any) -> RestQuestion:
+            row = service.store.submission(name)
+            assert row is not None
+            other = with_limits(row.words, None, max_cost_usd)
+            return RestQuestion(name=name, words=dict(row.words), other=other)
+
+        def grant(_asked: RestQuestion, answer: RestAnswer, request: str) -> Any:
+            granted.append(request)
+            return answer.extension
+
+        def extend(name: str, **limits: Any) -> Any:
+            return service.client.post(f"/v1/experiments/{name}/extend", json=limits)
+
+        monkeypatch.setattr(service.runs, "question", question)
+        monkeypatch.setattr(service.runs, "grant", grant, raising=False)
+        first = submit(service, "one", constraints__deadline="40m", **quick)
+        assert first.status_code == 201, first.json()
+        assert extend("one", **dear, dry_run=False).json()["added_usd"] > 0.03
+        assert len(granted) == 1
+
+        spent = Summary(cost_usd=0.3)
+        mine = service.store.submission("one")
+        assert mine is not None
+        other = replace(mine, name="other", request="", owner="someone", state=ExperimentState.DONE, summary=spent)
+        assert service.store.add(other)
+        for dry_run in (True, False):
+            refused = extend("one", **dear, dry_run=dry_run)
+            assert refused.status_code == 422
+            assert re.search(
+                r"pool team's max_usd_per_month: .* are left, and the extension costs .*; extend it by less, or raise",
+                refused.json()["detail"],
+            )
+        assert len(granted) == 1
+
+        row = replace(mine, name="mine", request="", state=ExperimentState.DONE, summary=Summary(cost_usd=0.2))
+        assert service.store.add(row)
+        budget = extend("one", **dear).json()["detail"]
+        assert re.search(r"budget of : .*, and the extension costs .*; extend it by less, or next month", budget)
