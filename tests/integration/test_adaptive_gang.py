@@ -68,7 +68,7 @@ def sizes(report: SegmentReport) -> list[int]:
     return [use.batch_size for use in report.batch.batches]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.long)])
 def test_a_gang_grows_its_batch_where_gradients_are_noise(workers, store, optimizer):
     reports = run(workers, replace(SEGMENT, config={"optimizer": optimizer}), store)
     assert [report.iterations for report in reports] == [1, 2, 3, 4, 5, 6]
@@ -96,7 +96,7 @@ def test_resized_and_resumed_after_its_processes_were_killed_it_resumes_with_wha
         assert [report.iterations for report in after] == [5, 6]
 
 
-@pytest.mark.parametrize("accumulation", [True, False])
+@pytest.mark.parametrize("accumulation", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_worker_that_runs_out_of_memory_does_not_strand_the_others(workers, store, accumulation):
     batch = AdaptiveBatch(max=512, interval=8, accumulation=accumulation)
     reports = run(workers, replace(SEGMENT, config={"memory": 7}, batch=batch, until_iterations=3), store)
@@ -108,7 +108,7 @@ def test_a_worker_that_runs_out_of_memory_does_not_strand_the_others(workers, st
         assert {use.batch_size for use in uses} == {16}
 
 
-@pytest.mark.parametrize("gang", [0, 2])
+@pytest.mark.parametrize("gang", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_sweep_times_the_sizes_and_a_held_batch_stays(workers, store, gang):
     swept = run(workers[:gang], replace(SEGMENT, until_iterations=1, batch_mode="sweep"), store)
     assert sizes(swept[0])[0] == 16

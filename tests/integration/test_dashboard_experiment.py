@@ -267,6 +267,7 @@ def test_the_page_follows_a_journal_that_grows(browser: Any, home: Home, run: Re
         visit.shot("experiment-done")
 
 
+@pytest.mark.long
 def test_the_report_of_a_phone_draws_its_charts_side_by_side(browser: Any, home: Home) -> None:
     with visiting(browser, home.address, phone=True) as visit:
         page = visit.open("/experiments/still/report")

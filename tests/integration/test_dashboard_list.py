@@ -113,7 +113,7 @@ def _words(summary: Summary) -> dict[str, Any]:
     return {name: getattr(summary, name) for name in Summary.__dataclass_fields__}
 
 
-@pytest.mark.parametrize(("phone", "dark"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("phone", "dark"), [pytest.param(False, False, marks=pytest.mark.long), (True, True)])
 def test_the_list_fits_desks_and_phones(browser: Any, site: Site, phone: bool, dark: bool) -> None:
     with visiting(browser, site.address, phone=phone, dark=dark) as visit:
         page = visit.open("/")

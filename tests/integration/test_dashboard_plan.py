@@ -70,7 +70,7 @@ def planned(page: Any) -> None:
     expect(page.get_by_role("button", name="Submit…")).to_be_enabled()
 
 
-@pytest.mark.parametrize(("phone", "dark"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("phone", "dark"), [pytest.param(False, True, marks=pytest.mark.long), (True, False)])
 def test_a_preview_fits_desks_and_phones(browser: Any, address: str, phone: bool, dark: bool) -> None:
     with visiting(browser, address, phone=phone, dark=dark) as visit:
         page = preview(visit)
@@ -117,7 +117,8 @@ def test_the_plan_follows_the_slider(browser: Any, address: str) -> None:
         expect(slider).to_be_focused()
 
 
-@pytest.mark.parametrize(("phone", "dark"), [pytest.param(False, True, marks=pytest.mark.long), (True, False)])
+@pytest.mark.long
+@pytest.mark.parametrize(("phone", "dark"), [(False, True), (True, False)])
 def test_a_button_makes_a_plan_possible(browser: Any, address: str, phone: bool, dark: bool) -> None:
     narrow = SCALING.replace("max_instances: 6", "max_instances: 2")
     with visiting(browser, address, phone=phone, dark=dark) as visit:

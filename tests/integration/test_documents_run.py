@@ -33,6 +33,7 @@ def elsewhere(text: str, server: ServerProcess) -> str:
     return text.replace("rubberband submit ", f"rubberband submit --server {server.address} ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PLACES["service"], ids=lambda page: page.stem)
 def test_the_blocks_beside_a_service(page: Path, tmp_path: Path) -> None:
     serve, *others = [block for block in blocks(page) if block.place == "service"]

@@ -199,6 +199,7 @@ def test_a_killed_instance_is_lost_and_its_trials_have_not_failed(talk: Conversa
     talk.backend.execute(StopTrial(trial=SLOW, attempt=spread))
 
 
+@pytest.mark.long
 def test_a_ray_node_that_dies_is_a_lost_instance_too(talk: Conversation, directory: Path) -> None:
     talk.launch("d")
     talk.start(LONG, ("d", 0), until=1000)

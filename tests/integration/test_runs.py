@@ -123,6 +123,7 @@ def test_a_function_without_a_checkpoint_is_trained_from_zero_also_after_kill_9(
     assert WITHOUT_CHECKPOINT in command_line.shows("report", "sleepy")
 
 
+@pytest.mark.long
 def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLine) -> None:
     driver = command_line.start("run", "sleepy.yaml", "-s", "resources.lease=120s")
     cut = command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 6)
@@ -258,6 +259,7 @@ def test_a_run_without_a_profile_measures_one_and_says_so(command_line: CommandL
     assert command_line.nothing_left()
 
 
+@pytest.mark.long
 def test_profile_says_what_it_measured_and_estimate_uses_it(command_line: CommandLine) -> None:
     text = (command_line.folder / "sleepy.yaml").read_text()
     without = "\n".join(line for line in text.splitlines() if not line.startswith("profile:"))

@@ -73,6 +73,7 @@ def test_a_run_that_is_killed_resumed_cancelled_and_resumed_trains_nothing_twice
     house.store.close()
 
 
+@pytest.mark.long
 def test_hyperband_is_killed_resumed_and_extended_by_the_service(tmp_path: Path) -> None:
     house = House(tmp_path, tmp_path)
     plain = experiment(max_cost=50.0).to_words()
@@ -99,6 +100,7 @@ def test_hyperband_is_killed_resumed_and_extended_by_the_service(tmp_path: Path)
     house.store.close()
 
 
+@pytest.mark.long
 def test_asha_with_a_sampler_that_learns_is_killed_and_resumed_by_the_service(tmp_path: Path) -> None:
     house = House(tmp_path, tmp_path)
     plain = experiment(max_cost=50.0).to_words()

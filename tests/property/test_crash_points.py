@@ -16,7 +16,7 @@ from rubberband.executor.core.controller import Controller
 from tests.property.crash_cases import AFTERWARDS, HIDDEN_S, WEATHERS, Point, Then, parse, undisturbed
 from tests.property.crash_points import points, replay_command, run_point, sample
 
-SOME, FEW = 120, 40
+SOME, FEW = 60, 40
 BLOCKS = 4
 
 

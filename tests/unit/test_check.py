@@ -258,6 +258,7 @@ def test_an_adaptive_torch_trial_is_checked_as_it_trains() -> None:
     assert report.trial.metrics["accuracy"] > 0.1
 
 
+@pytest.mark.long
 def test_a_model_to_compile_is_checked_without_compiling(code: Path) -> None:
     report = checked(code, "Compiled")
     assert report.ok, report.problems

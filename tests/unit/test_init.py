@@ -37,7 +37,7 @@ def rubberband(*arguments: str, exit_code: int = 0) -> Result:
     return done
 
 
-@pytest.mark.parametrize("has_torch", [False, True])
+@pytest.mark.parametrize("has_torch", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_new_user_starts_from_nothing(has_torch: bool, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import util
 
