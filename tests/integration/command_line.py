@@ -26,6 +26,7 @@ LESS_THAN_A_LEASE_S = 15.0
 
 TRIALS = '''
 import os, time
+from pathlib import Path
 import rubberband
 
 class Sleepy(rubberband.Trial):
@@ -36,6 +37,8 @@ class Sleepy(rubberband.Trial):
         self.iterations, self.trial = context.iterations, context.trial
 
     def iterate(self):
+        while Path(__file__).with_name(f"held-after-{self.iterations}").exists():
+            time.sleep(0.05)
         time.sleep(0.4 / self.workers)
         self.iterations += 1
         print(f"iteration {self.iterations}", flush=True)
@@ -112,6 +115,15 @@ class CommandLine:
             text=True,
             start_new_session=True,
         )
+
+    def hold(self, *, after: int) -> None:
+        """Let no trial train more than so many iterations, however late this process looks: until `go`."""
+        (self.folder / f"held-after-{after}").touch()
+
+    def go(self) -> None:
+        """Let trials train on."""
+        for file in self.folder.glob("held-after-*"):
+            file.unlink()
 
     def __call__(self, *arguments: str, exit_code: int = 0) -> tuple[str, str]:
         """Run a command to its end; its stdout and stderr."""

@@ -123,7 +123,7 @@ def test_every_page_has_names_landmarks_and_headings_in_order(browser: Any, addr
         visit.open("/plan")
         page.get_by_label("Experiment file").fill(SCALING)
         page.get_by_role("button", name="Preview").click()
-        expect(page.get_by_role("button", name="Submit…")).to_be_enabled(timeout=30_000)
+        expect(page.get_by_role("button", name="Submit…")).to_be_enabled()
         page.locator("summary", has_text="Assumptions").click()
         found["/plan"] = page.evaluate(FAULTS)
         page.get_by_role("button", name="Submit…").click()

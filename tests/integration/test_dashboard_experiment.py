@@ -326,9 +326,10 @@ def test_experiments_are_compared_on_a_phone(browser: Any, home: Home) -> None:
         assert page.evaluate("document.documentElement.scrollHeight") < 4000
         page.get_by_role("combobox").fill("asked")
         page.get_by_role("button", name="Add").click()
+        page.get_by_role("heading", name="Compare 3 experiments").wait_for()
         page.get_by_role("link", name="Leave out grown").click()
         page.get_by_role("heading", name="Compare 2 experiments").wait_for()
-        assert page.url.endswith("?name=still&name=asked")
+        page.wait_for_url(lambda url: url.endswith("?name=still&name=asked"))
         visit.shot("compare-phone")
 
 
@@ -358,7 +359,7 @@ def test_actions_are_done_by_keyboard_and_an_extension_is_looked_at_first(browse
         cancel = page.get_by_role("button", name="Cancel", exact=True)
         cancel.press("Enter")
         page.keyboard.press("Escape")
-        assert page.get_by_role("dialog").count() == 0
+        page.get_by_role("dialog").wait_for(state="hidden")
         cancel.press("Enter")
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")

@@ -216,7 +216,7 @@ def test_a_machine_reads_its_metadata_and_hears_of_its_interruption(aws: Rehears
         """
         #!/bin/bash
         at=$AWS_EC2_METADATA_SERVICE_ENDPOINT/latest
-        token=$(curl -s -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' $at/api/token)
+        token=$(curl -s -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 600' $at/api/token)
         get() { curl -s -o "$HOME/answer" -w "$1=%{http_code}:" -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/$1"
                 cat "$HOME/answer"; echo; }
         curl -s -o /dev/null -w 'version1=%{http_code}\\n' $at/meta-data/instance-id

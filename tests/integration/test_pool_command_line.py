@@ -41,7 +41,7 @@ def test_a_pool_comes_up_survives_its_broker_and_goes_down(
     with pytest.raises(InputError, match="is up with another file"):
         pool.up(file)
     broker.send_signal(signal.SIGKILL)
-    broker.wait(10)
+    broker.wait(60)
     pool.status(output=TableFormat.json)
     standing: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (standing["name"], standing["instances"], standing["max_instances"]) == ("team", 0, 2)
@@ -49,7 +49,7 @@ def test_a_pool_comes_up_survives_its_broker_and_goes_down(
     assert again is not None
     pool.down()
     assert "pool team is down; it cost 0.00 USD" in capsys.readouterr().out
-    again.wait(10)
+    again.wait(60)
     with pytest.raises(InputError, match="is down; start it again"):
         pool.status("team")
 

@@ -87,6 +87,7 @@ def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rental:
     monkeypatch.setattr(ray_node, "head_command", fake_nodes.head_command)
     monkeypatch.setattr(ray_node, "instance_command", fake_nodes.instance_command)
     provider = LocalProvider("conformance", tmp_path, 2, token_path=tmp_path / "token")
+    provider.ensure_head()  # first: it starts slowly on a busy machine, while a lease runs
     return Rental(provider, lambda: time.sleep(0.02), time.time, lease_s=2.0, spot=False)
 
 

@@ -39,7 +39,7 @@ WELL, LONG, EXITS, RAISES, HANGS, OTHER_RANK_EXITS, SLOW, LOUD = range(8)
 CONFIGURATIONS = (
     {},
     {"sleep_s": 0.1},
-    {"fault": "exit", "sleep_s": 0.2},
+    {"fault": "exit", "sleep_s": 1.0},
     {"fault": "raise"},
     {"fault": "hang"},
     {"fault": "exit", "rank": 1, "sleep_s": 0.05},

@@ -72,6 +72,7 @@ def test_a_name_can_be_used_once(undisturbed: CommandLine) -> None:
 def test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_again(
     command_line: CommandLine, undisturbed: CommandLine
 ) -> None:
+    command_line.hold(after=8)
     begun_at = time.time()
     driver = command_line.start("run", "sleepy.yaml", "-s", "resources.lease=8s")
     command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 20)
@@ -83,6 +84,7 @@ def test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_
     before = {trial: iterations_trained(command_line, trial) for trial in range(4)}
     gone_s = time.time() - begun_at
 
+    command_line.go()
     command_line("resume", "sleepy")
     result, expected = command_line.result(), undisturbed.result()
     assert result.outcome == "done"
@@ -125,10 +127,12 @@ def test_a_function_without_a_checkpoint_is_trained_from_zero_also_after_kill_9(
 
 @pytest.mark.long
 def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLine) -> None:
+    command_line.hold(after=3)
     driver = command_line.start("run", "sleepy.yaml", "-s", "resources.lease=120s")
     cut = command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 6)
     driver.kill()
     driver.communicate()
+    command_line.go()
     command_line("resume", "sleepy")
     result = command_line.result()
     assert result.outcome == "done"
@@ -140,6 +144,7 @@ def test_a_resume_within_the_lease_adopts_the_instances(command_line: CommandLin
 def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(
     command_line: CommandLine, and_resumed: bool
 ) -> None:
+    command_line.hold(after=3)
     driver = command_line.start("run", "sleepy.yaml")
     command_line.wait_for(driver, lambda result: sum(acknowledged(result).values()) >= 4)
     interrupt(driver)
@@ -149,11 +154,13 @@ def test_ctrl_c_ends_cleanly_reports_the_best_so_far_and_can_be_resumed(
     assert command_line.result().outcome == "cancelled"
     assert "score" in output
     if and_resumed:
+        command_line.go()
         command_line("resume", "sleepy")
         assert command_line.result().outcome == "done"
 
 
 def test_ctrl_c_before_anything_is_ready_leaves_nothing(command_line: CommandLine) -> None:
+    command_line.hold(after=3)
     driver = command_line.start("run", "sleepy.yaml")
     command_line.wait_for(driver, lambda result: bool(result.instances))
     interrupt(driver)
@@ -164,6 +171,7 @@ def test_ctrl_c_before_anything_is_ready_leaves_nothing(command_line: CommandLin
 
 @pytest.mark.long
 def test_sweep_ends_what_a_killed_driver_left(command_line: CommandLine) -> None:
+    command_line.hold(after=3)
     driver = command_line.start("run", "sleepy.yaml")
     command_line.wait_for(driver, lambda result: any(instance.running_s is not None for instance in result.instances))
     assert "nothing was left behind" in command_line("sweep")[0], "a living driver's instances are its own"
@@ -179,7 +187,7 @@ def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
         *("run", "sleepy.yaml", "-s", f"search.space={{x: 1.0, behaviour: {behaviours}}}"),
         *("-s", "search.sampler={type: grid}", "-s", "search.metric=score"),
         *("-s", "search.scheduler={type: stages, stages: [{trials: 5, iterations: 2}, {trials: 2, iterations: 2}]}"),
-        *("-s", "constraints.iteration_timeout=6s", "-s", "constraints.max_failures=0"),
+        *("-s", "constraints.iteration_timeout=15s", "-s", "constraints.max_failures=0"),
     )
     result = command_line.result()
     assert result.outcome == "done"

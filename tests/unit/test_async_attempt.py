@@ -127,7 +127,7 @@ def carried_out(place: Place, *, stopped: bool = False) -> list[Event]:
         found.stop(replace_workers=False)
     thread = threading.Thread(target=found._run)
     thread.start()
-    thread.join(20.0)
+    thread.join(120.0)
     assert not thread.is_alive()
     return events
 

@@ -34,7 +34,7 @@ with open(sys.argv[1] + ".draft", "w") as file:
 os.rename(sys.argv[1] + ".draft", sys.argv[1])
 """
 _TRAIN = "def train(config):\n    pass\n"
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 
 Serve = Callable[[str], ForkServer]
 

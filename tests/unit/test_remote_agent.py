@@ -61,7 +61,7 @@ def test_a_release_takes_the_last_lines_also_after_a_beat_that_is_answered_late(
 
     agent = agent_that_asks(monkeypatch, get, logs=tmp_path)
     agent.begin()
-    assert asked.wait(10.0)
+    assert asked.wait(60.0)
     agent.dismiss()
     threading.Timer(0.2, late.set).start()
     agent.collect()
