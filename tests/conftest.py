@@ -2,8 +2,10 @@
 
 import gc
 import os
+from typing import Any
 
 import pytest
+import xdist.scheduler
 from hypothesis import HealthCheck, settings
 
 from tests.builders.databases import postgresql as postgresql
@@ -23,6 +25,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The modules of all tests stay: walking through them again and again is a quarter of their collection.
 gc.disable()
+
+
+class ByWhatIsShared(xdist.scheduler.LoadFileScheduling):
+    """Give a file to one process, and the files of gangs to the same one: it imports PyTorch once for all workers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "gangs" if file.endswith("_gang.py") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShared:
+    """Say which tests run in the same process."""
+    return ByWhatIsShared(config, log)
 
 
 def pytest_collection_finish() -> None:

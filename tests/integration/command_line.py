@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import click.testing
 import pytest
 from typer.testing import CliRunner
 
@@ -134,12 +135,15 @@ class CommandLine:
 
     def shows(self, *arguments: str, exit_code: int = 0) -> str:
         """Run a command that only reads, in this process, which spares an interpreter's start; what it prints."""
+        done = self._invoke(*arguments)
+        assert done.exit_code == exit_code, done.output
+        return done.stdout
+
+    def _invoke(self, *arguments: str) -> click.testing.Result:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RUBBERBAND_HOME", str(self.home))
             patch.chdir(self.folder)
-            done = CliRunner().invoke(cli.app, arguments)
-        assert done.exit_code == exit_code, done.output
-        return done.stdout
+            return CliRunner().invoke(cli.app, arguments)
 
     def refused(self, *arguments: str, exit_code: int = 2) -> str:
         """Run a command that must be refused in one line; that line."""
@@ -149,6 +153,14 @@ class CommandLine:
         assert "Traceback" not in errors
         assert output == ""
         return lines[0]
+
+    def refuses(self, *arguments: str, exit_code: int = 2) -> str:
+        """Run a command that must be refused, in this process; the error without what surrounds it."""
+        done = self._invoke(*arguments)
+        assert isinstance(done.exception, RubberbandError), done.output
+        assert done.exception.exit_code == exit_code, done.output
+        assert done.stdout == ""
+        return str(done.exception)
 
     def result(self, name: str = "sleepy") -> Result:
         """The journal's view."""

@@ -126,7 +126,9 @@ def test_it_goes_on_without_a_worker_that_is_killed_and_takes_in_another(
     assert {use.workers for use in uses} == {1, 2}
 
 
-@pytest.mark.parametrize("workers", [2, 3], ids=["rank 0 trains on", "others train on"])
+@pytest.mark.parametrize(
+    "workers", [2, pytest.param(3, marks=pytest.mark.long)], ids=["rank 0 trains on", "others train on"]
+)
 def test_no_worker_waits_for_an_update_that_reached_one_server_alone(store: CheckpointStore, workers: int) -> None:
     with async_gang(entry("Regression"), replace(SEGMENT, until_iterations=40), store, FREE, workers) as gang:
         first = gang.join(0)

@@ -301,7 +301,7 @@ PROVIDERS = {
 SERVERS = ("fake_server", "moto")
 
 
-@pytest.fixture(params=[*PROVIDERS, *SERVERS])
+@pytest.fixture(params=[*PROVIDERS, "fake_server", pytest.param("moto", marks=pytest.mark.long)])
 def rental(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rental]:
     """Each provider in turn."""
     if request.param in SERVERS:

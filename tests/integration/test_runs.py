@@ -224,7 +224,7 @@ def test_a_metric_that_no_trial_reports_is_reported_at_once(command_line: Comman
 )
 def test_bad_input_is_refused_before_anything_starts(command_line: CommandLine, override: str, told: str) -> None:
     code = 3 if "deadline" in override else 2
-    assert told in command_line.refused("run", "sleepy.yaml", "-s", override, exit_code=code).replace("\n", " ")
+    assert told in command_line.refuses("run", "sleepy.yaml", "-s", override, exit_code=code)
     assert command_line.processes() == []
     assert not (command_line.home / "experiments" / "sleepy" / "journal.db").exists()
 

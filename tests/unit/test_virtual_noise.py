@@ -76,7 +76,7 @@ def finished(profile: Profile, offer: Offer, seed: int) -> tuple[float, float]:
 )
 def test_runs_are_distributed_as_the_planner_samples_them(noise, delays):
     profile, offer = replace(PROFILE, **noise), replace(OFFER, **delays)
-    runs = [finished(profile, offer, seed) for seed in range(150)]
+    runs = [finished(profile, offer, seed) for seed in range(100)]
     samples = sample(STAGES, PLAN, profile, offer)
     for ours, theirs in (([jct for jct, _ in runs], samples.jct_s), ([usd for _, usd in runs], samples.cost_usd)):
         error = 4.0 * theirs.std() / len(ours) ** 0.5
