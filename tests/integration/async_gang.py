@@ -6,10 +6,13 @@ import contextlib
 import itertools
 import os
 import secrets
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -28,6 +31,14 @@ def _worker(entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, it
     for item in run_segment(entrypoint, segment, store):
         items.send(item)
     items.close()
+
+
+def _dies_amid(after: int, entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, items: Connection) -> None:
+    """A worker that is killed soon after its first `after` items, amid whatever it does then."""
+    for number, item in enumerate(run_segment(entrypoint, segment, store), start=1):
+        items.send(item)
+        if number == after:
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 def _dies_between_servers(entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, items: Connection) -> None:
@@ -85,11 +96,14 @@ class AsyncGang:
     servers: list[Process] = field(default_factory=list)
     workers: list[Process] = field(default_factory=list)
 
-    def join(self, rank: int, *, dies_between_servers: bool = False, **changes: Any) -> Process:
+    def join(
+        self, rank: int, *, dies_between_servers: bool = False, dies_after: int | None = None, **changes: Any
+    ) -> Process:
         """Start a worker."""
         segment = replace(self.segment, rank=rank, **changes)
         ours, theirs = CONTEXT.Pipe(duplex=False)
         target = _dies_between_servers if dies_between_servers else _worker
+        target = target if dies_after is None else partial(_dies_amid, dies_after)
         worker = Process(start(target, self.entrypoint, segment, self.store, theirs), ours)
         theirs.close()
         self.workers.append(worker)

@@ -102,11 +102,11 @@ def test_running_statistics_are_those_of_all_samples(workers, shares):
 
 @pytest.mark.parametrize("name", ["Sleepy", "SleepyOwn"])
 def test_a_worker_is_not_slow_because_it_waits_for_another(workers, store, name):
-    segment = replace(SEGMENT, config={"pass_s": [0.0, 0.06, 0.0]}, metric="train_loss")
+    segment = replace(SEGMENT, config={"pass_s": [0.0, 0.2, 0.0]}, metric="train_loss")
     entrypoint = Entrypoint.parse(f"balance_trials:{name}", HERE)
     report, *_ = reports(run_gang(workers, entrypoint, segment, store)[0])
     first, slow, third = report.batch.balance.compute_s
-    assert max(first, third) < slow / 2
+    assert max(first, third) < 0.75 * slow, "it would be as slow; on a busy machine a pass takes a while"
 
 
 def test_shares_follow_the_speed_and_the_report_says_what_that_saves(workers, store):

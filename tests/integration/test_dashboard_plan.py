@@ -91,6 +91,8 @@ def test_the_plan_follows_the_slider(browser: Any, address: str) -> None:
         slider = page.get_by_role("slider", name="Deadline, by slider")
         slider.focus()
         star, line = page.locator("#at-plan"), page.locator("#at-deadline")
+        for mark in (star, line):  # they are placed once the curve is drawn
+            expect(mark).to_be_visible()
         star_px, line_px = star.bounding_box()["x"], line.bounding_box()["x"]
         page.keyboard.press("End")
         expect(page.locator("#headline")).to_contain_text("0.4729 USD")

@@ -19,7 +19,7 @@ from rubberband.executor.training.asynchronous.wire import Wire
 from rubberband.values.asynchronous import AsyncTraining
 from tests.builders.segments import SEGMENT
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 SECRET = "5a" * 32
 PUSH: dict[str, Any] = {
     "kind": "push",

@@ -147,7 +147,8 @@ def released_meanwhile(world: World, fault: Fault) -> dict[str, ProviderError]:
         time.sleep(0.001)
     releasing = threading.Thread(target=lambda: driver.release("c"))
     releasing.start()
-    time.sleep(0.05)
+    while "c" not in driver._unwanted:
+        time.sleep(0.001)
     released.set()
     for thread in (launching, releasing):
         thread.join()

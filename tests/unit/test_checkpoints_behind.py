@@ -28,7 +28,7 @@ from tests.builders.segments import SEGMENT
 
 STEPS = 20
 SEGMENT_OF_4 = replace(SEGMENT, metric="train_loss")
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class Line(rubberband.TorchTrial):
@@ -63,6 +63,7 @@ class Gate:
     """Holds the writing of checkpoints up."""
 
     opened: threading.Event = field(default_factory=threading.Event)
+    has_written: threading.Event = field(default_factory=threading.Event)
     written: list[int] = field(default_factory=list)
     fails_at: int = 0
 
@@ -80,6 +81,7 @@ class Slow(LocalCheckpointStore):
             raise CheckpointError("the disk is full")
         ref = super().save(trial, iterations, payload)
         GATE.written.append(iterations)
+        GATE.has_written.set()
         return ref
 
 
@@ -118,7 +120,8 @@ class OpensLater(Line):
         if step == STEPS + 3:
             GATE.opened.set()
         elif STEPS + 3 < step < 2 * STEPS:
-            threading.Event().wait(0.005)
+            assert GATE.has_written.wait(WAIT_S)
+            threading.Event().wait(0.005)  # the report leaves between these steps
 
 
 def test_training_goes_on_and_a_report_leaves_when_its_checkpoint_is_there(store):

@@ -164,7 +164,7 @@ def test_a_display_is_updated_while_it_runs_and_when_it_ends(monkeypatch: pytest
 
     def wait(_event: object, controller: Controller) -> None:
         if controller.state.stages and controller.state.stages[-1].stage == 1:
-            assert cell.grew.wait(30.0)
+            assert cell.grew.wait(120.0)
 
     with NotebookView(a_job(), lambda: 117.0, show=cell.show) as view:
         run_virtual(a_job(), observers=[view, wait])
