@@ -32,7 +32,10 @@ from rubberband.executor.training.segment import Segment, SegmentFailure, Segmen
 from rubberband.executor.trial_log import TrialLog
 
 GRACE_S = 2.0
-"""How long the rest of the gang may take to end after the first sign of an end."""
+"""How long the rest of the gang may take to end after a worker died."""
+_LAST_WORDS_S = 10.0
+"""How long workers may take to end after one of them said that it ended: a busy machine needs time for the rest of the
+output, and workers that end by themselves stay warm."""
 _PROOF_S = 20.0
 """How long an instance may take to prove that it is alive, by starting a worker in place of a dead one."""
 LOOK_S = 0.25
@@ -200,7 +203,7 @@ class Attempt:
                 except RayError as error:
                     gathered.deaths.append(f"rank {streams.pop(stream)}: {last_line(error)}")
             if gathered.over:
-                deadline = min(deadline, time.monotonic() + GRACE_S)
+                deadline = min(deadline, time.monotonic() + (GRACE_S if gathered.deaths else _LAST_WORDS_S))
 
     def _take_in(self, item: SegmentItem, gathered: Gathered) -> None:
         match item:
