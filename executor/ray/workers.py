@@ -49,6 +49,8 @@ ServerPlace = tuple[int, int]
 """(slot, number): a place for a parameter server beside a slot's worker."""
 _REPLACEMENTS = 3
 _LOOK_S = 0.5
+_PLACED_LOOK_S = 1
+"""Ray waits whole seconds for a placement group: less is no wait, and misses a group that is there."""
 _LONGEST_LOOK_S = 10.0
 _PAUSE_S = 0.1
 _REMOTE_PAUSE_S = 1.0
@@ -177,7 +179,7 @@ class Workers:
         group = placement_group([{"GPU": 1}] * self.gpus, strategy="PACK", bundle_label_selector=[label] * self.gpus)
         with self._mutex:
             self._group = group
-        self._until(lambda: bool(group.wait(_LOOK_S)), patience)
+        self._until(lambda: bool(group.wait(_PLACED_LOOK_S)), patience)
         return group
 
     def _until(self, holds: Callable[[], bool], patience: _Patience) -> None:

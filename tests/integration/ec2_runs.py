@@ -13,6 +13,7 @@ from pathlib import Path
 from rubberband.cloud.aws.calls import name_in
 from rubberband.executor.result import Result
 from tests.ec2.billing import BillLine
+from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance
 from tests.ec2.principals import BUCKET
 from tests.ec2.rehearsal import Rehearsal, rehearsal
@@ -55,6 +56,11 @@ FEW = (
     "resources.max_instances=2",
 )
 SPOT = ("resources.market=spot",)
+USUAL_PENDING_S = 20.0
+"""From a request until EC2 calls the instance running, as RubberBand assumes without a profile."""
+USUAL_BOOT_S = 22.8
+"""From then until an instance answers: 17.2 s to its network and 5.6 s to its services, by ec2-boot-bench (Percival,
+"EC2 boot time benchmarking", 2021)."""
 
 
 class Ec2CommandLine(CommandLine):
@@ -86,9 +92,13 @@ class Ec2CommandLine(CommandLine):
 
 
 @contextlib.contextmanager
-def ec2(folder: Path) -> Iterator[Ec2CommandLine]:
-    """A command line beside an EC2 of its own, of which nothing is left afterwards."""
-    with rehearsal(folder / "aws") as aws:
+def ec2(folder: Path, *, pending_s: float = 0.0, boot_s: float = 0.0) -> Iterator[Ec2CommandLine]:
+    """A command line beside an EC2 of its own, of which nothing is left afterwards.
+
+    Its instances take `pending_s` until they run, and from then `boot_s` until their boot script begins.
+    """
+    fake = FakeAws(time.time, pending_s=pending_s, shutting_down_s=0.0)
+    with rehearsal(folder / "aws", fake=fake, boot_s=boot_s) as aws:
         yield Ec2CommandLine(folder / "code", aws)
     assert not aws.fake.living
     assert not aws.machines.processes()
