@@ -162,10 +162,12 @@ def _batches(job: JobPlan, now: Case) -> Iterator[_Change]:
 def _workers(job: JobPlan, now: Case) -> Iterator[_Change]:
     """A further input where trials train asynchronously, and no gang was measured that shows how its workers wait."""
     model, most = now.profile.asynchronous, max(choice.gpus_per_trial for choice in job.plan.stages)
-    if model is None or model.blend is not None or most == 1:
+    if model is None or model.blend is not None:
         return
-    from rubberband.planner.queueing import seconds_per_iteration, updates_per_s
+    from rubberband.planner.queueing import least_telling, seconds_per_iteration, updates_per_s
 
+    if least_telling(model, most) is None:
+        return
     sizes = sorted(now.profile.seconds_per_iteration)
     expected, slowest = (seconds_per_iteration(one, sizes) for one in (model, replace(model, blend=0.0)))
     table = {g: time_s * slowest[g] / expected[g] for g, time_s in now.profile.seconds_per_iteration.items()}

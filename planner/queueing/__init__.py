@@ -155,6 +155,21 @@ def knee(profile: AsyncProfile, most: int = MOST_WORKERS) -> int:
     return int(below[0]) + 1 if len(below) else most
 
 
+def least_telling(profile: AsyncProfile, most: int) -> int | None:
+    """Return the smallest number of workers, at most `most`, whose throughput shows how they wait; None without any.
+
+    With fewer, the band is narrow, and a measurement does not calibrate the model.
+    """
+    found = curve(profile, most)
+    wide = np.flatnonzero(_shows(found.low, found.high))
+    return int(wide[0]) + 1 if len(wide) else None
+
+
+def _shows(low: Floats, high: Floats) -> npt.NDArray[np.bool_]:
+    """Return where a band is wide enough to show the blend."""
+    return high > (1.0 + _NARROW) * low
+
+
 def calibrated(profile: AsyncProfile, throughputs: Mapping[int, float]) -> AsyncProfile:
     """Return the profile with the blend that fits observations best: workers -> updates per second of all together.
 
@@ -163,8 +178,8 @@ def calibrated(profile: AsyncProfile, throughputs: Mapping[int, float]) -> Async
     """
     network = network_of(profile)
     workers = max(throughputs, default=1)
-    low, high = exact(network, workers), highest(network, workers)
-    telling = {n: seen for n, seen in throughputs.items() if high[n - 1] > (1.0 + _NARROW) * low[n - 1]}
+    shows = _shows(exact(network, workers), highest(network, workers))
+    telling = {n: seen for n, seen in throughputs.items() if shows[n - 1]}
     if not telling:
         return profile
     expected = blended(network, workers, _BLENDS)

@@ -265,12 +265,13 @@ def async_notes(experiment: Experiment, profile: Profile, used: Collection[int])
             "async: the profile has no model of the workers, so that gangs that were not measured are interpolated; "
             "measure one with `rubberband profile`."
         ]
-    from rubberband.planner.queueing import KNEE_GAIN, curve, knee, updates_per_s
+    from rubberband.planner.queueing import KNEE_GAIN, curve, knee, least_telling, updates_per_s
 
     most, bend = max(used), knee(model)
     found = curve(model, most)
     low, high = float(found.low[-1]), float(found.high[-1])
-    unsure = "; profile 2 GPUs to know better" if model.blend is None and most > 1 else ""
+    telling = least_telling(model, most) if model.blend is None else None
+    unsure = "" if telling is None else f"; profile {telling} GPUs to know better"
     notes = [
         f"async: a trial with {most} worker{'s' * (most > 1)} is planned with {updates_per_s(profile, most):.4g} "
         f"updates/s; the queueing model allows {low:.4g} to {high:.4g}{unsure}. The knee is at {bend} "

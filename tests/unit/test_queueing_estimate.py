@@ -11,7 +11,7 @@ from rubberband.app.cases import async_notes, cases
 from rubberband.app.measure import async_lines
 from rubberband.app.terms import EstimateAnswer, Terms, answer
 from rubberband.errors import InputError
-from rubberband.planner.queueing import knee, seconds_per_iteration
+from rubberband.planner.queueing import knee, least_telling, seconds_per_iteration
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
@@ -65,6 +65,19 @@ def test_an_estimate_names_band_and_knee():
     (note,) = (note for note in found.notes if note.startswith("async:"))
     assert "a trial with 2 workers is planned with 9.133 updates/s; the queueing model allows 8.098 to 10.47" in note
     assert f"knee is at {knee(MODEL)} workers" in note
+
+
+def test_an_estimate_advises_the_smallest_gang_that_shows_how_its_workers_wait():
+    idle = {"times": TIMES | {"compute_s": 0.5, "up_s": 0.02, "down_s": 0.02}}
+    telling = least_telling(AsyncProfile(times=AsyncTimes(**idle["times"]), updates_per_iteration=100), 16)
+    assert telling is not None
+    assert telling > 2
+    found = estimated(experiment({1: 55.8, 2: 28.0}, gpus={"min": 16, "max": 16}, **idle))
+    note = next(note for note in found.notes if note.startswith("async:"))
+    assert f"; profile {telling} GPUs to know better. The knee" in note
+    small = estimated(experiment({1: 55.8}, gpus={"min": 2, "max": 2}, **idle))
+    assert "to know better" not in " ".join(small.notes)
+    assert "throughput of asynchronous workers" not in {one.name for one in small.assumptions}
 
 
 def test_a_plan_beyond_the_knee_gets_a_warning():
