@@ -204,7 +204,10 @@ class RemoteAgent:
         node = self.node(self.instance)
         if not ray_nodes().get(node, False):
             return None
-        actor = ray.remote(AgentActor).options(num_cpus=0, max_restarts=0, label_selector={INSTANCE_LABEL: node})
+        # Ray orders an actor without needs from any node, even from one that has just ended, and waits until it notices
+        # that. An actor with a need is ordered from the driver's node.
+        label = {INSTANCE_LABEL: node}
+        actor = ray.remote(AgentActor).options(num_cpus=0, memory=1, max_restarts=0, label_selector=label)
         self._actor = actor.remote(self.instance)
         return self._actor
 

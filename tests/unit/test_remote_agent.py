@@ -68,6 +68,19 @@ def test_a_release_takes_the_last_lines_also_after_a_beat_that_is_answered_late(
     assert (tmp_path / "trial-000.log").read_text() == "one\ntwo\n"
 
 
+def test_an_agent_needs_a_resource_so_that_ray_does_not_order_it_from_a_node_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    agent = agent_that_asks(monkeypatch, lambda _is_last, _timeout: Beat(interruption=None, logs=()), logs=None)
+    posted = module.ray.remote(None)
+    monkeypatch.setattr(module.ray, "remote", lambda _: SimpleNamespace(options=lambda **o: asked.append(o) or posted))
+    monkeypatch.setattr(posted, "remote", posted.options().remote, raising=False)
+    agent.collect()
+    (options,) = asked
+    assert any(options.get(need) for need in ("num_cpus", "num_gpus", "memory", "resources"))
+
+
 def test_a_release_takes_the_lines_of_an_instance_that_no_agent_was_on_yet(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
