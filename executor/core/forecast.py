@@ -10,9 +10,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 from rubberband.executor.core.budget import bill_usd, instance_cost_usd, market_usd_per_s, new_instance_usd
@@ -21,8 +21,9 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
 from rubberband.executor.core.rules import target_iterations
 from rubberband.executor.core.state import Job, Lane, Phase, State, TrialState, TrialStatus
+from rubberband.planner.queueing.mixed import mixed_factor as updates_factor
 from rubberband.values.offer import slots
-from rubberband.values.profile import mixed_factor, mixture_words
+from rubberband.values.profile import Profile, adding_up_words, mixed_factor, mixture_words
 from rubberband.values.rungs import Ladder
 
 # Instances of other types, used instead of the planned one: how fast gangs on them are, by the speeds of the types.
@@ -35,24 +36,30 @@ def speed_of(job: Job, record: InstanceRecord) -> float:
     return job.speeds.get(record.instance_type, 1.0)
 
 
-def gang_factor(job: Job, state: State, gang: Gang) -> float:
+def gang_factor(job: Job, profile: Profile, state: State, gang: Gang) -> float:
     """Return how many times longer than the profile's an iteration takes on a gang's instances."""
     if not job.speeds or not gang:
         return 1.0
-    speeds = [speed_of(job, state.instances[slot.instance]) for slot in gang]
-    return mixed_factor(speeds, balanced=job.balances)
+    return _factor(job, profile, [speed_of(job, state.instances[slot.instance]) for slot in gang])
 
 
-def lane_factor(job: Job, state: State, lane: Lane) -> float:
-    """Return the same of trials that are still to start on a lane's ready instances, on average.
+def lane_factor(job: Job, profile: Profile, state: State, lane: Lane, gpus: int) -> float:
+    """Return the same of trials with `gpus` GPUs that are still to start on a lane's ready instances, on average.
 
-    Gangs within an instance are each as fast as that; one that spans several is as fast as its balancing makes it.
+    Gangs within an instance are each as fast as that; one that spans several is of all of them.
     """
-    ready = state.held(lane).ready
+    ready = [speed_of(job, record) for record in state.held(lane).ready]
     if not job.speeds or not ready:
         return 1.0
-    spans = bool(lane.stages) and state.chosen(lane).gpus_per_trial > job.offer.gpus
-    return mixed_factor([speed_of(job, record) for record in ready], balanced=job.balances or not spans)
+    if gpus > job.offer.gpus:
+        return _factor(job, profile, [fmean(ready) if job.balances else min(ready)] * gpus)
+    return len(ready) / math.fsum(1.0 / _factor(job, profile, [speed] * gpus) for speed in ready)
+
+
+def _factor(job: Job, profile: Profile, speeds: Sequence[float]) -> float:
+    if profile.asynchronous is not None and job.balances:
+        return updates_factor(profile.asynchronous, tuple(speeds))
+    return mixed_factor(speeds, balanced=job.balances)
 
 
 def assumed(job: Job, state: State, lane: Lane) -> str:
@@ -61,7 +68,9 @@ def assumed(job: Job, state: State, lane: Lane) -> str:
     told = mixture_words(counts, job.speeds, job.offer.instance_type)
     if not told:
         return ""
-    return f"{told}; {'speeds add up in a gang' if job.balances else 'a gang waits for its slowest GPU'}"
+    if not job.balances:
+        return f"{told}; a gang waits for its slowest GPU"
+    return f"{told}; {adding_up_words(job.profile)} in a gang"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,8 +295,9 @@ def _trial_left_s(
     """Seconds from the trial's start, or its latest report, to the stage's end, `late` standard deviations late."""
     left, own = target_iterations(job, lane, trial) - trial.iterations, _own_speed(job, state, lane, trial)
     runs = trial.status is TrialStatus.RUNNING
-    mixed = gang_factor(job, state, trial.gang) if runs else lane_factor(job, state, lane)
-    training_s = left * state.profile.iteration_s(state.chosen(lane).gpus_per_trial) * own.factor * mixed
+    gpus, profile = state.chosen(lane).gpus_per_trial, state.profile
+    mixed = gang_factor(job, profile, state, trial.gang) if runs else lane_factor(job, profile, state, lane, gpus)
+    training_s = left * profile.iteration_s(gpus) * own.factor * mixed
     if late and left > 0:
         deviation = math.sqrt(math.log1p(own.error**2 + state.profile.iteration_cv**2 / left))
         training_s *= math.exp(late * deviation - deviation**2 / 2.0)
@@ -311,5 +321,6 @@ def _own_speed(job: Job, state: State, lane: Lane, trial: TrialState) -> OwnSpee
     if use.training_at is None or use.repeated_until is not None or trial.reports[-done].reported_at <= use.training_at:
         return known  # it began anew in between
     taken_s = trial.reports[-1].reported_at - use.training_at
-    ratio = taken_s / (done * state.profile.iteration_s(len(use.gang)) * gang_factor(job, state, use.gang))
+    mixed = gang_factor(job, state.profile, state, use.gang)
+    ratio = taken_s / (done * state.profile.iteration_s(len(use.gang)) * mixed)
     return updated(known, ratio, done, state.profile.iteration_cv)

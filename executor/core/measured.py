@@ -374,7 +374,7 @@ def _ratios(job: Job, state: State, use: Allocation, expected: Expected) -> list
         return []
     until = math.inf if use.ended_at is None else use.ended_at
     began_at, found = use.repeated_until or use.training_at, list[float]()
-    mixed = gang_factor(job, state, use.gang)
+    mixed = gang_factor(job, job.profile, state, use.gang)
     for report in state.trials[use.trial].reports:
         if not use.training_at < report.reported_at <= until:
             continue

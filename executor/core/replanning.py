@@ -278,12 +278,9 @@ def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remain
 
 def on_held_types(job: Job, state: State, lane: Lane, profile: Profile) -> Profile:
     """The profile of trials on the types that the lane holds; as it is unless others are used."""
-    mixed = lane_factor(job, state, lane)
-    if mixed == 1.0:
-        return profile
-    return replace(
-        profile, seconds_per_iteration={gpus: mixed * taken for gpus, taken in profile.seconds_per_iteration.items()}
-    )
+    table = profile.seconds_per_iteration
+    on_held_s = {gpus: lane_factor(job, profile, state, lane, gpus) * taken_s for gpus, taken_s in table.items()}
+    return profile if on_held_s == table else replace(profile, seconds_per_iteration=on_held_s)
 
 
 def _most_instances(job: Job, state: State, lane: Lane) -> int:

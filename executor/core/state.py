@@ -123,7 +123,8 @@ class Job:
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Type that may be used instead of the offer's -> speed of one of its GPUs over that of the offer's."""
     balances: bool = True
-    """Whether unequal workers of a gang divide a batch by their speeds."""
+    """Whether a gang of unequal workers is faster than one of its slowest: they divide a batch by their speeds, or do
+    not wait for each other."""
     widening: Sha | None = None
     """The smallest bracket on which time and money that are left are spent; None: they are not."""
 

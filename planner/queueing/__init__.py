@@ -194,10 +194,11 @@ def seconds_per_iteration(profile: AsyncProfile, gang_sizes: Sequence[int]) -> d
     as the iteration takes longer than the overhead.
     """
     point = curve(profile, max(gang_sizes)).point
-    return {g: _iteration_s(profile, g, float(point[g - 1])) for g in gang_sizes}
+    return {g: iteration_s(profile, g, float(point[g - 1])) for g in gang_sizes}
 
 
-def _iteration_s(profile: AsyncProfile, workers: int, throughput: float) -> float:
+def iteration_s(profile: AsyncProfile, workers: int, throughput: float) -> float:
+    """Return the seconds of an iteration of workers that make `throughput` updates/s together."""
     return max(profile.updates_per_iteration / throughput + profile.overhead_s / workers, profile.overhead_s)
 
 
@@ -215,7 +216,7 @@ def scaled(profile: Profile, gang_sizes: Sequence[int]) -> Profile:
     point = curve(model, max(*gang_sizes, *measured_s)).point
     off = {g: throughput / float(point[g - 1]) for g, throughput in seen.items()} or {1: 1.0}
     nearest = {g: min(off, key=lambda known: abs(math.log(known / g))) for g in gang_sizes}
-    modelled_s = {g: _iteration_s(model, g, off[nearest[g]] * float(point[g - 1])) for g in gang_sizes}
+    modelled_s = {g: iteration_s(model, g, off[nearest[g]] * float(point[g - 1])) for g in gang_sizes}
     table = {g: measured_s.get(g, modelled_s[g]) for g in gang_sizes}
     return replace(profile, seconds_per_iteration=table, asynchronous=model)
 

@@ -13,11 +13,12 @@ an approximation, the Linearizer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln
 
-from rubberband.planner.queueing import Floats
+from rubberband.planner.queueing import ASSUMED_BLEND, Floats, curve, iteration_s, network_of
+from rubberband.values.asynchronous import AsyncProfile
 
 _PROPORTIONAL = 1e-12
 _ROUNDS = 3
@@ -27,6 +28,25 @@ _SETTLED = 1e-10
 _REMEMBERED = 3
 """Steps that accelerate the next one: as many as there are stations."""
 _RIDGE, _TINY = 1e-10, 1e-300
+
+
+@lru_cache(maxsize=1024)
+def mixed_factor(profile: AsyncProfile, speeds: tuple[float, ...]) -> float:
+    """Return how many times longer an iteration takes with workers of these speeds than with as many of speed 1.
+
+    The speed of a worker is the updates per second that it makes alone, over those of the profile's worker. Links and
+    servers are the same for all, so that what a worker takes longer is its own time. Each end of the band of throughput
+    changes by a factor of its own; the blend mixes them.
+    """
+    network, found = network_of(profile), curve(profile, len(speeds))
+    stations_s = np.array([network.up_s, network.server_s, network.down_s])
+    delays_s = np.maximum(network.update_s / np.array(speeds) - stations_s.sum(), 0.0)
+    low = mixed(delays_s, np.tile(stations_s, (len(speeds), 1))).sum() / found.low[-1]
+    high = min((1.0 / (delays_s + stations_s.sum())).sum(), network.ceiling) / found.high[-1]
+    blend = ASSUMED_BLEND if profile.blend is None else profile.blend
+    point = float(found.point[-1])
+    mixture = point * low ** (1.0 - blend) * high**blend
+    return iteration_s(profile, len(speeds), mixture) / iteration_s(profile, len(speeds), point)
 
 
 def mixed(delays_s: Floats, stations_s: Floats) -> Floats:
@@ -75,7 +95,7 @@ def _log_weights(common_s: Floats, most: int) -> Floats:
     for time_s in common_s[common_s > 0.0]:
         powers = counts * np.log(time_s)
         found = powers + np.logaddexp.accumulate(found - powers)
-    return np.asarray(found + gammaln(counts + 1.0))
+    return np.asarray(found + np.append(0.0, np.log(counts[1:]).cumsum()))
 
 
 def linearizer(delays_s: Floats, stations_s: Floats) -> Floats:

@@ -16,7 +16,7 @@ from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import Market, PlanningConstraints, Prediction
-from rubberband.values.profile import Profile, mixed_factor, relative_speed
+from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
 from rubberband.values.start_times import StartTimes, remark
 
 _ABOUT, _ABOUT_S = 0.2, 1.0
@@ -183,19 +183,28 @@ def stand_in_speeds(experiment: Experiment, case: Case, options: Sequence[Case])
 
 def mixture_notes(experiment: Experiment, case: Case, options: Sequence[Case], gpus: int) -> list[str]:
     """Return a remark on each type of another speed that may be used instead, for gangs of `gpus` GPUs."""
-    balanced, planned = experiment.batch.balance.policy != "equal", case.offer.instance_type
+    planned = case.offer.instance_type
     found, instances = [], max(1, gpus // case.offer.gpus)
     for name, speed in stand_in_speeds(experiment, case, options).items():
-        if not balanced or math.isclose(speed, 1.0, rel_tol=0.01):
+        if not experiment.gains_from_mixtures or math.isclose(speed, 1.0, rel_tol=0.01):
             continue
-        mixed = mixed_factor([*[1.0] * (instances - 1), speed], balanced=True)
+        slow = min(gpus, case.offer.gpus)
+        mixed = _factor(case.profile, [1.0] * (gpus - slow) + [speed] * slow)
         gang = "a trial on it" if instances == 1 else f"a gang on {instances} instances, one of them {name},"
-        adds_up = "" if instances == 1 else "; speeds add up"
+        adds_up = "" if instances == 1 else f"; {adding_up_words(case.profile)}"
         found.append(
             f"instances: {name} is used instead of {planned} where that is sold out, and is {speed:.2g}x as fast by "
             f"the profile. An iteration of {gang} takes {mixed:.2f}x as long{adds_up}."
         )
     return found
+
+
+def _factor(profile: Profile, speeds: Sequence[float]) -> float:
+    if profile.asynchronous is None:
+        return mixed_factor(speeds, balanced=True)
+    from rubberband.planner.queueing.mixed import mixed_factor as updates_factor
+
+    return updates_factor(profile.asynchronous, tuple(speeds))
 
 
 def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:

@@ -122,7 +122,7 @@ def _job(
         draws=experiment.search.sampler.learns,
         brackets=brackets,
         lane_instances=tuple(lane.max_instances for lane in planned.lanes) if brackets else (),
-        balances=experiment.batch.balance.policy != "equal",
+        balances=experiment.gains_from_mixtures,
         widening=None if experiment.constraints.spend is None else experiment.search.widening(),
     )
 

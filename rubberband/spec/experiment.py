@@ -318,6 +318,11 @@ class Experiment(Words):
         noted._notes = (*self._notes, *notes)
         return noted
 
+    @property
+    def gains_from_mixtures(self) -> bool:
+        """Whether a gang of unequal GPUs is faster than one of its slowest: the others do not wait for that."""
+        return self.batch.balance.policy != "equal" and self.training.max_staleness is None
+
     def brackets(self) -> tuple[tuple[Stage, ...], ...]:
         """Return the job's chains of stages, which may run side by side: one, or several for hyperband.
 

@@ -176,13 +176,21 @@ def relative_speed(profile: Profile, planned: Profile) -> float:
     """Return the speed of a GPU with this profile over one with the planned profile, at the GPU counts of both.
 
     The mean of several counts is the geometric one. Without a common count, the smallest of each are compared, by GPU.
+    Workers that train asynchronously are compared by the updates that one of them makes alone.
     """
+    if profile.asynchronous is not None and planned.asynchronous is not None:
+        return planned.asynchronous.times.update_s / profile.asynchronous.times.update_s
     times, planned_times = profile.seconds_per_iteration, planned.seconds_per_iteration
     common = sorted(times.keys() & planned_times.keys())
     if common:
         return geometric_mean([planned_times[gpus] / times[gpus] for gpus in common])
     least, planned_least = profile.smallest_gpus, planned.smallest_gpus
     return (planned_times[planned_least] * planned_least) / (times[least] * least)
+
+
+def adding_up_words(profile: Profile) -> str:
+    """Return how fast a gang of unequal GPUs is that does not wait for its slowest, in words."""
+    return "speeds add up" if profile.asynchronous is None else "each worker updates at its own speed"
 
 
 def mixture_words(counts: Mapping[str, int], speeds: Mapping[str, float], planned: str) -> str:

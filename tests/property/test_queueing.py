@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.planner.queueing import Network, blended, calibrated, curve, exact, highest
-from rubberband.planner.queueing.mixed import linearizer, mixed, proportional
+from rubberband.planner.queueing.mixed import linearizer, mixed, mixed_factor, proportional
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from tests.builders.budget import examples
 from tests.builders.paper import first_come, hybrid
@@ -150,3 +150,53 @@ def test_one_observation_with_two_workers_predicts_the_others(cv):
     errors = [abs(point[workers - 1] / throughput - 1.0) for workers, throughput in seen.items()]
     assert np.mean(errors) <= 0.05
     assert max(errors) <= 0.1
+
+
+models = st.builds(
+    AsyncProfile,
+    times=st.builds(AsyncTimes, compute_s=seconds, up_s=some_seconds, server_s=some_seconds, down_s=some_seconds),
+    updates_per_iteration=st.just(100.0),
+    overhead_s=st.floats(0.0, 1.0),
+    servers=st.integers(1, 4),
+    blend=st.none() | st.floats(0.0, 1.0),
+)
+
+
+@given(models, st.lists(st.floats(0.1, 1.0), min_size=1, max_size=8))
+@settings(max_examples=examples(60))
+def test_slower_workers_cost_at_most_what_they_compute_less(model, speeds):
+    factor = mixed_factor(model, tuple(speeds))
+    assert 1.0 - 1e-6 <= factor <= (1.0 + 0.005) * len(speeds) / sum(speeds)
+    assert mixed_factor(model, (1.0,) * len(speeds)) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("times", "speeds"),
+    [
+        ((0.3, 0.07, 0.02, 0.07), (1.0, 1.0, 1.0, 0.5)),
+        pytest.param((0.3, 0.07, 0.02, 0.07), (1.0, 0.5, 0.25, 0.25), marks=LONG),
+        pytest.param((0.3, 0.01, 0.06, 0.01), (2.0, 1.0, 1.0, 1.0), marks=LONG),
+        pytest.param((0.06, 0.02, 0.04, 0.02), (1.0, 0.25), marks=LONG),
+    ],
+)
+def test_a_simulation_of_mixed_workers_agrees(times, speeds):
+    """Within 2 %, where the links are shared, and where they carry one transfer after another."""
+    names = ("compute_s", "up_s", "server_s", "down_s")
+    plain = AsyncProfile(times=AsyncTimes(**dict(zip(names, times, strict=True))), updates_per_iteration=100.0)
+    for law, order in ((exponential, "shared"), (gamma(0.1), "in turn")):
+
+        def simulated(speeds, law=law, order=order):
+            own_s = [[sum(times) / speed - sum(times[1:]), *times[1:]] for speed in speeds]
+            workers = len(speeds)
+            return simulated_throughputs(
+                np.array(own_s),
+                ["delay", order, "in turn", order],
+                [law] * 4,
+                replicas=100,
+                steps=200 * workers + 400,
+                warm_up=60 * workers + 150,
+            ).sum()
+
+        model = calibrated(plain, {2: simulated((1.0, 1.0))})
+        expected = simulated((1.0,) * len(speeds)) / simulated(speeds)
+        assert mixed_factor(model, speeds) == pytest.approx(expected, rel=0.02)

@@ -14,20 +14,24 @@ from rubberband.cloud import catalogue
 from rubberband.cloud.aws.provider import stand_ins
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import Event, TrialReported
-from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.events import Event, Slot, TrialReported
+from rubberband.executor.core.forecast import forecast, gang_factor
 from rubberband.executor.core.measured import measured
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.model import predict
+from rubberband.planner.queueing import scaled
+from rubberband.planner.queueing.mixed import mixed_factor as mixed_factor_of_updates
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.resources import Resources
+from rubberband.values.asynchronous import AsyncProfile, AsyncTimes
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
 from rubberband.values.profile import Profile, mixed_factor, mixture_words, relative_speed
 from tests.builders.experiment_words import words
 from tests.builders.virtual_runs import jct_s, run_virtual
 
+MODEL = AsyncProfile(times=AsyncTimes(compute_s=0.3, up_s=0.05, server_s=0.1, down_s=0.05), updates_per_iteration=100.0)
 OFFER = Offer(instance_type="fast", gpus=1, price_usd_per_hour=3.6, max_instances=4)
 PROFILE = Profile(seconds_per_iteration={1: 40.0, 2: 20.0, 4: 10.0})
 ON_SLOW = Faults(slow={"i-002": 2.0}, fates={"i-002": Fate(instance_type="slow")})
@@ -75,6 +79,24 @@ def test_the_assumption_names_the_types_that_stand_in() -> None:
     assert mixture_words({"a": 3, "b": 1}, {"b": 0.5}, "a") == "1 of 4 instances is b, 0.5x as fast by the profile"
     assert mixture_words({"a": 4}, {"b": 0.5}, "a") == ""
     assert mixture_words({"a": 2, "c": 2}, {"b": 0.5}, "a") == ""
+
+
+def test_workers_that_train_asynchronously_are_compared_by_the_updates_of_one_alone() -> None:
+    slow = AsyncProfile(times=replace(MODEL.times, compute_s=0.8), updates_per_iteration=100.0)
+    both = [Profile(seconds_per_iteration={4: 1.0}, asynchronous=model) for model in (slow, MODEL)]
+    assert relative_speed(*both) == pytest.approx(0.5)
+
+
+def test_a_forecast_of_asynchronous_workers_counts_with_the_servers_that_all_share() -> None:
+    """One of four instances is half as fast: the servers have time for the others meanwhile."""
+    profile = scaled(Profile(seconds_per_iteration={1: 50.0}, asynchronous=MODEL), [1, 2, 4])
+    controller, _, _ = run_virtual(a_job(), ON_SLOW)
+    state, job = controller.state, replace(a_job(), profile=profile)
+    four = tuple(Slot(instance=f"i-{number:03d}", gpu=0) for number in range(1, 5))
+    factor = gang_factor(job, profile, state, four)
+    assert factor == mixed_factor_of_updates(profile.asynchronous, (1.0, 0.5, 1.0, 1.0))
+    assert 1.0 < factor < 4 / 3.5
+    assert gang_factor(replace(job, balances=False), profile, state, four) == 2.0
 
 
 def test_a_forecast_knows_the_speeds_of_the_types() -> None:
@@ -145,4 +167,33 @@ def test_an_estimate_says_what_is_assumed_of_types_that_stand_in(balance: str, t
         assert notes[0] == (
             "instances: g6.xlarge is used instead of g5.xlarge where that is sold out, and is 0.5x as fast by the "
             "profile. An iteration of a gang on 2 instances, one of them g6.xlarge, takes 1.33x as long; speeds add up."
+        )
+
+
+@pytest.mark.parametrize(("training", "told"), [({}, 1), ({"max_staleness": 4}, 0)])
+def test_an_estimate_of_asynchronous_training_counts_with_the_updates_of_each(
+    training: dict[str, Any], told: int
+) -> None:
+    model = {"compute_s": 0.3, "up_s": 0.05, "server_s": 0.1, "down_s": 0.05}
+    table = {
+        name: {
+            "seconds_per_iteration": {1: 100.0 * (0.2 + s)},
+            "asynchronous": {"times": model | {"compute_s": s}, "updates_per_iteration": 100},
+        }
+        for name, s in zip(TYPES, (0.3, 0.8, 1.8), strict=True)
+    }
+    resources = {"provider": "aws", "instance_types": TYPES, "max_instances": 4, "checkpoints": "s3://b/x"}
+    experiment = Experiment(
+        **words(resources=resources, profile={"by_instance_type": table}, training={"mode": "async"} | training)
+    )
+    profiles = experiment.loaded_profiles()
+    assert profiles is not None
+    options = cases(experiment, profiles, 0.0)
+    notes = mixture_notes(experiment, options[0], options, 2)
+    assert len(notes) == told
+    if told:
+        assert notes[0] == (
+            "instances: g6.xlarge is used instead of g5.xlarge where that is sold out, and is 0.5x as fast by the "
+            "profile. An iteration of a gang on 2 instances, one of them g6.xlarge, takes 1.31x as long; each worker "
+            "updates at its own speed."
         )
