@@ -8,6 +8,7 @@ import pytest
 import xdist.scheduler
 from hypothesis import HealthCheck, settings
 
+from rubberband.cloud.local import ray_node
 from tests.builders.databases import postgresql as postgresql
 from tests.builders.databases import postgresql_url as postgresql_url
 from tests.builders.databases import store_url as store_url
@@ -22,6 +23,10 @@ os.environ.pop("RUBBERBAND_STORE", None)  # what tests run must not get among th
 # Workers of the tests share the cores: PyTorch's threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
+# A port is chosen a while before it is taken: processes of tests choose among different ones.
+_process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+ray_node._QUIET_PORTS = ray_node._QUIET_PORTS[_process % 8 :: 8]
 
 # The modules of all tests stay: walking through them again and again is a quarter of their collection.
 gc.disable()

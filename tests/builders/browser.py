@@ -40,7 +40,7 @@ def chromium() -> Iterator[Any]:
         pytest.skip(f"there is no {CHROMIUM}; apt-get install chromium")
     api.expect.set_options(timeout=1000 * PATIENCE_S)
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_ARGUMENTS, timeout=2000 * PATIENCE_S)
         try:
             yield browser
         finally:

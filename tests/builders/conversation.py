@@ -110,9 +110,9 @@ def eventually(holds: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
 
 
 def nothing_left(directory: Path, instance: str | None = None) -> bool:
-    """Whether none of its processes is left, now or soon: long before a lease would have ended it."""
+    """Whether none of its processes is left, now or soon: before a lease (60 s or more) would have ended it."""
     try:
-        eventually(lambda: processes_of(directory, instance) == [], within_s=20.0)
+        eventually(lambda: processes_of(directory, instance) == [], within_s=50.0)
     except AssertionError:
         return False
     return True

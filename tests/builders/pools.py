@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolServer
+import pytest
+
+from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolServer, provider
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder
 from rubberband.values.offer import Offer
+from tests.builders.conversation import eventually
 
 OFFER = Offer(instance_type="v", gpus=2, price_usd_per_hour=3.6, max_instances=2, provision_delay_s=10.0)
 
@@ -38,14 +41,17 @@ def lending_pool() -> Pool:
 
 @contextmanager
 def broker(pool: Pool, file: PoolFile, home: Path) -> Iterator[PoolFolder]:
-    """The folder of a pool whose broker answers from a thread."""
+    """The folder of a pool whose broker answers from a thread, and is waited for on a busy machine."""
     folder = pool_folder(file.name, home)
     folder.write(file.model_dump(mode="json", by_alias=True, exclude_none=True))
     server = PoolServer(folder, pool, look_s=0.05)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        yield folder
+        eventually(folder.address.exists)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(provider, "_GLANCE_S", 60.0)
+            yield folder
     finally:
         server.stop()
-        thread.join(timeout=30.0)
+        thread.join()

@@ -282,7 +282,8 @@ def test_the_report_of_a_phone_draws_its_charts_side_by_side(browser: Any, home:
 def test_trials_are_chosen_by_range_by_order_and_by_status(browser: Any, home: Home) -> None:
     with visiting(browser, home.address) as visit:
         page = visit.open("/experiments/still")
-        drawn(page, "parallel")
+        for name in ("curves", "spend", "allocation", "parallel"):  # what is drawn later would move the strip
+            drawn(page, name)
         told = page.locator("#s-parallel [aria-live]")
         chosen, all_of_them = told.filter(has_text=" of "), told.filter(has_text="pull along")
         strip = page.get_by_role("group", name="Range of accuracy")

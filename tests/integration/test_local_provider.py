@@ -120,7 +120,7 @@ def test_a_node_that_ends_ends_its_instance(open_provider: Open, tmp_path: Path)
     os.kill(node, signal.SIGKILL)
     eventually(lambda: provider.describe()[0].state == "terminated")
     assert "Ray node ended" in provider.describe()[0].reason
-    eventually(lambda: processes_of(tmp_path, "a") == [], within_s=20.0)
+    eventually(lambda: processes_of(tmp_path, "a") == [])
 
 
 def test_without_its_head_an_instance_is_lost_and_the_next_launch_starts_another(

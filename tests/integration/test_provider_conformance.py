@@ -396,7 +396,7 @@ def test_the_price_of_a_purchase_does_not_change(rental: Rental) -> None:
 def test_an_instance_whose_lease_is_not_renewed_ends_itself(rental: Rental) -> None:
     if not rental.leases:
         pytest.skip("its instances have no operating system")
-    rental.renew(rental.now() + rental.lease_s)
+    rental.renew(rental.now() + 3.0 * rental.lease_s)  # a busy machine may need a while to ask for an instance
     rental.provider.launch("a")
     ended = rental.until("a", "terminated")
     assert "lease" in ended.reason or ended.reason == "the Ray head ended"  # whose lease is the same
@@ -420,11 +420,12 @@ def test_a_first_lease_is_no_longer_than_it_was_ordered(rental: Rental) -> None:
 def test_a_renewed_lease_keeps_it(rental: Rental) -> None:
     if not rental.leases:
         pytest.skip("its instances have no operating system")
-    rental.renew(rental.now() + rental.lease_s)
+    first_s = 3.0 * rental.lease_s  # a busy machine may need a while to ask for an instance, and to renew
+    rental.renew(rental.now() + first_s)
     rental.provider.launch("a")
-    rental.renew(rental.now() + 20.0 * rental.lease_s)
-    first_ends_at = (rental.running("a").running_at or 0.0) + rental.lease_s
-    rental.renew(rental.now() + 20.0 * rental.lease_s)
+    rental.renew(rental.now() + 40.0 * rental.lease_s)
+    first_ends_at = (rental.running("a").running_at or 0.0) + first_s
+    rental.renew(rental.now() + 40.0 * rental.lease_s)
     while rental.now() < first_ends_at + 0.5 * rental.lease_s:
         rental.wait()
     assert rental.status("a").state == "running"

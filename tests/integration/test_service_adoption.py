@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from rubberband.client.client import Client
+from rubberband.cloud.local.ray_node import free_port  # one that Linux gives to nobody while the server is away
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import is_hosted, read_mark
 from tests.builders.server_process import ServerProcess, serving
@@ -81,9 +82,9 @@ def all_done(address: str, names: list[str]) -> bool:
 
 def test_a_server_that_is_killed_finds_its_experiments_again_and_shows_every_event_once(tmp_path: Path) -> None:
     names = ["a", "b", "c"]
-    journal = prepare(tmp_path, ways=dict.fromkeys(names, "hold"))
-    with serving(tmp_path, program=SERVER, environment=STOOD_IN) as server:
-        address, port = server.address, str(server.port)
+    journal, port = prepare(tmp_path, ways=dict.fromkeys(names, "hold")), str(free_port())
+    with serving(tmp_path, "--port", port, program=SERVER, environment=STOOD_IN) as server:
+        address = server.address
         listener = Listener(address)
         assert [submit(address, name) for name in names] == [201, 201, 201]
         until(lambda: all(len(listener.of(name)) == count_of(journal) // 2 for name in names))
@@ -113,9 +114,9 @@ def test_kills_at_any_moment_lose_and_repeat_nothing(tmp_path: Path) -> None:
     seed = int(os.environ.get("RUBBERBAND_TEST_SEED", "") or random.randrange(10**6))
     print(f"RUBBERBAND_TEST_SEED={seed}")
     chance = random.Random(seed)
-    journal = prepare(tmp_path, pause_s=0.02, ways={})
-    with serving(tmp_path, program=SERVER, environment=STOOD_IN) as server:
-        address, port = server.address, str(server.port)
+    journal, port = prepare(tmp_path, pause_s=0.02, ways={}), str(free_port())
+    with serving(tmp_path, "--port", port, program=SERVER, environment=STOOD_IN) as server:
+        address = server.address
     listener, is_over = Listener(address), threading.Event()
     answers: dict[str, int] = {}
 
@@ -174,8 +175,9 @@ def test_real_training_resumes_while_the_server_is_killed_and_restarted(tmp_path
     names = ["digits-a", "digits-b", "digits-c"]
     root = str(HERE.parents[1])
     options = ("--allow", "examples.digits:DigitsTrial", "--code", root)
-    with serving(tmp_path, *options, program=SERVER) as server:
-        address, port = server.address, str(server.port)
+    port = str(free_port())
+    with serving(tmp_path, "--port", port, *options, program=SERVER) as server:
+        address = server.address
         listener = Listener(address)
         answers = [httpx.post(f"{address}/v1/experiments", json=digits(name), timeout=120.0) for name in names]
         assert [answer.status_code for answer in answers] == [201, 201, 201], answers[0].text

@@ -97,7 +97,7 @@ def test_a_forked_worker_finds_what_it_would_have_found(tmp_path: Path, serve: S
     "source",
     [
         pytest.param(
-            "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" + _TRAIN,
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n" + _TRAIN,
             id="a thread runs",
         ),
         pytest.param("import ray\n" + _TRAIN, id="Ray is imported"),

@@ -188,10 +188,10 @@ def test_a_sample_that_cannot_be_loaded_is_named(store):
 
 
 def test_a_loader_worker_that_hangs_is_ended_after_its_trace_is_printed(store, capfd):
-    trial = made(2, train_dataset=lambda self, config: Broken(lambda: time.sleep(600)), loader_timeout_s=2)
+    trial = made(2, train_dataset=lambda self, config: Broken(lambda: time.sleep(600)), loader_timeout_s=6)
     failed = failure(run(trial, store))
     assert failed.kind == "hung"
-    assert failed.message.startswith("loader workers gave no batch in loader_timeout_s=2 s; the trial's log shows")
+    assert failed.message.startswith("loader workers gave no batch in loader_timeout_s=6 s; the trial's log shows")
     printed = capfd.readouterr().err
     hanging = [trace for trace in printed.split("loader worker ")[1:] if f'File "{__file__}"' in trace]
     assert hanging, printed
