@@ -281,9 +281,10 @@ def async_notes(experiment: Experiment, profile: Profile, used: Collection[int])
     low, high = float(found.low[-1]), float(found.high[-1])
     telling = least_telling(model, most) if model.blend is None else None
     unsure = "" if telling is None else f"; profile {telling} GPUs to know better"
+    band = "" if most == 1 else f"; the queueing model allows {low:.4g} to {high:.4g}{unsure}"
     notes = [
         f"async: a trial with {most} worker{'s' * (most > 1)} is planned with {updates_per_s(profile, most):.4g} "
-        f"updates/s; the queueing model allows {low:.4g} to {high:.4g}{unsure}. The knee is at {bend} "
+        f"updates/s{band}. The knee is at {bend} "
         f"worker{'s' * (bend > 1)}: beyond it one more shortens an update by less than {100.0 * KNEE_GAIN:g} %."
     ]
     if most > bend:
