@@ -119,6 +119,8 @@ SWEEP_SIZE_S = 0.5
 """A size is timed for about this long, within these numbers of steps."""
 SWEEP_S = 60.0
 """A sweep begins no further size after this time."""
+LONG_PAUSE_S = 1e-3
+"""In a shorter pause nothing was sent, and the thread did not wait for a CPU; to look would take a tenth of this."""
 
 
 def make_adaptive(
@@ -319,8 +321,13 @@ class AdaptiveBatching(Batching):
         return batches
 
     def paused(self, seconds: float) -> None:
+        own_s = seconds
+        if seconds >= LONG_PAUSE_S:
+            # The own clock stood still while the thread waited for a CPU: in the pause, as far as that is possible.
+            queued_s = (self.clock() - self._mark) - (self.own_clock() - self._own_mark)
+            own_s = min(seconds, max(0.0, seconds - queued_s))
         self._mark += seconds
-        self._own_mark += seconds
+        self._own_mark += own_s
 
     def end(self) -> BatchReport:
         """Return the stretches of the iteration. A decision of few steps ago still stands."""
@@ -456,7 +463,8 @@ class AdaptiveBatching(Batching):
         stretch = self._stretch
         if not stretch.steps:
             return
-        (lap_s, own_s), timed = self._lap(), max(0, stretch.steps - stretch.untimed)
+        lap_s, own_s = self._lap()
+        timed = max(0, stretch.steps - stretch.untimed) if own_s > 0.0 else 0
         stretch.duration_s += lap_s
         self._looks.trained_s += own_s
         if self._has_less_memory():

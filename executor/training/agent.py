@@ -280,6 +280,7 @@ def _typical(timings: Sequence[tuple[int, float]]) -> float:
 LOOK_SHARE = 0.0075
 """Share of the time for looks: of what has passed, and of the whole segment's from its beginning, since what is learnt
 early is used for long. Together 1.5 % in the end."""
+_TRIES = 10
 _QUEUED = "/proc/thread-self/schedstat"
 """Nanoseconds of this thread on a CPU, and in its queue (Linux)."""
 
@@ -290,12 +291,21 @@ def own_time() -> float:
     It goes on while the thread waits for data, a GPU or other workers: those are costs of the trial. Where the system
     does not count the time in the queue, nothing is left out.
     """
-    now = time.perf_counter()
+    queued_s = _queued_s()
+    for _ in range(_TRIES):
+        now, before_s = time.perf_counter(), queued_s
+        queued_s = _queued_s()
+        if queued_s == before_s:  # else another thread had the CPU in between, and the two do not belong together
+            break
+    return now - queued_s
+
+
+def _queued_s() -> float:
     try:
         with open(_QUEUED, "rb") as file:
-            return now - int(file.read().split()[1]) / 1e9
+            return int(file.read().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
-        return now
+        return 0.0
 
 
 @dataclass(slots=True)

@@ -133,7 +133,9 @@ def test_an_overshoot_of_one_iteration_shortens_the_next():
         assert iterations * SAMPLES <= done < iterations * SAMPLES + LIMITS.max
 
 
-def test_pauses_for_reports_do_not_count_as_time_of_steps():
+@pytest.mark.parametrize("queued_s", [0.0, 0.25, 0.3])
+def test_pauses_for_reports_do_not_count_as_time_of_steps(queued_s):
+    """Neither where the thread waits for a CPU meanwhile."""
     device, pausing = Device(), Device()
     report, _, _, sizes = iterate(make(device), device)
     batching = make(pausing)
@@ -141,7 +143,7 @@ def test_pauses_for_reports_do_not_count_as_time_of_steps():
 
     def paused(batch):
         batches = after(batch)
-        pausing.now += 0.3
+        pausing.now, pausing.disturbed_s = pausing.now + 0.3, pausing.disturbed_s + queued_s
         batching.paused(0.3)
         return batches
 
@@ -150,6 +152,18 @@ def test_pauses_for_reports_do_not_count_as_time_of_steps():
     assert others == sizes
     for one, other in zip(report.batches, found.batches, strict=True):
         assert (other.step_s, other.duration_s) == pytest.approx((one.step_s, one.duration_s))
+
+
+def test_steps_without_a_time_of_their_own_are_left_out():
+    class Frozen(Device):
+        """Its thread seems to have waited for a CPU all the time."""
+
+        disturbed_s = property(lambda self: self.now, lambda self, _: None)
+
+    device = Frozen()
+    report, _, _, sizes = iterate(make(device), device)
+    assert set(sizes) == {LIMITS.initial}
+    assert sum(use.steps for use in report.batches) == len(sizes)
 
 
 def test_other_work_on_the_machine_does_not_change_the_batches():
