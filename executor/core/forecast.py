@@ -21,7 +21,6 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.own_speeds import OwnSpeed, updated
 from rubberband.executor.core.rules import target_iterations
 from rubberband.executor.core.state import Job, Lane, Phase, State, TrialState, TrialStatus
-from rubberband.planner.queueing.mixed import mixed_factor as updates_factor
 from rubberband.values.offer import slots
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, mixture_words
 from rubberband.values.rungs import Ladder
@@ -58,6 +57,8 @@ def lane_factor(job: Job, profile: Profile, state: State, lane: Lane, gpus: int)
 
 def _factor(job: Job, profile: Profile, speeds: Sequence[float]) -> float:
     if profile.asynchronous is not None and job.balances:
+        from rubberband.planner.queueing.mixed import mixed_factor as updates_factor  # imports numpy
+
         return updates_factor(profile.asynchronous, tuple(speeds))
     return mixed_factor(speeds, balanced=job.balances)
 

@@ -149,6 +149,9 @@ def released_meanwhile(world: World, fault: Fault) -> dict[str, ProviderError]:
     releasing.start()
     while "c" not in driver._unwanted:
         time.sleep(0.001)
+    most = len(asked(world)) + 1  # this one may have been on its way; each later one has seen the release
+    while launching.is_alive() and len(asked(world)) <= most:
+        time.sleep(0.001)
     released.set()
     for thread in (launching, releasing):
         thread.join()
