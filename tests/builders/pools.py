@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,13 @@ from rubberband.values.offer import Offer
 from tests.builders.conversation import eventually
 
 OFFER = Offer(instance_type="v", gpus=2, price_usd_per_hour=3.6, max_instances=2, provision_delay_s=10.0)
+
+
+@pytest.fixture
+def mid_month(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Move the clock to the middle of a month: at the real one's end, plans reach into the next."""
+    real, by_s = time.time, datetime(2026, 11, 15, tzinfo=UTC).timestamp() - time.time()
+    monkeypatch.setattr(time, "time", lambda: real() + by_s)
 
 
 def lending_pool() -> Pool:

@@ -38,7 +38,7 @@ TIGHT = {
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("home")
     with broker(lending_pool(), FILE, home) as folder:
-        shape = {"instances": 2, "gpus_per_instance": 1, "max_usd_per_month": 9.0}
+        shape = {"instances": 2, "gpus_per_instance": 1, "max_usd_per_month": 5.5}
         pool = SharedPool(name="team", provider="virtual", folder=str(folder.path), **shape)
         settings = Settings(home=home, entrypoints=("examples.digits:*",), pool=pool)
         store = open_store(None, home)

@@ -26,7 +26,9 @@ from rubberband.states import ExperimentState
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, fake_service, words
 from tests.builders.pools import broker, lending_pool
+from tests.builders.pools import mid_month as mid_month
 
+pytestmark = pytest.mark.usefixtures("mid_month")
 POOL = SharedPool(name="team", provider="virtual", instances=4, gpus_per_instance=1, max_usd_per_month=0.5)
 CALM = {"constraints__deadline": "20m"}
 """0.24 USD."""
