@@ -280,7 +280,7 @@ def _typical(timings: Sequence[tuple[int, float]]) -> float:
 LOOK_SHARE = 0.0075
 """Share of the time for looks: of what has passed, and of the whole segment's from its beginning, since what is learnt
 early is used for long. Together 1.5 % in the end."""
-_TRIES = 10
+_TRIES, _AT_ONCE_S = 10, 1e-3
 _QUEUED = "/proc/thread-self/schedstat"
 """Nanoseconds of this thread on a CPU, and in its queue (Linux)."""
 
@@ -291,11 +291,10 @@ def own_time() -> float:
     It goes on while the thread waits for data, a GPU or other workers: those are costs of the trial. Where the system
     does not count the time in the queue, nothing is left out.
     """
-    queued_s = _queued_s()
     for _ in range(_TRIES):
-        now, before_s = time.perf_counter(), queued_s
-        queued_s = _queued_s()
-        if queued_s == before_s:  # else another thread had the CPU in between, and the two do not belong together
+        began = time.perf_counter()
+        queued_s, now = _queued_s(), time.perf_counter()
+        if now - began < _AT_ONCE_S:  # else another thread had the CPU in between, and the two do not belong together
             break
     return now - queued_s
 

@@ -92,7 +92,8 @@ def test_resized_and_resumed_after_its_processes_were_killed_it_resumes_with_wha
     for others in ([], workers):
         after = run(others, resumed, store)
         assert sizes(after[0])[0] >= learnt / 4.1, "it does not begin again"
-        assert after[0].batch.batches[0].noise_scale == pytest.approx(seen, rel=0.7)
+        # Other steps have been observed since, on a busy machine at other sizes; anew it would be unknown.
+        assert seen / 5.0 < after[0].batch.batches[0].noise_scale < 5.0 * seen
         assert [report.iterations for report in after] == [5, 6]
 
 

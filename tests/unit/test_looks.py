@@ -53,13 +53,15 @@ def test_the_time_in_the_queue_of_a_cpu_is_not_the_thread_s_own(
 def test_a_thread_that_loses_its_cpu_while_it_reads_its_own_time_reads_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queued, read = tmp_path / "schedstat", iter([10.0, 14.0])
+    queued, instants = tmp_path / "schedstat", iter([10.0, 13.0, 13.0, 13.0])
     queued.write_text("5000000000 2500000000 7\n")
 
     def now() -> float:
-        queued.write_text("5000000000 5500000000 8\n")
-        return next(read)
+        instant = next(instants)
+        if instant == 13.0:
+            queued.write_text("5000000000 5500000000 8\n")
+        return instant
 
     monkeypatch.setattr(agent, "_QUEUED", str(queued))
     monkeypatch.setattr(time, "perf_counter", now)
-    assert own_time() == 8.5
+    assert own_time() == 7.5
