@@ -12,6 +12,9 @@ from datetime import UTC, datetime
 
 from rubberband.errors import InputError
 
+MONEY_SLACK_USD = 1e-9
+"""Sums of the same parts in another order may differ by this much."""
+
 MAX_DURATION_S = 10 * 365 * 86400.0
 """Ten years. More than these limits is taken for a typing error."""
 MAX_BYTES = 10**15

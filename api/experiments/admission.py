@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rubberband.api.experiments.budgets import Budgets, Expense, Shortage
+from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.gate import told_as_problems
 from rubberband.api.experiments.limit_preview import instant_of
 from rubberband.api.plans.previews import PlanAnswer
@@ -23,6 +23,7 @@ from rubberband.api.problems import INFEASIBLE, REFUSED, UNAVAILABLE, Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
+from rubberband.app.month_cap import Expense, Shortage
 from rubberband.cloud.catalogue import offers
 from rubberband.executor.core.demand import summed
 from rubberband.planner.sharing import Calendar, Slot, Span
@@ -218,8 +219,7 @@ class Admission:
             ways.append(f"submit it from {told['start_at']} on")
         if cheaper is None:
             ways.append("make the search smaller" if ways else "make the search smaller, or raise the cap")
-        short = shortage.words(found.expense(slot.start_at), self._pool)
-        return Problem(INFEASIBLE, f"{short}; {', or '.join(ways)}", **told)
+        return Problem(INFEASIBLE, f"{shortage.words()}; {', or '.join(ways)}", **told)
 
     async def _cheaper(self, experiment: Experiment, most_usd: float, now: float, plan: PlanOf) -> _Plan | None:
         """Return the plan with a budget of `most_usd`, if the pool has time and money for it."""

@@ -1,17 +1,13 @@
 """Money of a pool's experiments: the budgets of tokens, and what is left of the pool's cap of a calendar month (UTC).
 
-An experiment counts with its forecast while it runs, and with its plan before. Each month has the part of the cost that
-its share of the GPU time is. Idle time of instances is not planned; the broker stops the pool at the cap in any case.
+An experiment counts with its forecast while it runs, and with its plan before.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,74 +15,15 @@ from rubberband.api.problems import REFUSED, Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.cloud.pool import RemotePool, month_begin, month_end
-from rubberband.errors import ProviderError
-from rubberband.executor.core.purse import MONEY_SLACK_USD
+from rubberband.app.month_cap import Expense, MonthCap, Shortage, month_usd
+from rubberband.cloud.pool import month_begin
 from rubberband.planner.sharing import Span
 from rubberband.spec.pool import PoolFolder
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.units import format_usd
+from rubberband.units import MONEY_SLACK_USD, format_usd
 from rubberband.values.submission import Submission
 
-_LONGEST_S = 10 * 366 * 24 * 3600.0
-"""A cost that is planned for later than this counts in the last month before it."""
 _MOST_ROWS = 10_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expense:
-    """A cost to come, and the GPUs for which it is paid: `spans`, one after the other from `start_at` on."""
-
-    cost_usd: float
-    start_at: float
-    spans: Sequence[Span]
-
-    def by_month(self, now: float) -> dict[float, float]:
-        """Return the begin of each month (Unix time) -> the part of the cost in it, by GPU time from `now` on."""
-        gpu_s, begin_at = {month_begin(max(now, self.start_at)): 0.0}, self.start_at
-        for span in self.spans:
-            end_at = begin_at + span.duration_s
-            at, until = max(begin_at, now), min(end_at, now + _LONGEST_S)
-            while at < until:
-                month, next_at = month_begin(at), min(until, month_end(at))
-                gpu_s[month] = gpu_s.get(month, 0.0) + span.gpus * (next_at - at)
-                at = next_at
-            begin_at = end_at
-        total_s = sum(gpu_s.values())
-        first = next(iter(gpu_s))
-        if total_s <= 0.0:
-            return {first: self.cost_usd}
-        return {month: self.cost_usd * seconds / total_s for month, seconds in gpu_s.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
-    """A month whose cap an expense would pass."""
-
-    month: float
-    """Its begin, in Unix time."""
-    committed_usd: float
-    """Spent or planned before."""
-    part_usd: float
-    """The part of the expense in it."""
-    left_usd: float
-    next_at: float | None
-    """Begin of the first later month that has room for the whole expense; None if it is above the cap."""
-
-    @property
-    def share(self) -> float:
-        """The share of the expense that there is room for."""
-        return self.left_usd / self.part_usd
-
-    def words(self, expense: Expense, pool: SharedPool, what: str = "this plan") -> str:
-        """Return the cap, what is used of it, and that `what` costs more."""
-        cap_usd, month = pool.max_usd_per_month or 0.0, f"{datetime.fromtimestamp(self.month, UTC):%B %Y}"
-        part = "" if self.part_usd == expense.cost_usd else f", {format_usd(self.part_usd)} of it in that month"
-        return (
-            f"pool {pool.name}'s max_usd_per_month: {format_usd(self.committed_usd)} of {format_usd(cap_usd)} are "
-            f"spent or planned in {month}, {format_usd(self.left_usd)} are left, and {what} costs "
-            f"{format_usd(expense.cost_usd)}{part}"
-        )
 
 
 class Budgets:
@@ -125,8 +62,7 @@ class Budgets:
         expense = Expense(cost_usd=more_usd, start_at=now, spans=spans)
         shortage = self.shortage(expense, now) if self._is_member(row) else None
         if shortage is not None:
-            short = shortage.words(expense, self._pool, "the extension")
-            raise Problem(REFUSED, f"{short}; extend it by less, or raise the cap")
+            raise Problem(REFUSED, f"{shortage.words('the extension')}; extend it by less, or raise the cap")
 
     def committed_usd(self, now: float) -> Mapping[float, float]:
         """Return the begin of each month from this one on -> what is spent or planned of the pool's money in it."""
@@ -137,29 +73,21 @@ class Budgets:
 
     def shortage(self, expense: Expense, now: float) -> Shortage | None:
         """Return the month in which the pool's cap leaves least for an expense; None if it fits into all months."""
-        cap_usd = self._pool.max_usd_per_month
-        if cap_usd is None:
+        pool = self._pool
+        if pool.max_usd_per_month is None:
             return None
         committed = self.committed_usd(now)
-        found = [
-            Shortage(
-                month=month,
-                committed_usd=committed.get(month, 0.0),
-                part_usd=part_usd,
-                left_usd=max(0.0, cap_usd - committed.get(month, 0.0)),
-                next_at=_next_month(month, committed, cap_usd - expense.cost_usd + MONEY_SLACK_USD),
-            )
-            for month, part_usd in expense.by_month(now).items()
-            if committed.get(month, 0.0) + part_usd > cap_usd + MONEY_SLACK_USD
-        ]
-        return min(found, key=lambda one: one.share, default=None)
+        cap = MonthCap(
+            pool=pool.name, cap_usd=pool.max_usd_per_month, committed_usd=committed, used_words="spent or planned"
+        )
+        return cap.shortage(expense, now)
 
     def _spent_usd(self, now: float) -> float:
         """Return the pool's bill of this month; that of its experiments where no broker answers."""
         if self._pool.folder is not None:
-            with suppress(ProviderError):
-                standing = RemotePool(PoolFolder(path=Path(self._pool.folder))).glance()
-                return float(standing["usd"]["month"])
+            spent_usd = month_usd(PoolFolder(path=Path(self._pool.folder)))
+            if spent_usd is not None:
+                return spent_usd
         since, store = month_begin(now), self._store
         rows = (row for owner in store.owners(since=since) for row in store.submitted_by(owner, since=since))
         return sum(row.summary.cost_usd for row in rows if self._is_member(row))
@@ -207,13 +135,3 @@ class Budgets:
 
     def _is_member(self, row: Submission) -> bool:
         return bool(row.words.get("resources", {}).get("provider") == self._pool.provider)
-
-
-def _next_month(month: float, committed: Mapping[float, float], most_usd: float) -> float | None:
-    """Return the begin of the first month after `month` with at most `most_usd` committed; None if that is below 0."""
-    if most_usd < 0.0:
-        return None
-    month = month_end(month)
-    while committed.get(month, 0.0) > most_usd:
-        month = month_end(month)
-    return month

@@ -19,7 +19,6 @@ from rubberband.api.problems import CONFLICT, REFUSED, Problem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, JournalError, RubberbandError
-from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_ending, read_mark
 from rubberband.executor.journal.inbox import Inbox
@@ -27,7 +26,7 @@ from rubberband.executor.observed import Observed, outcome_of
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder, without_pool
 from rubberband.states import ExperimentState
-from rubberband.units import format_usd, parse_deadline
+from rubberband.units import MONEY_SLACK_USD, format_usd, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 

@@ -21,11 +21,10 @@ from rubberband.executor.core.events import DriverResumed, EndedInstance
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.forecast import Forecast, forecast, runs_in_s, stage_left
 from rubberband.executor.core.measured import measured
-from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.core.replanning import Remainder, after_sync, best_rest, elsewhere, remaining, share_a_head
 from rubberband.executor.core.state import Job, Lane, Phase, State
 from rubberband.executor.journal.journal import Header
-from rubberband.units import format_duration, format_instant, format_usd, parse_deadline
+from rubberband.units import MONEY_SLACK_USD, format_duration, format_instant, format_usd, parse_deadline
 from rubberband.values.plan import Cohort, Plan
 
 

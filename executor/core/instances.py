@@ -24,9 +24,9 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, runs_in_s, speed_of, stage_left_s
-from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.core.state import Job, Lane, Phase, State
 from rubberband.executor.core.trials import stop
+from rubberband.units import MONEY_SLACK_USD
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.values.plan import Market
 

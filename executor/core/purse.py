@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MONEY_SLACK_USD = 1e-9
-"""Sums of the same parts in another order may differ by this much."""
+from rubberband.units import MONEY_SLACK_USD
 
 SHORTEST_REACH_S = 2.0
 """If prices are below the reserved ones, the stop comes while the budget still reaches about this far."""

@@ -10,9 +10,9 @@ from rubberband.executor.core import budget
 from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged, SearchWidened
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.placement import place
-from rubberband.executor.core.purse import MONEY_SLACK_USD, Purse
+from rubberband.executor.core.purse import Purse
 from rubberband.executor.core.state import Bracket, Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
-from rubberband.units import format_usd
+from rubberband.units import MONEY_SLACK_USD, format_usd
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import Plan, StagePrediction
 

@@ -108,6 +108,7 @@ def _begun(folder: ExperimentFolder, order: HostedRun) -> Result:
         search_path=order.code,
         policy=order.policy,
         most_usd=order.most_usd,
+        is_admitted=order.pool is not None,
         announce=_say,
         view=_plain_view,
     )

@@ -47,7 +47,7 @@ from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration, format_usd, shown
-from rubberband.values.plan import PlanningConstraints, Policy
+from rubberband.values.plan import PlanningConstraints, Policy, Prediction
 
 START_ATTEMPTS = 3
 """A run stops buying for now after this number of instances in a row that never became ready."""
@@ -216,6 +216,7 @@ def run_experiment(
     most_usd: float | None = None,
     check: bool = True,
     is_beside: bool = False,
+    is_admitted: bool = False,
     profile_again: bool = False,
     announce: Announce = lambda line: None,
     view: View = lambda *_: (),
@@ -225,9 +226,10 @@ def run_experiment(
 
     With `check`, one iteration of the trial is tried first, in a process of its own (`check_first`). A measured profile
     is saved at `profile_path`, and kept for runs of the same content; `is_beside`: the experiment's profile was found
-    there, and is used while its content is the same. `profile_again` measures one whatever there is. If there is no
-    plan, the advice costs at most `most_usd`. `announce` gets a line on each step before the run begins; `callbacks`
-    are called while it runs. Raises the errors of `tune`.
+    there, and is used while its content is the same. `is_admitted`: a service has held its plan against the pool's cap
+    of a month, and it is not checked again. `profile_again` measures one whatever there is. If there is no plan, the
+    advice costs at most `most_usd`. `announce` gets a line on each step before the run begins; `callbacks` are called
+    while it runs. Raises the errors of `tune`.
     """
     began_s = elapsed_s()
     check_callbacks(callbacks)
@@ -252,8 +254,21 @@ def run_experiment(
                 measured = _measured_first(experiment, entrypoint, folder, profile_path, terms.table, announce, asked)
             profiles, spent = measured.profile, Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
         experiment, job = _planned(experiment, profiles, policy, spent, terms, folder.home, most_usd, announce)
+        if experiment.resources.pool is not None and not is_admitted:
+            _require_money(Path(experiment.resources.pool), job.prediction)
         create(folder, job, make_setup(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled, callbacks=callbacks)
+
+
+def _require_money(pool: Path, prediction: Prediction) -> None:
+    """Raise InfeasibleError where a pool's cap of the month does not cover a plan that starts now."""
+    from rubberband.app.month_cap import month_cap
+
+    now = time.time()
+    cap = month_cap(pool, now)
+    refused = None if cap is None else cap.refusal(prediction, now)
+    if refused is not None:
+        raise InfeasibleError(refused, shortest_jct_s=prediction.jct_s, cheapest_usd=prediction.cost_usd)
 
 
 def _planned(

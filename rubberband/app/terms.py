@@ -1,10 +1,11 @@
 """From an experiment to its estimate, with the sources of its figures: the one answer of every front door.
 
-The command line, the service and Python give the same JSON. No file is read; nothing is started or spent.
+The command line, the service and Python give the same JSON. Nothing is started or spent.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ from rubberband.values.profile import Profile
 from rubberband.values.start_times import StartTimes, start_times
 
 if TYPE_CHECKING:
+    from rubberband.app.month_cap import MonthCap
     from rubberband.cloud.aws import quota
     from rubberband.cloud.aws.calls import AwsSession
 
@@ -59,14 +61,21 @@ class Terms:
     """Measured start times of instances on this machine; None for other providers, or before a first run."""
     notes: tuple[str, ...] = ()
     """Remarks on these: stale prices, quotas. Every screen of an estimate shows them."""
+    month_cap: MonthCap | None = None
+    """The cap of the experiment's pool on a month's bill, and what is spent of it; None without a cap."""
 
 
 def local_terms(experiment: Experiment, home: Path) -> Terms:
-    """Terms of an experiment on this machine, as runs of `home` measured them; empty terms for any other provider."""
+    """Terms that this machine knows: its start times, as runs of `home` measured them, and the cap of the pool."""
     resources, name = experiment.resources, entrypoint_words(experiment.entrypoint)
+    cap = None
+    if resources.pool is not None:
+        from rubberband.app.month_cap import month_cap
+
+        cap = month_cap(Path(resources.pool), time.time())
     if not resources.kind.is_this_machine or name is None:
-        return Terms()
-    return Terms(starts=start_times(home, name, resources.max_instances))
+        return Terms(month_cap=cap)
+    return Terms(starts=start_times(home, name, resources.max_instances), month_cap=cap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +146,19 @@ def answer(
             *_planned_notes(best, experiment, found),
             *_notes(experiment, best.case, terms.table),
             *terms.notes,
+            *_cap_notes(best, terms, now),
         ),
         bill=bill_lines(best),
         size=sized,
     )
+
+
+def _cap_notes(best: Estimate, terms: Terms, now: float) -> tuple[str, ...]:
+    """Return the remark that the pool's money does not cover the plan; empty if it does."""
+    if terms.month_cap is None or best.prediction is None:
+        return ()
+    refused = terms.month_cap.refusal(best.prediction, now)
+    return () if refused is None else (f"pool: a run is refused now: {refused}.",)
 
 
 def _estimated(

@@ -553,7 +553,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="all-cost-in-the-first-month",
         harm="a plan that lasts into the next month leaves that month's money to others",
-        file="api/experiments/budgets.py",
+        file="rubberband/app/month_cap.py",
         old="month, next_at = month_begin(at), min(until, month_end(at))",
         new="month, next_at = month_begin(self.start_at), until",
         tests=("tests/unit/test_budgets.py",),

@@ -18,9 +18,9 @@ from rubberband.executor.core.events import (
     TrialReported,
 )
 from rubberband.executor.core.forecast import forecast
-from rubberband.executor.core.purse import MONEY_SLACK_USD
 from rubberband.executor.core.state import Lane, Phase
 from rubberband.planner.sampling import varies
+from rubberband.units import MONEY_SLACK_USD
 
 ROUNDING_S = 1e-6
 SHARE = 1e-6

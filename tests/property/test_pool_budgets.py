@@ -22,6 +22,7 @@ from rubberband.api.problems import Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
+from rubberband.app import month_cap
 from rubberband.cloud.pool import month_begin, month_end
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
@@ -164,7 +165,7 @@ def test_no_admitted_set_of_plans_passes_the_cap_of_a_month(submissions: list[As
     )
     admission = Admission(replace(pool, folder=None), cast(Store, store))
     admission.budgets = budgets.Budgets(pool, cast(Store, store))
-    with patch.object(budgets, "RemotePool", lambda folder: store):
+    with patch.object(month_cap, "RemotePool", lambda folder: store):
         for number, asked in enumerate(submissions):
             store.now += asked.after_s
             asyncio.run(_submit(admission, store, asked, f"e{number}"))

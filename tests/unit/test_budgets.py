@@ -13,10 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from rubberband.api.experiments.budgets import Budgets, Expense
+from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, with_limits
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
+from rubberband.app.month_cap import Expense
 from rubberband.client.client import raise_for
 from rubberband.cloud.pool import month_begin, month_end
 from rubberband.errors import InfeasibleError

@@ -1,0 +1,147 @@
+"""The cap of a pool on the bill of a calendar month (UTC), and what a plan takes of it.
+
+Each month has the part of a cost that its share of the GPU time is. Idle time of instances is not planned; the broker
+stops the pool at the cap in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rubberband.cloud.pool import RemotePool, month_begin, month_end
+from rubberband.errors import ProviderError
+from rubberband.planner.sharing import Span
+from rubberband.spec.pool import PoolFile, PoolFolder
+from rubberband.units import MONEY_SLACK_USD, format_instant, format_usd
+from rubberband.values.plan import Prediction
+
+_LONGEST_S = 10 * 366 * 24 * 3600.0
+"""A cost that is planned for later than this counts in the last month before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expense:
+    """A cost to come, and the GPUs for which it is paid: `spans`, one after the other from `start_at` on."""
+
+    cost_usd: float
+    start_at: float
+    spans: Sequence[Span]
+
+    def by_month(self, now: float) -> dict[float, float]:
+        """Return the begin of each month (Unix time) -> the part of the cost in it, by GPU time from `now` on."""
+        gpu_s, begin_at = {month_begin(max(now, self.start_at)): 0.0}, self.start_at
+        for span in self.spans:
+            end_at = begin_at + span.duration_s
+            at, until = max(begin_at, now), min(end_at, now + _LONGEST_S)
+            while at < until:
+                month, next_at = month_begin(at), min(until, month_end(at))
+                gpu_s[month] = gpu_s.get(month, 0.0) + span.gpus * (next_at - at)
+                at = next_at
+            begin_at = end_at
+        total_s = sum(gpu_s.values())
+        first = next(iter(gpu_s))
+        if total_s <= 0.0:
+            return {first: self.cost_usd}
+        return {month: self.cost_usd * seconds / total_s for month, seconds in gpu_s.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """A month whose cap an expense would pass."""
+
+    cap: MonthCap
+    expense: Expense
+    month: float
+    """Its begin, in Unix time."""
+    part_usd: float
+    """The part of the expense in it."""
+    next_at: float | None
+    """Begin of the first later month that has room for the whole expense; None if it is above the cap."""
+
+    @property
+    def left_usd(self) -> float:
+        return max(0.0, self.cap.cap_usd - self.cap.committed_usd.get(self.month, 0.0))
+
+    @property
+    def share(self) -> float:
+        """The share of the expense that there is room for."""
+        return self.left_usd / self.part_usd
+
+    def words(self, what: str = "this plan") -> str:
+        """Return the cap, what is used of it, and that `what` costs more."""
+        cap, cost_usd = self.cap, self.expense.cost_usd
+        used = f"{format_usd(cap.committed_usd.get(self.month, 0.0))} of {format_usd(cap.cap_usd)} are {cap.used_words}"
+        part = "" if self.part_usd == cost_usd else f", {format_usd(self.part_usd)} of it in that month"
+        return (
+            f"pool {cap.pool}'s max_usd_per_month: {used} in {datetime.fromtimestamp(self.month, UTC):%B %Y}, "
+            f"{format_usd(self.left_usd)} are left, and {what} costs {format_usd(cost_usd)}{part}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthCap:
+    """A pool's cap of each month, and what is used of it."""
+
+    pool: str
+    cap_usd: float
+    committed_usd: Mapping[float, float]
+    """Begin of a month (Unix time) -> what is used in it."""
+    used_words: str
+    """How it is used: `spent`, or also planned."""
+
+    def shortage(self, expense: Expense, now: float) -> Shortage | None:
+        """Return the month in which the cap leaves least for an expense; None if it fits into all months."""
+        found = [
+            Shortage(cap=self, expense=expense, month=month, part_usd=part_usd, next_at=self._next_at(month, expense))
+            for month, part_usd in expense.by_month(now).items()
+            if self.committed_usd.get(month, 0.0) + part_usd > self.cap_usd + MONEY_SLACK_USD
+        ]
+        return min(found, key=lambda one: one.share, default=None)
+
+    def refusal(self, prediction: Prediction, now: float) -> str | None:
+        """Return why a plan that starts `now` does not fit into the cap, and what to do; None if it fits."""
+        spans = [Span(gpus=1, duration_s=prediction.jct_s)]
+        found = self.shortage(Expense(cost_usd=prediction.cost_usd, start_at=now, spans=spans), now)
+        if found is None:
+            return None
+        ways = ["set a lower constraints.max_cost", "make the search smaller", "raise the cap"]
+        if found.next_at is not None:
+            ways[2] = f"start it from {format_instant(datetime.fromtimestamp(found.next_at, UTC))} on"
+        return f"{found.words()}; {', '.join(ways[:2])}, or {ways[2]}"
+
+    def _next_at(self, month: float, expense: Expense) -> float | None:
+        """Return the begin of the first month after `month` with room for all of it; None if that is above the cap."""
+        most_usd = self.cap_usd - expense.cost_usd + MONEY_SLACK_USD
+        if most_usd < 0.0:
+            return None
+        month = month_end(month)
+        while self.committed_usd.get(month, 0.0) > most_usd:
+            month = month_end(month)
+        return month
+
+
+def month_cap(path: Path, now: float) -> MonthCap | None:
+    """Return the cap of the pool of a folder, and what it has spent; None without a cap, and while no broker answers.
+
+    Raises InputError for a pool that was never up.
+    """
+    folder = PoolFolder(path=path)
+    pool = PoolFile(**folder.read())
+    if pool.max_usd_per_month is None:
+        return None
+    spent_usd = month_usd(folder)
+    if spent_usd is None:
+        return None
+    committed = {month_begin(now): spent_usd}
+    return MonthCap(pool=pool.name, cap_usd=pool.max_usd_per_month, committed_usd=committed, used_words="spent")
+
+
+def month_usd(folder: PoolFolder) -> float | None:
+    """Return a pool's bill of this month; None while no broker answers."""
+    with suppress(ProviderError):
+        return float(RemotePool(folder).glance()["usd"]["month"])
+    return None

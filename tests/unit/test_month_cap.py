@@ -1,0 +1,113 @@
+"""The cap of a pool's month, without a service: an estimate tells it, and a run is refused before it rents anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.app import run
+from rubberband.app.estimating import estimate
+from rubberband.app.month_cap import month_cap
+from rubberband.app.run import tune
+from rubberband.errors import Cancelled, InfeasibleError
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
+from rubberband.units import format_usd
+from tests.builders.experiment_words import MINIMAL
+from tests.builders.pools import broker, lending_pool
+from tests.builders.pools import mid_month as mid_month
+
+pytestmark = pytest.mark.usefixtures("mid_month")
+SPENT_USD = 0.16
+"""The bill of `lending_pool`: one instance for 160 s at 3.60 USD an hour."""
+
+
+def words(**constraints: Any) -> dict[str, Any]:
+    """Return an experiment of about 0.6 USD on the pool `team`."""
+    return {
+        **MINIMAL,
+        "entrypoint": "trials:train",
+        "constraints": {"deadline": "9h", **constraints},
+        "resources": {"pool": "team"},
+        "profile": {"seconds_per_iteration": {1: 60.0}},
+    }
+
+
+@pytest.fixture
+def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trials.py").write_text("def train(config): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@contextmanager
+def team(home: Path, cap_usd: float) -> Iterator[PoolFolder]:
+    """A pool with a cap, and with a bill of `SPENT_USD` this month."""
+    file = PoolFile(name="team", instances=1, gpus_per_instance=2, price_per_hour=3.6, max_usd_per_month=cap_usd)
+    with broker(lending_pool(), file, home) as folder:
+        yield folder
+
+
+@pytest.mark.usefixtures("trials")
+def test_an_estimate_warns_of_a_plan_that_the_cap_does_not_cover_and_a_run_refuses_it(home: Path) -> None:
+    with team(home, 0.5):
+        told = estimate(home=home, **words())
+        with pytest.raises(InfeasibleError) as refused:
+            tune(home=home, check=False, verbose=0, **words())
+    assert told.feasible
+    cost = format_usd(told.estimate.prediction.cost_usd)
+    left = format_usd(0.5 - SPENT_USD)
+    assert str(refused.value) == (
+        f"pool team's max_usd_per_month: {format_usd(SPENT_USD)} of 0.50 USD are spent in November 2026, {left} are "
+        f"left, and this plan costs {cost}; set a lower constraints.max_cost, make the search smaller, or raise the cap"
+    )
+    assert f"pool: a run is refused now: {refused.value}." in told.notes
+    assert not (home / "experiments" / "small").exists(), "nothing was begun"
+
+
+@pytest.mark.usefixtures("trials")
+def test_the_next_month_is_named_where_it_would_do(home: Path) -> None:
+    with team(home, 1.0 - 1e-9):
+        cost_usd = estimate(home=home, **words()).estimate.prediction.cost_usd
+    with team(home, cost_usd + SPENT_USD / 2.0), pytest.raises(InfeasibleError, match=r"or start it from 2026-12-01T"):
+        tune(home=home, check=False, verbose=0, **words())
+
+
+@pytest.mark.usefixtures("trials")
+def test_a_run_begins_where_the_cap_covers_it_or_a_service_has_admitted_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def created(*_: Any) -> None:
+        raise Cancelled("begun")
+
+    monkeypatch.setattr(run, "create", created)
+    with team(home, 5.0):
+        assert not any("refused" in note for note in estimate(home=home, **words()).notes)
+        with pytest.raises(Cancelled, match="begun"):
+            tune(home=home, check=False, verbose=0, **words())
+    folder = ExperimentFolder(home=home, name="small")
+    with team(home, 0.5):
+        experiment = Experiment(**on_pool(words(), home))
+        with pytest.raises(Cancelled, match="begun"):
+            run.run_experiment(experiment, folder, check=False, is_admitted=True)
+
+
+def test_no_cap_and_no_broker_are_no_cap(home: Path) -> None:
+    with team(home, 5.0) as folder:
+        found = month_cap(folder.path, time.time())
+        assert found is not None
+        assert sum(found.committed_usd.values()) == pytest.approx(SPENT_USD)
+        PoolFolder(path=home / "pools" / "free").write({"name": "free", "instances": 1, "gpus_per_instance": 1})
+    assert month_cap(folder.path, time.time()) is None
+    assert month_cap(home / "pools" / "free", time.time()) is None
