@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from typing import Any
 
 import pytest
@@ -19,7 +20,13 @@ settings.register_profile("long", settings.get_profile("fixed"))
 settings.register_profile("random", settings.get_profile("fixed"), derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-os.environ.pop("RUBBERBAND_STORE", None)  # what tests run must not get among the journals of whoever runs them
+_FOR_TESTS = ("RUBBERBAND_TEST_", "RUBBERBAND_SCREENSHOTS", "RUBBERBAND_POOL_SEEDS", "RUBBERBAND_FREEZE_OPENAPI")
+_OF_THE_USER = ("RUBBERBAND_", "RAY_", "AWS_", "CUDA_VISIBLE_DEVICES", "LC_", "LANG", "TZ", "COLUMNS")
+# The user's choices, time zone and language change neither results nor output of tests; `own_home` has their files.
+for _name in [name for name in os.environ if name.startswith(_OF_THE_USER) and not name.startswith(_FOR_TESTS)]:
+    del os.environ[_name]
+os.environ |= {"LC_ALL": "C.UTF-8", "TZ": "UTC"}
+time.tzset()
 # Workers of the tests share the cores: PyTorch's threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -43,6 +50,12 @@ class ByWhatIsShared(xdist.scheduler.LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShared:
     """Say which tests run in the same process."""
     return ByWhatIsShared(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give this process a home: what the user's runs measured changes estimates, and credentials change errors."""
+    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
 def pytest_collection_finish() -> None:

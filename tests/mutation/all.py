@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation import asynchronous, clouds, ec2, money, plans, service, training
+from tests.mutation import asynchronous, clouds, ec2, first_hour, money, plans, service, training
 from tests.mutation.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -13,5 +13,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *training.MUTANTS,
     *asynchronous.MUTANTS,
     *service.MUTANTS,
+    *first_hour.MUTANTS,
 )
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "names are of one bug each"

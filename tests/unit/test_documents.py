@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ import typer.main
 import yaml
 
 from rubberband.cli import app
+from rubberband.installation import default_home
 from rubberband.spec.loading import parse_experiment
 from tests.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks
 
@@ -36,8 +38,13 @@ def test_every_block_is_known() -> None:
 def test_readme_has_two_set_up_commands_that_ci_runs() -> None:
     assert [block.text.count("\n") for block in SET_UP] == [1, 1]
     ci = (ROOT / ".ci/run").read_text(encoding="utf-8")
-    assert "readme 0 >" in ci
-    assert "readme 1 >" in ci
+    assert -1 < ci.index("export HOME=") < ci.index("readme 0 >") < ci.index("readme 1 >"), "in one home, in this order"
+
+
+def test_tests_read_nothing_of_the_users_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """README's first command leaves measured start times there, which would change what its second one expects."""
+    assert default_home().is_relative_to(tmp_path_factory.getbasetemp().resolve())
+    assert not {"RUBBERBAND_SERVER", "AWS_PROFILE", "LANG"} & os.environ.keys()
 
 
 def test_readme_fits_two_screens() -> None:
