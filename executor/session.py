@@ -61,6 +61,8 @@ class Setup:
     configurations: Sequence[Mapping[str, Any]] | Mapping[int, Mapping[str, Any]]
     """By trial; empty in the header where a sampler that learns draws them."""
     seeds: Sequence[int]
+    data_seed: int | None = None
+    """Seed of what makes data, for all trials; None: an earlier version began the run, with one of each trial."""
     entrypoint: Entrypoint | None
     """None for a virtual run."""
     checkpoints: str
@@ -312,6 +314,7 @@ def make_ray_backend(
         entrypoint=setup.entrypoint,
         configs=setup.configurations,
         seeds=sampling.Seeds(setup.seeds, setup.experiment),
+        data_seed=setup.data_seed,
         metric=metric,
         store=store or open_store(setup.checkpoints),
         gpus_per_instance=offer.gpus,

@@ -82,6 +82,8 @@ class RayBackend:
     """By trial."""
     seeds: Sequence[int] | Mapping[int, int]
     """By trial."""
+    data_seed: int | None = None
+    """Seed of the data, for all trials; None: that of each trial."""
     metric: str
     store: CheckpointStore
     gpus_per_instance: int
@@ -188,6 +190,7 @@ class RayBackend:
             attempt=start.attempt,
             config=self.configs[start.trial],
             seed=self.seeds[start.trial],
+            data_seed=self.data_seed,
             metric=self.metric,
             rank=0,
             num_workers=len(start.gang),

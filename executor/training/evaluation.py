@@ -21,7 +21,7 @@ from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.means import Means, checked_weight, loss_and_metrics
 from rubberband.executor.training.runner import refused, to_float
-from rubberband.executor.training.sampler import reseed
+from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import Mean, TorchTrial
 
@@ -115,7 +115,7 @@ class Evaluation:
         segment = self._segment
         if not self.on_all_ranks and segment.rank > 0:
             return
-        reseed("setup", segment.seed)
+        reseed_data(segment.seed, segment.data_seed)
         dataset = self._trial.eval_dataset(segment.config)
         if dataset is None:
             return

@@ -52,7 +52,7 @@ from rubberband.executor.training.runner import (
     positive,
     refused,
 )
-from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, reseed
+from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler, SharePolicy, reseed, reseed_data
 from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.executor.training.step import OwnStep, TrainStep, check_own_step
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -70,6 +70,7 @@ class TorchRunner(Runner):
         self._gang = gang
         self._device = torch.device("cuda", 0) if segment.device == "cuda" else torch.device("cpu")
         trial.max_iterations = max(segment.max_iterations or 0, segment.until_iterations)
+        trial._data_seed = segment.data_seed
         reseed("setup", segment.seed)
         self._batch_size = positive("global_batch_size()", trial.global_batch_size(segment.config))
         self._limit: int | None = None
@@ -90,7 +91,7 @@ class TorchRunner(Runner):
     def _build_data(self) -> None:
         segment, trial = self._segment, self._trial
         collate = None if getattr(trial.collate, "__func__", None) is TorchTrial.collate else trial.collate
-        reseed("setup", segment.seed)
+        reseed_data(segment.seed, segment.data_seed)
         dataset = trial.train_dataset(segment.config)
         settings = LoaderSettings(
             num_workers=trial.num_workers,
@@ -307,6 +308,7 @@ class TorchRunner(Runner):
             "kind": "torch",
             "iterations": iterations,
             "seed": self._segment.seed,
+            "data_seed": self._segment.data_seed,
             "metrics": dict(metrics),
             "model": self._module.state_dict(),
             **self._states(),

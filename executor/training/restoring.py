@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError
@@ -14,7 +15,7 @@ from rubberband.executor.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint, Target
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.runner import expect, one_line, unpack
-from rubberband.executor.training.sampler import reseed
+from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
 from rubberband.units import shown
@@ -66,6 +67,7 @@ def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device:
     content = _checked(lambda: expect(loaded, "torch", found.iterations), target)
     trial = target()
     trial.max_iterations = found.iterations
+    trial._data_seed = content.get("data_seed")
     reseed("setup", content["seed"])
     model = trial.build_model(dict(found.configuration)).to(device)
     load = override_of(trial, "load_state_dict")
@@ -78,7 +80,15 @@ def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device:
     except Exception as error:
         raise _unlike(target, error) from error
     trial.config, trial.model = found.configuration, model.eval()
+    for method in ("train_dataset", "eval_dataset"):
+        vars(trial)[method] = partial(_dataset, trial, method, content["seed"])
     return trial
+
+
+def _dataset(trial: TorchTrial, method: str, seed: int, *args: Any, **kwargs: Any) -> Any:
+    """Make a dataset as the trained trial did."""
+    reseed_data(seed, trial._data_seed)
+    return getattr(type(trial), method)(trial, *args, **kwargs)
 
 
 def _plain(found: TrialResult, target: type[Trial], payload: bytes, device: str) -> Trial:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from rubberband.planner.balancing import scale_shares
 
-Stream = Literal["setup", "order", "train", "evaluate", "sample"]
+Stream = Literal["setup", "order", "train", "evaluate", "sample", "data"]
 """Purpose of the randomness; streams of the same seed are independent."""
 
-_STREAMS: dict[Stream, int] = {"setup": 0, "order": 1, "train": 2, "evaluate": 3, "sample": 4}
+_STREAMS: dict[Stream, int] = {"setup": 0, "order": 1, "train": 2, "evaluate": 3, "sample": 4, "data": 5}
 
 
 def seed_sequence(stream: Stream, seed: int, *place: int) -> np.random.SeedSequence:
@@ -37,6 +37,17 @@ def reseed(stream: Stream, seed: int, *place: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(int(words[2]))
+
+
+def reseed_data(seed: int, data_seed: int | None) -> None:
+    """Set them for what makes data: by the experiment's seed, so that all trials have the same.
+
+    None: the run was begun by an earlier version, and keeps the data that follow from the trial's `seed`.
+    """
+    if data_seed is None:
+        reseed("setup", seed)
+    else:
+        reseed("data", data_seed)
 
 
 Indices = NDArray[np.int64]

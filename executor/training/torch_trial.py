@@ -53,8 +53,9 @@ class TorchTrial(ABC):
     """One configuration's training in PyTorch, written as small methods so that the gang can be resized at any time.
 
     A gang runs one object per worker, made without arguments. Before every `build_…` and `…_dataset` method the
-    random states of Python, NumPy and torch are set from the trial's seed alone, so that all ranks agree; before
-    every iteration, from seed, iteration and rank, so that resuming from a checkpoint is exact.
+    random states of Python, NumPy and torch are set, so that all ranks agree: for datasets from the experiment's seed,
+    the same in all trials, and else from the trial's; before every iteration, from the trial's seed, iteration and
+    rank, so that resuming from a checkpoint is exact.
     """
 
     batch_size: int = 128
@@ -118,6 +119,8 @@ class TorchTrial(ABC):
     """Its configuration; only of a trial that `Result.load_best` returned."""
     model: torch.nn.Module
     """The trained model; only of a trial that `Result.load_best` returned."""
+    _data_seed: int | None = None
+    """The segment's; set before any method is called."""
 
     @abstractmethod
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:

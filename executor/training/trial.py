@@ -40,7 +40,8 @@ class Trial(ABC):
 
     The order of calls is `setup`, `load` (when resuming), then `iterate` and `save` in turn, and `close`. A gang runs
     one object per worker; the trial itself shares the work among them. Before `setup` and every `iterate`, the random
-    states of Python and NumPy are set from the trial's seed, the iteration and the rank.
+    states of Python and NumPy are set from the trial's seed, the iteration and the rank. So data that `setup` makes at
+    random differ between trials; pass a generator with a seed of your own.
     """
 
     checkpoint_every: ClassVar[int] = 1

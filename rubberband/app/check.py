@@ -259,6 +259,7 @@ def _segment(experiment: Experiment, trial: int, configuration: Mapping[str, Any
         attempt=1,
         config=configuration,
         seed=seed,
+        data_seed=experiment.search.sampler.seed,
         metric=experiment.search.metric,
         rank=0,
         num_workers=1,

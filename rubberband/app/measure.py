@@ -391,6 +391,7 @@ def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: Ex
         provider=experiment.resources.provider,
         configurations=() if experiment.search.sampler.learns else experiment.configurations(),
         seeds=trial_seeds(experiment),
+        data_seed=experiment.search.sampler.seed,
         entrypoint=entrypoint,
         checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints), f"{experiment.name}-{run}"),
         run=run,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rubberband.errors import InputError
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.installation import install_hint
-from rubberband.integrations.lightning_data import Loaders, loader_of, overrides, prepare
+from rubberband.integrations.lightning_data import Loaders, loader_of, overrides, prepare, seeded
 from rubberband.integrations.lightning_log import Log, Now
 
 if TYPE_CHECKING:
@@ -160,7 +160,9 @@ class _Source:
         self._config = config
         self._module: Any = None
         self.place = _Place(self, trial)
-        self.datamodule = trial.build_datamodule(config)
+        self._data_seed = trial._data_seed
+        with seeded(self._data_seed, 0):
+            self.datamodule = trial.build_datamodule(config)
         if self.datamodule is not None:
             _check(self.datamodule, "LightningDataModule", f"{self._name}.build_datamodule()")
             self.datamodule.trainer = self.place
@@ -172,11 +174,13 @@ class _Source:
             module = _check(self._trial.build_module(config), "LightningModule", f"{self._name}.build_module()")
             if not module.automatic_optimization:
                 raise ValueError(f"{type(module).__name__} sets automatic_optimization = False; {_OWN_STEP}")
-            if self.datamodule is None:
-                prepare(module)
+            if has_data := self.datamodule is None:
+                with seeded(self._data_seed, 1):
+                    prepare(module)
             module.trainer = self.place
             module.configure_model()
-            module.setup("fit")
+            with seeded(self._data_seed if has_data else None, 2):
+                module.setup("fit")
             module.trainer = None  # a model that is only loaded can go to a Trainer
             self._module = module
         return self._module
@@ -190,12 +194,15 @@ class _Source:
                 source = self.module(self._config)
                 source.trainer = self.place
             else:
-                prepare(source)
-                source.setup("fit")
-            self._loaders = Loaders(
-                train=loader_of(source, "train_dataloader"),
-                val=loader_of(source, "val_dataloader") if overrides(source, "val_dataloader") else None,
-            )
+                with seeded(self._data_seed, 1):
+                    prepare(source)
+                with seeded(self._data_seed, 2):
+                    source.setup("fit")
+            with seeded(self._data_seed, 3):
+                self._loaders = Loaders(
+                    train=loader_of(source, "train_dataloader"),
+                    val=loader_of(source, "val_dataloader") if overrides(source, "val_dataloader") else None,
+                )
         return self._loaders
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rubberband.executor.training.sampler import reseed
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
@@ -94,6 +99,27 @@ def loader_of(source: Any, method: str) -> DataLoader[Any]:
         name = type(sampler).__name__
         raise ValueError(f"{what} draws by a {name}, and RubberBand draws by itself; use shuffle=True, or a Subset")
     return loader
+
+
+@contextmanager
+def seeded(data_seed: int | None, place: int) -> Iterator[None]:
+    """Let data be made by the experiment's seed, and restore the random states after it; None: leave them alone.
+
+    Each `place` has random numbers of its own, however many another one takes.
+    """
+    import torch
+
+    if data_seed is None:
+        yield
+        return
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=()):
+        reseed("data", data_seed, place)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def prepare(source: Any) -> None:

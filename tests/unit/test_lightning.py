@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -265,6 +267,66 @@ def test_the_module_may_have_the_loaders_itself(store):
             return Whole(config["lr"])
 
     assert train(Trial, store)[-1].metrics["val_loss"] < 0.5
+
+
+class Split:
+    """Draws in `prepare_data`, and divides at random in `setup`."""
+
+    def prepare_data(self):
+        torch.rand(1), random.random(), np.random.rand()
+
+    def setup(self, stage):
+        self.fit_part, self.val_part = random_split(samples(), [45, 15])
+
+    def train_dataloader(self):
+        return DataLoader(self.fit_part, batch_size=8)
+
+    def val_dataloader(self):
+        return DataLoader(self.val_part, batch_size=4)
+
+
+class SplitData(Split, L.LightningDataModule):
+    """Has its data apart from the module."""
+
+
+class Drawing(Net):
+    """Notes its data and its random numbers."""
+
+    drawn: ClassVar[list[Any]] = []
+
+    def configure_model(self):
+        numbers = [self.body[0].bias[0].item(), torch.rand(1).item(), random.random(), np.random.rand()]
+        self.drawn.append(numbers)
+
+    def on_train_start(self):
+        source = self.trainer.datamodule or self
+        self.drawn.append([source.val_part.indices])
+
+
+class SplitDrawing(Split, Drawing):
+    """Has its data itself."""
+
+
+class SplitTrial(LightningTrial):
+    """Its configuration says where the data are."""
+
+    def build_module(self, config):
+        return SplitDrawing(0.1) if config["in_module"] else Drawing(0.1)
+
+    def build_datamodule(self, config):
+        return None if config["in_module"] else SplitData()
+
+
+@pytest.mark.parametrize("in_module", [False, True])
+def test_all_trials_have_the_same_data_and_weights_of_their_own(store, in_module):
+    found = []
+    for seed, data_seed in ((11, 3), (12, 3), (12, 4)):
+        Drawing.drawn.clear()
+        train(SplitTrial, store, until_iterations=1, seed=seed, data_seed=data_seed, config={"in_module": in_module})
+        found.append(list(Drawing.drawn))
+    (numbers, data), (other_numbers, other_data), (same_numbers, elsewhere) = found
+    assert data == other_data != elsewhere
+    assert numbers != other_numbers == same_numbers, "the trial's random states do not depend on its data"
 
 
 def test_all_workers_may_evaluate_where_means_are_logged(store):

@@ -1,0 +1,51 @@
+"""Planted bugs of what people bring: data, files and modules that are read past without a word."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+_DATA = ("tests/unit/test_data_seed.py",)
+_LIGHTNING = ("tests/unit/test_lightning.py",)
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="training-data-by-the-trial",
+        harm="trials train on parts that others are evaluated on",
+        file="executor/training/loop.py",
+        old="reseed_data(segment.seed, segment.data_seed)",
+        new='reseed("setup", segment.seed)',
+        tests=_DATA,
+    ),
+    Mutant(
+        name="evaluation-data-by-the-trial",
+        harm="each trial is evaluated on a part of its own, and some are stopped by luck",
+        file="executor/training/evaluation.py",
+        old="reseed_data(segment.seed, segment.data_seed)",
+        new='reseed("setup", segment.seed)',
+        tests=_DATA,
+    ),
+    Mutant(
+        name="old-runs-get-new-data",
+        harm="a run of an earlier version is resumed with other data: it has seen what it is evaluated on",
+        file="executor/training/sampler.py",
+        old="    if data_seed is None:\n        reseed",
+        new="    if False:\n        reseed",
+        tests=_DATA,
+    ),
+    Mutant(
+        name="lightning-data-by-the-trial",
+        harm="the parts of a data module's setup differ from trial to trial",
+        file="rubberband/integrations/lightning_data.py",
+        old="    if data_seed is None:\n        yield",
+        new="    if True:\n        yield",
+        tests=_LIGHTNING,
+    ),
+    Mutant(
+        name="data-take-the-random-state",
+        harm="weights of a module that holds its data depend on how many random numbers the data take",
+        file="rubberband/integrations/lightning_data.py",
+        old="            random.setstate(python)\n            np.random.set_state(numpy)",
+        new="            pass",
+        tests=_LIGHTNING,
+    ),
+)

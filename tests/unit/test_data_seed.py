@@ -1,0 +1,152 @@
+"""Data that are made at random: the same in all trials of an experiment, in every gang, resume and restored trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset, random_split
+
+import rubberband
+from rubberband.app.cases import Spent
+from rubberband.app.measure import make_setup
+from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.result import TrialResult
+from rubberband.executor.session import Setup
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.restoring import restore_trial
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.segment import SegmentReport
+from rubberband.spec.search import Sampler
+from tests.builders import segments
+from tests.builders.experiments import experiment
+
+SEGMENT = replace(segments.SEGMENT, data_seed=5, until_iterations=2)
+
+
+class Split(rubberband.TorchTrial):
+    """Holds out a part at random, in each of the two methods; notes the parts, the first weights and the order."""
+
+    batch_size = 8
+    seen: ClassVar[dict[str, Any]] = {}
+
+    def build_model(self, config):
+        model = nn.Linear(1, 1)
+        self.seen["weight"] = model.weight.item()
+        return model
+
+    def build_optimizer(self, config, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def parts(self):
+        return random_split(TensorDataset(torch.arange(40.0).unsqueeze(1)), [30, 10])
+
+    def train_dataset(self, config):
+        train = self.parts()[0]
+        self.seen["train"] = list(train.indices)
+        return train
+
+    def eval_dataset(self, config):
+        held_out = self.parts()[1]
+        self.seen["eval"] = list(held_out.indices)
+        return held_out
+
+    def loss(self, model, batch):
+        self.seen.setdefault("order", batch[0].flatten().tolist())
+        return model(batch[0] / 40).square().mean()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return open_store(str(tmp_path))
+
+
+def trained(store: CheckpointStore, **changes: Any) -> tuple[Mapping[str, Any], SegmentReport]:
+    Split.seen.clear()
+    last = list(run_segment(Entrypoint.from_object(Split), replace(SEGMENT, **changes), store))[-1]
+    assert isinstance(last, SegmentReport), last
+    return dict(Split.seen), last
+
+
+def test_trials_have_the_same_parts_and_their_own_weights_and_order(store):
+    one, _ = trained(store, seed=11)
+    other, _ = trained(store, seed=12)
+    assert one["train"] == other["train"]
+    assert one["eval"] == other["eval"]
+    assert sorted(one["train"] + one["eval"]) == list(range(40)), "the parts are of one division"
+    assert one["weight"] != other["weight"]
+    assert one["order"] != other["order"]
+
+
+def test_another_seed_of_the_experiment_divides_otherwise(store):
+    assert trained(store, data_seed=5)[0]["eval"] != trained(store, data_seed=6)[0]["eval"]
+
+
+def test_a_run_of_an_earlier_version_keeps_the_parts_of_each_trial(store):
+    one, other = trained(store, seed=11, data_seed=None)[0], trained(store, seed=12, data_seed=None)[0]
+    assert one["eval"] != other["eval"]
+    assert one["eval"] == [17, 19, 35, 3, 21, 7, 22, 2, 14, 27], "as version 0.1 divided them"
+
+
+def test_a_resumed_trial_has_the_same_parts(store):
+    whole, report = trained(store)
+    resumed, _ = trained(store, from_iterations=2, until_iterations=3, checkpoint=report.checkpoint)
+    assert resumed["train"] == whole["train"]
+    assert resumed["eval"] == whole["eval"]
+
+
+@pytest.mark.parametrize("data_seed", [5, None])
+def test_a_restored_trial_makes_the_parts_that_it_was_trained_with(store, data_seed):
+    seen, report = trained(store, data_seed=data_seed)
+    found = TrialResult(
+        trial=4,
+        status="completed",
+        configuration={},
+        iterations=2,
+        metrics=report.metrics,
+        failures=0,
+        failure=None,
+        checkpoint=report.checkpoint,
+        curve=(),
+    )
+    trial = restore_trial(found, Split, is_simulated=False)
+    torch.manual_seed(0)
+    assert list(trial.eval_dataset({}).indices) == seen["eval"]
+    assert list(trial.train_dataset(config={}).indices) == seen["train"]
+
+
+def test_the_header_of_an_earlier_version_names_no_seed_for_data():
+    plain = {
+        "provider": "local",
+        "configurations": [],
+        "seeds": [1],
+        "entrypoint": None,
+        "checkpoints": "c",
+        "lease_s": 30.0,
+        "experiment": {},
+    }
+    assert Setup.from_json(plain).data_seed is None
+    assert Setup.from_json({**plain, "data_seed": 3}).data_seed == 3
+
+
+def test_a_run_has_the_seed_of_its_sampler(tmp_path):
+    asked = experiment()
+    search = asked.search.model_copy(update={"sampler": Sampler(type="random", seed=9)})
+    asked = asked.model_copy(update={"search": search})
+    setup = make_setup(asked, None, ExperimentFolder(home=tmp_path, name="test"), Spent())
+    assert Setup.from_json(json.loads(json.dumps(setup.to_json()))).data_seed == 9
