@@ -566,4 +566,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new="return row.words",
         tests=("tests/unit/test_admission.py",),
     ),
+    Mutant(
+        name="late-price-of-a-gone-instance",
+        harm="spot prices that are known after an instance has ended are not in the bill: max_cost is passed",
+        file="executor/core/instances.py",
+        old="            state.fleet.price_gone_again()\n",
+        new="            pass\n",
+        tests=("tests/unit/test_purse.py", "tests/unit/test_controller_cloud.py"),
+    ),
 )

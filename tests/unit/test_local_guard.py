@@ -6,10 +6,12 @@ import os
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rubberband.cloud.local.instance import Record, _Guard, save
+from rubberband.cloud.local import guarding
+from rubberband.cloud.local.instance import Record, _Guard, load, save
 
 LEASE_S = 30.0
 
@@ -71,3 +73,49 @@ def test_a_driver_that_slept_with_its_machine_has_a_lease_of_time_to_put_the_end
     guard = _Guard(path, record, lease, LEASE_S, stop, lambda: stop.now)
     assert guard._watch(node) == "lease expired"
     assert stop.now == pytest.approx(ends_at, abs=2.0)
+
+
+def _recorded(folder: Path, **facts: Any) -> Path:
+    """Write the record of an instance that was requested at 1000 s, and return its path."""
+    path, lease = folder / "a.json", folder / "lease"
+    lease.touch()
+    os.utime(lease, (9000.0, 9000.0))
+    record = Record(
+        name="a",
+        experiment="x",
+        directory=str(folder),
+        command=(),
+        temp_dir=str(folder / "none"),
+        devices=(),
+        address="",
+        requested_at=1000.0,
+        **facts,
+    )
+    save(path, record, 1000.0)
+    return path
+
+
+def test_an_instance_whose_process_was_killed_ended_at_its_last_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _recorded(tmp_path, running_at=1000.0, pid=1)
+    stop = Waiting({})
+    guard = _Guard(path, load(path), tmp_path / "lease", LEASE_S, stop, lambda: stop.now)
+    while stop.now < 1600.0:
+        assert guard._ends() is None
+        stop.wait(10.0)
+    monkeypatch.setattr(guarding, "time_of", lambda _folder: 5000.0)
+    seen = guarding.observe(path)
+    assert (seen.ended_at, seen.reason) == (1590.0, "its process died"), "nobody looked for an hour, which costs nothing"
+    assert guarding.observe(path) == seen
+
+
+def test_an_instance_whose_driver_died_before_it_was_started_is_given_up_in_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _recorded(tmp_path)
+    monkeypatch.setattr(guarding, "time_of", lambda _folder: 1060.0)
+    assert guarding.observe(path).ended_at is None, "a busy machine may take a minute to start a process"
+    monkeypatch.setattr(guarding, "time_of", lambda _folder: 1300.0)
+    seen = guarding.observe(path)
+    assert (seen.ended_at, seen.reason) == (1300.0, "its process never started")

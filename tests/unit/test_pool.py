@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool import pool as module
 from rubberband.cloud.pool.events import Opened, SliceReturned
+from rubberband.cloud.pool.journal import PoolJournal
 from rubberband.cloud.pool.server import standing
+from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import JournalError, ProviderError
 from rubberband.values.offer import Offer, Spot
@@ -34,15 +37,28 @@ class World:
 
     limits: PoolLimits = LIMITS
     clock: VirtualClock = field(default_factory=lambda: VirtualClock(1_700_000_000.0))
-    journal: MemoryJournal = field(default_factory=MemoryJournal)
+    journal: PoolJournal = field(default_factory=MemoryJournal)
 
     def __post_init__(self) -> None:
         self.below = VirtualProvider("pool", self.clock, offer=OFFER)
         self.reopen()
 
-    def reopen(self) -> None:
+    def reopen(self, compact_events: int = 20_000) -> None:
         """Replace the broker, as after a crash."""
-        self.pool = Pool(self.below, self.journal, self.limits, self.clock.now, start=lambda work: work())
+        self.pool = Pool(
+            self.below,
+            self.journal,
+            self.limits,
+            self.clock.now,
+            start=lambda work: work(),
+            compact_events=compact_events,
+        )
+
+    def compact(self) -> None:
+        """Let a new broker replace the journal by its state, and the next one read that."""
+        self.reopen(1)
+        self.pool.look()
+        self.reopen()
 
     def wait(self, seconds: float) -> None:
         """Let time pass, with a broker that looks every second."""
@@ -325,19 +341,9 @@ def test_a_long_journal_is_replaced_by_the_state_that_it_led_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HISTORY_S", 1000.0)
-    world, journal = World(), FileJournal(tmp_path)
-
-    def reopen(compact_events: int) -> None:
-        world.pool = Pool(
-            world.below,
-            journal,
-            LIMITS,
-            world.clock.now,
-            start=lambda work: work(),
-            compact_events=compact_events,
-        )
-
-    reopen(10_000)
+    world = World()
+    world.journal = FileJournal(tmp_path)
+    world.reopen()
     world.ask("old")
     world.wait(60)
     world.pool.release("old", "i")
@@ -348,11 +354,11 @@ def test_a_long_journal_is_replaced_by_the_state_that_it_led_to(
     world.wait(60)
     world.pool.release("b", "i")
     before = standing(world.pool, "team")
-    reopen(5)
+    world.reopen(5)
     assert len((tmp_path / "journal.jsonl").read_text().splitlines()) > 5, "only a look compacts"
     world.pool.look()
     assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 1
-    reopen(10_000)
+    world.reopen()
     after = standing(world.pool, "team")
     assert [tenant["tenant"] for tenant in after["tenants"]] == ["a", "b", "c"], "what ended long ago is in the sums"
     usd = ("bill", "lent", "idle", "per_hour")
@@ -364,6 +370,121 @@ def test_a_long_journal_is_replaced_by_the_state_that_it_led_to(
     world.ask("d")
     world.wait(30)
     assert world.machine("d") == "m2", "no name is used twice"
+
+
+def test_a_long_life_keeps_its_sums_however_often_its_journal_is_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HISTORY_S", 1000.0)
+    world = World()
+    for tenant in "abc":
+        world.ask(tenant, gpus=3)
+        world.wait(60)
+        world.pool.release(tenant, "i")
+        world.wait(1200)  # its machine has ended, and is history
+        world.compact()
+    now, state = world.clock.now(), world.pool.state
+    assert not state.machines
+    assert state.bill_usd(now) == pytest.approx(world.below.bill_usd(now))
+    assert state.idle_usd(now) == pytest.approx(state.bill_usd(now) - 3 * 50 * 0.001 * 3 / 4)
+    world.ask("d")
+    assert world.machine("d") == "m4", "no name is used twice"
+
+
+OCTOBER = 1_696_118_400.0
+"""2023-10-01, UTC."""
+
+
+def test_the_cap_counts_the_first_day_of_a_month_on_its_last_day_also_after_a_compaction() -> None:
+    world = World(replace(LIMITS, max_usd_per_month=0.5), clock=VirtualClock(OCTOBER))
+    world.ask("a")
+    world.wait(460)
+    world.pool.release("a", "i")
+    world.wait(2)
+    world.clock.advance_to(OCTOBER + 30.9 * 24 * 3600.0)
+    world.compact()
+    now = world.clock.now()
+    assert world.pool.state.month_usd(now) == pytest.approx(world.below.bill_usd(now))
+    world.ask("b")
+    world.wait(2)
+    assert "max_usd_per_month" in world.pool.describe("b")[0].status.reason
+    world.clock.advance_to(OCTOBER + 31 * 24 * 3600.0)
+    world.ask("b", "j")
+    world.wait(11)
+    assert world.state("b", "j") == "running", "the next month has a budget of its own"
+
+
+@pytest.mark.parametrize("zone", ["America/Los_Angeles", "Pacific/Kiritimati"])
+def test_a_month_is_that_of_utc_wherever_the_pool_runs(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spent_by(at: float) -> float:
+        world = World(clock=VirtualClock(at))
+        world.ask("a")
+        world.wait(110)
+        return world.pool.state.month_usd(world.clock.now())
+
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        over_midnight, before_midnight = spent_by(OCTOBER - 80.0), spent_by(OCTOBER - 3600.0)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert before_midnight == pytest.approx(0.1, abs=1e-3)
+    assert over_midnight == pytest.approx(0.03, abs=1e-3), "the rest is the bill of September"
+
+
+class SlowToEnd(VirtualProvider):
+    """Answers a release only 4 s after the first request, as a provider that is busy."""
+
+    def release(self, instance: str) -> InstanceDescription:
+        """Raises ProviderError before."""
+        asked_at = self.__dict__.setdefault("asked_at", {}).setdefault(instance, self._clock.now())
+        if self._clock.now() < asked_at + 4.0:
+            raise ProviderError("busy; try again")
+        return super().release(instance)
+
+
+@pytest.mark.parametrize("begun_s", [0.1, 0.6, 1.1, 1.6])
+def test_the_bill_of_a_month_keeps_its_cap_also_if_a_look_is_late_and_a_release_slow(begun_s: float) -> None:
+    world = World(replace(LIMITS, max_usd_per_month=0.5, release_margin_s=4.0))
+    world.below = SlowToEnd("pool", world.clock, offer=OFFER, fate_of=lambda *_: Fate(lease_late_s=2.0))
+    world.reopen()
+    world.ask("a")
+    world.clock.advance_to(world.clock.now() + 10.0 + begun_s)
+    while world.below.describe()[0].ended_at is None:
+        world.pool.look()
+        world.pool.renew("a", world.clock.now() + 60.0)
+        world.clock.advance_to(world.clock.now() + 2.0)
+    assert world.below.bill_usd(world.clock.now()) <= 0.5
+    assert world.below.describe()[0].reason == "", "it was released, before its lease had to end it"
+
+
+class PricesLate(VirtualProvider):
+    """Knows the price of an hour only when the hour is over, as EC2's history of spot prices may."""
+
+    def status(self, instance: str) -> InstanceDescription:
+        """One instance; its last hour has no price for the first minute after its end."""
+        found = super().status(instance)
+        now, prices = self._clock.now(), found.hour_prices_usd
+        if prices and (found.ended_at is None or now < found.ended_at + 60.0):
+            return replace(found, hour_prices_usd=prices[:-1])
+        return found
+
+
+def test_a_price_that_is_known_after_a_machine_has_ended_is_in_the_bill() -> None:
+    world = World(limits=replace(LIMITS, market="spot"))
+    spotted = replace(OFFER, spot=Spot(price_usd_per_hour=0.9, interruptions_per_hour=0.0))
+    fate = Fate(hour_prices_usd=(1.0, 2.0))
+    world.below = PricesLate("pool", world.clock, offer=spotted, fate_of=lambda *_: fate)
+    world.reopen()
+    world.ask("a", market="spot")
+    world.wait(11)
+    world.pool.renew("a", world.clock.now() + 5000.0)
+    world.wait(4000)
+    world.pool.release("a", "i")
+    world.wait(130)
+    assert world.below.describe()[0].ended_at is not None
+    world.wait(60)
+    now = world.clock.now()
+    assert world.pool.state.bill_usd(now) == pytest.approx(world.below.bill_usd(now))
 
 
 def test_a_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from rubberband.executor.core.events import (
     CancelRequested,
     DriverResumed,
     Event,
+    InstanceLost,
+    InstancePriced,
     InstanceReleased,
     InstanceRunning,
     Started,
@@ -104,3 +106,19 @@ def test_the_head_costs_nothing_between_an_end_and_a_resume() -> None:
     story.tell(DriverResumed, live=(), ended=())
     assert budget.bill_usd(job, state, state.now) == pytest.approx(before_usd, abs=0.001)
     assert budget.purse(job, state).spent_usd(state.now) == pytest.approx(before_usd, abs=0.001)
+
+
+@pytest.mark.parametrize("hour_usd", [(0.1,), (3.0,)], ids=["cheaper", "dearer"])
+def test_a_price_that_is_known_after_an_instance_has_gone_is_in_what_is_left_of_the_budget(
+    hour_usd: tuple[float, ...],
+) -> None:
+    story = Story(dataclasses.replace(SPOT, max_cost_usd=5.0))
+    story.tell(Started)
+    story.ready("i-001", "i-002")
+    story.tell(InstanceLost, instance="i-002", ended_at=story.at, reason="taken away", preempted=True)
+    job, state = story.controller.job, story.state
+    at_once_usd = budget.purse(job, state).spent_usd(state.now)
+    story.tell(InstancePriced, instance="i-002", hour_prices_usd=hour_usd)
+    told_usd, spent_usd = budget.bill_usd(job, state, state.now), budget.purse(job, state).spent_usd(state.now)
+    assert spent_usd == pytest.approx(told_usd)
+    assert abs(spent_usd - at_once_usd) > 0.005
