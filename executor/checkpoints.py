@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
-from rubberband.atomic import new_file, sync_directory, write_atomically, write_new
+from rubberband.atomic import make_directories, new_file, sync_directory, write_atomically, write_new
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.installation import install_hint
@@ -32,7 +32,7 @@ MARK = "rubberband-store"
 _LONGEST_MARK = 64
 Payload = bytes | Callable[[Path], None]
 """A checkpoint: its bytes, or a function that writes them to a new file and raises OSError or CheckpointError."""
-_LONGEST_PROBE_BYTES = 2**26
+_LEAST_PROBE_BYTES, _LONGEST_PROBE_BYTES = 2**16, 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,8 @@ def open_store(url: str) -> CheckpointStore:
         return store
     probe = store.directory / f".probe-{uuid.uuid4().hex}"
     try:
-        store.directory.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
+        make_directories(store.directory)
+        probe.write_bytes(bytes(_LEAST_PROBE_BYTES))
         probe.unlink()
     except OSError as error:
         raise InputError(
@@ -152,7 +152,7 @@ def probe(store: CheckpointStore, trial: int = 0, size_bytes: int = 0) -> None:
     if store.mark and found != store.mark:
         raise _other(store.url, store.mark, found, "")
     try:
-        store.discard(store.save(trial, 0, bytes(min(size_bytes, _LONGEST_PROBE_BYTES))))
+        store.discard(store.save(trial, 0, bytes(min(max(size_bytes, _LEAST_PROBE_BYTES), _LONGEST_PROBE_BYTES))))
     except StoreAwayError:
         raise
     except CheckpointError as error:

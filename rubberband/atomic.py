@@ -60,6 +60,17 @@ def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> N
             os.fsync(file.fileno())
 
 
+def make_directories(path: Path) -> None:
+    """Make a directory and its parents, unless they are there; new ones survive a power cut once this returns.
+
+    Raises OSError.
+    """
+    if not path.is_dir():
+        make_directories(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory survive a power cut."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)

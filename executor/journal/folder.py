@@ -16,6 +16,7 @@ from typing import IO
 
 import sqlalchemy as sql
 
+from rubberband.atomic import make_directories
 from rubberband.errors import InputError, NameTakenError
 from rubberband.executor.journal.database import shown_url
 from rubberband.executor.journal.journal import journalled, sqlite_url
@@ -162,7 +163,7 @@ class ExperimentFolder:
         """Make the folder. Raises NameTakenError if the experiment exists, InputError if it cannot be made."""
         self.require_free()
         try:
-            self.logs.mkdir(parents=True, exist_ok=True)
+            make_directories(self.logs)
         except OSError as error:
             raise InputError(_unwritable(self.path, error)) from None
 

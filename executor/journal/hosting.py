@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from rubberband.atomic import write_atomically
+from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import EXCLUSIVE, SHARED, ExperimentFolder, locked
 from rubberband.values.plan import Policy
@@ -89,7 +89,7 @@ _Note = TypeVar("_Note", HostedRun, Mark, Ending)
 def write_order(folder: ExperimentFolder, order: HostedRun) -> None:
     """Write an order, without the store, readable by this user alone. Raises InputError."""
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        make_directories(folder.path)
         data = TypeAdapter(HostedRun).dump_json(order, exclude={"store"})
         write_atomically(folder.order, data, durable=True, mode=0o600)
     except OSError as error:
@@ -149,7 +149,7 @@ def holding(folder: ExperimentFolder, wait_s: float = _LAST_S) -> Iterator[int |
     Raises InputError if the folder cannot be written.
     """
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        make_directories(folder.path)
         lock = os.open(folder.process_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InputError(f"{folder.path} cannot be written ({error.strerror}); make room or give access") from None

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from rubberband.atomic import write_atomically
+from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.core import rules
 from rubberband.executor.core.controller import Controller
@@ -80,7 +80,7 @@ class Inbox(Requests):
         if path.exists():
             return
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_directories(self._folder)
             write_atomically(path, _stored.dump_json(request), durable=True)
         except OSError as error:
             reason = error.strerror or str(error)

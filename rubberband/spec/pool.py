@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from rubberband.atomic import write_atomically
+from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.spec.fields import Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
 from rubberband.spec.resources import Aws, SpotMarket
@@ -142,7 +142,7 @@ class PoolFolder:
     def write(self, words: Mapping[str, Any]) -> None:
         """Keep the pool file, and let brokers start. Raises InputError if it cannot be written."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directories(self.path)
             write_atomically(self.file, json.dumps(words, indent=1).encode(), durable=True)
             self.closed.unlink(missing_ok=True)
         except OSError as error:

@@ -97,6 +97,7 @@ def _copy(tree: Path) -> Path:
 def _pytest(tree: Path, tests: Iterable[str], timeout_s: float, *options: str) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy, in one process, without what a run leaves behind. Raises TimeoutExpired."""
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    command.append(f"--basetemp={tree}.tmp")  # else a run beside it may remove this one's folders: no bug of the tree's
     environment = os.environ | {"PYTHONPATH": str(tree)}
     run = subprocess.Popen(
         [*command, "-q", "-m", "not long", "--no-header", "--tb=short", "-rfE", *options, *tests],
@@ -166,7 +167,7 @@ def _judge(mutant: Mutant, tree: Path) -> Judged:
     failed = next(
         (line for line in lines if line.startswith(("FAILED tests", "ERROR tests"))), lines[-1] if lines else ""
     )
-    if found.returncode == 1:
+    if found.returncode == 1 and failed.startswith(("FAILED", "ERROR")):
         return judged("caught", failed.partition(" - ")[0])
     return judged("missed" if found.returncode == 0 else "broken", "" if found.returncode == 0 else failed)
 

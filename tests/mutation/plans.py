@@ -265,4 +265,14 @@ MUTANTS: tuple[Mutant, ...] = (
         new="np.where(np.asarray(instances) > 1, local, local)",
         tests=("tests/unit/test_goodput_model.py", "tests/property/test_goodput_planning.py"),
     ),
+    Mutant(
+        name="smallest-remainders-first",
+        harm="a batch is divided one sample off at many workers: the slowest ones get the samples that are left over",
+        file="planner/balancing/shares.py",
+        old="key=lambda rank: (-(shares[rank] * batch_size % total), rank)",
+        new="key=lambda rank: (shares[rank] * batch_size % total, rank)",
+        tests=(
+            "tests/property/test_balancing_shares.py::test_a_sample_that_is_left_over_goes_to_whom_it_brings_nearest_to_its_proportion",
+        ),
+    ),
 )

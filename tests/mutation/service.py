@@ -271,4 +271,92 @@ MUTANTS: tuple[Mutant, ...] = (
         new='_UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 1.0, "s": 1.0}',
         tests=("tests/unit/test_units.py",),
     ),
+    Mutant(
+        name="promise-checked-outside-the-lock",
+        harm="two experiments are promised the same GPUs where one's plan moves while another is submitted",
+        file="api/experiments/service.py",
+        old=(
+            "            with self._watcher.promising:\n"
+            "                if promise is not None and self.admission is not None:\n"
+            "                    self.admission.require_fit(promise)\n"
+        ),
+        new=(
+            "            if promise is not None and self.admission is not None:\n"
+            "                self.admission.require_fit(promise)\n            with self._watcher.promising:\n"
+        ),
+        tests=("tests/unit/test_admission.py",),
+    ),
+    Mutant(
+        name="admitted-side-by-side",
+        harm="two that are submitted at once are promised the same GPUs",
+        file="api/routes/experiments.py",
+        old="        async with service.admission.lock:\n",
+        new="        if True:\n",
+        tests=("tests/unit/test_admission.py",),
+    ),
+    # What a command of this machine does with requests to a driver.
+    Mutant(
+        name="resume-withdraws-a-running-runs-cancel",
+        harm="a resume that is refused, as the run goes on, takes back the request to cancel it: it spends on",
+        file="rubberband/commands/run.py",
+        old="    if not folder.driven:\n",
+        new="    if True:\n",
+        tests=("tests/unit/test_cancels.py",),
+    ),
+    Mutant(
+        name="stale-cancel-ends-a-new-run",
+        harm="a request to cancel a run that never began ends the next one of its name at once",
+        file="rubberband/commands/run.py",
+        old="    if not folder.exists:\n        Inbox(folder.inbox).withdraw_cancels()\n",
+        new="",
+        tests=("tests/unit/test_cancels.py",),
+    ),
+    Mutant(
+        name="stale-cancel-ends-a-resume",
+        harm="an old request to cancel ends what was just resumed",
+        file="rubberband/commands/run.py",
+        old="    if not folder.driven:\n        Inbox(folder.inbox).withdraw_cancels()\n",
+        new="",
+        tests=("tests/unit/test_cancels.py",),
+    ),
+    Mutant(
+        name="obeyed-cancel-is-kept",
+        harm="a run that was cancelled while it was planned is cancelled again when it is submitted anew",
+        file="rubberband/app/run.py",
+        old="    except Cancelled:\n        inbox.withdraw_cancels()\n",
+        new="    except Cancelled:\n",
+        tests=("tests/unit/test_tuning.py",),
+    ),
+    Mutant(
+        name="request-put-without-fsync",
+        harm="a power cut takes a cancel or a limit that the user was told is in force",
+        file="executor/journal/inbox.py",
+        old="write_atomically(path, _stored.dump_json(request), durable=True)",
+        new="write_atomically(path, _stored.dump_json(request), durable=False)",
+        tests=("tests/unit/test_inbox.py",),
+    ),
+    Mutant(
+        name="requests-by-id",
+        harm="of two limits the older one stays in force",
+        file="executor/journal/inbox.py",
+        old="    return request.asked_at, request.id\n",
+        new="    return 0.0, request.id\n",
+        tests=("tests/unit/test_inbox.py",),
+    ),
+    Mutant(
+        name="ending-not-durable",
+        harm="after a power cut a run that was refused is started again, as if it had been cut off",
+        file="executor/journal/hosting.py",
+        old="TypeAdapter(Ending).dump_json(ending), durable=True",
+        new="TypeAdapter(Ending).dump_json(ending), durable=False",
+        tests=("tests/unit/test_service_runs_standing.py",),
+    ),
+    Mutant(
+        name="order-not-durable",
+        harm="after a power cut the service does not know what a process that it started was to run",
+        file="executor/journal/hosting.py",
+        old="write_atomically(folder.order, data, durable=True, mode=0o600)",
+        new="write_atomically(folder.order, data, durable=False, mode=0o600)",
+        tests=("tests/unit/test_service_runs_standing.py",),
+    ),
 )

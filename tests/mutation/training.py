@@ -208,4 +208,29 @@ MUTANTS: tuple[Mutant, ...] = (
         new="square_of_mean",
         tests=("tests/unit/test_noise_scale.py",),
     ),
+    # Checkpoints.
+    Mutant(
+        name="checkpoints-counted-from-the-segments-begin",
+        harm="a trial that is interrupted more often than every checkpoint_every iterations never keeps any",
+        file="executor/training/run.py",
+        old="iterations % runner.checkpoint_every == 0",
+        new="(iterations - segment.from_iterations) % runner.checkpoint_every == 0",
+        tests=("tests/unit/test_trial.py", "tests/unit/test_checkpoints_behind.py"),
+    ),
+    Mutant(
+        name="probe-of-no-bytes",
+        harm="a run resumes, and rents, over a store that is full: no checkpoint of it fits",
+        file="executor/checkpoints.py",
+        old="bytes(min(max(size_bytes, _LEAST_PROBE_BYTES), _LONGEST_PROBE_BYTES))",
+        new='b""',
+        tests=("tests/unit/test_checkpoints.py",),
+    ),
+    Mutant(
+        name="mark-overwritten-by-a-second-one",
+        harm="of two experiments that begin in one store at once, one finds it to be another store, and stops",
+        file="executor/checkpoints.py",
+        old="                    os.link(draft, path)\n",
+        new="                    os.replace(draft, path)\n",
+        tests=("tests/unit/test_checkpoints.py",),
+    ),
 )

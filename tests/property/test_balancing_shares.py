@@ -74,6 +74,11 @@ def test_proportional_shares_are_off_by_less_than_one_sample(weights, batch_size
         assert abs(share - weight / sum(weights) * batch_size) < 1.0 + 1e-6
 
 
+def test_a_sample_that_is_left_over_goes_to_whom_it_brings_nearest_to_its_proportion():
+    assert scale_shares([3, 3, 4], 7) == (2, 2, 3)
+    assert scale_shares([1.0, 1.0, 1.0, 0.5], 12) == (4, 3, 3, 2)
+
+
 def test_ties_go_to_the_lowest_rank():
     assert scale_shares([1.0, 1.0, 1.0], 4) == (2, 1, 1)
     assert min_max_shares([Line(0.0, 1.0)] * 3, 4, ShareLimits(caps=(4, 4, 4))) == (2, 1, 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from typer.testing import CliRunner
 from rubberband import cli
 from rubberband.api.experiments.admission import START_S, Admission, calendar_of
 from rubberband.api.experiments.gate import Gate
+from rubberband.api.experiments.service import Runs
 from rubberband.api.experiments.sharing import Sharing
+from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store.schema import Promise
@@ -69,6 +73,57 @@ def test_a_promise_is_not_kept_where_another_took_its_room_meanwhile(service: Fa
     service.store.move(replace(one, spans=[(2, 1000.0)]))
     with pytest.raises(Problem, match="submit again"):
         admission.require_fit(later)
+
+
+class MovingFirst:
+    """The lock of the promises; whoever takes it finds that a plan took longer, and its promise has moved."""
+
+    def __init__(self, move: Callable[[], None]) -> None:
+        self._move = move
+
+    def __enter__(self) -> None:
+        self._move()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_promise_that_moves_while_another_is_submitted_keeps_its_room(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert submit(service, "one", **TIGHT).status_code == 201
+    (one,) = service.store.promises()
+    runs = Runs(Settings(home=tmp_path, pool=POOL), service.store, lambda: None)
+    longer = replace(one, spans=[(2, 1000.0)])
+    moving = MovingFirst(lambda: service.store.move(longer))
+    monkeypatch.setattr(Watcher, "promising", property(lambda _: moving))
+    two = Promise(experiment="two", start_at=one.end_at, spans=[(1, 60.0)])
+    with pytest.raises(Problem, match="submit again"):
+        runs.submit(Experiment(**words(name="two")), promise=two)
+    assert [promise.experiment for promise in service.store.promises()] == ["one"]
+
+
+def test_of_two_that_are_submitted_at_once_one_is_promised_the_pool(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit, answers = Admission.admit, []
+    second = threading.Thread(target=lambda: answers.append(submit(service, "two", **TIGHT)))
+
+    async def slow(*arguments: Any, **named: Any) -> Promise | None:
+        found = await admit(*arguments, **named)
+        if second.ident is None:  # between the check of the first one and its promise
+            second.start()
+            for _ in range(50):
+                await asyncio.sleep(0.01)
+                if answers:
+                    break
+        return found
+
+    monkeypatch.setattr(Admission, "admit", slow)
+    answers.append(submit(service, "one", **TIGHT))
+    second.join()
+    assert sorted(answer.status_code for answer in answers) == [201, 422]
+    assert len(service.store.promises()) == 1
 
 
 @pytest.mark.parametrize("instances", [4, 8])

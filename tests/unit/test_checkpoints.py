@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -14,6 +15,7 @@ from moto.server import ThreadedMotoServer
 
 from rubberband.cloud.aws.s3 import S3Folder, _client, _open
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
+from rubberband.executor import checkpoints
 from rubberband.executor.checkpoints import MARK, CheckpointStore, make_store, open_store, reopen_store
 from tests.builders.power_cut import PowerCut
 
@@ -220,10 +222,60 @@ def test_a_store_that_takes_nothing_is_away(tmp_path, monkeypatch):
         reopen_store(store.url, store.mark, [])
 
 
+def leave_free(free_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files of more bytes than that fail, as on a disk that is almost full; empty ones need no room."""
+
+    def limited(write: Callable[..., object], at: int) -> Callable[..., object]:
+        def wrapped(*arguments: Any, **named: Any) -> object:
+            if len(arguments[at]) > free_bytes:
+                raise OSError(28, "No space left on device")
+            return write(*arguments, **named)
+
+        return wrapped
+
+    monkeypatch.setattr(Path, "write_bytes", limited(Path.write_bytes, 1))
+    monkeypatch.setattr(checkpoints, "write_atomically", limited(checkpoints.write_atomically, 1))
+
+
+def test_on_a_full_disk_no_store_opens(tmp_path, monkeypatch):
+    leave_free(0, monkeypatch)
+    with pytest.raises(InputError, match=r"cannot be written to .*: No space left on device; name another"):
+        open_store(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("free_bytes", "saved_bytes"), [(0, None), (999_999, 1_000_000)])
+def test_a_store_that_has_no_room_for_a_checkpoint_is_away(tmp_path, monkeypatch, free_bytes, saved_bytes):
+    store = make_store(str(tmp_path))
+    known = [] if saved_bytes is None else [store.save(0, 1, bytes(saved_bytes))]
+    leave_free(free_bytes, monkeypatch)
+    with pytest.raises(StoreAwayError, match=r"does not accept checkpoints \(No space left on device\); make room"):
+        reopen_store(store.url, store.mark, known)
+
+
+def test_two_that_begin_in_one_store_at_once_find_the_same_store(tmp_path, monkeypatch):
+    others: list[CheckpointStore] = []
+    really = checkpoints.write_new
+
+    def write_new(path: Path, data: bytes, *, durable: bool) -> None:
+        really(path, data, durable=durable)
+        if not others:
+            others.append(store_of_the_other())
+
+    def store_of_the_other() -> CheckpointStore:
+        others.append(open_store(str(tmp_path)))
+        return make_store(str(tmp_path))
+
+    monkeypatch.setattr(checkpoints, "write_new", write_new)
+    mine, other = make_store(str(tmp_path)), others[-1]
+    assert mine.mark == other.mark
+    assert mine.load(other.save(0, 1, b"bytes")) == b"bytes"
+
+
 def test_a_saved_checkpoint_and_the_mark_outlive_a_power_cut(tmp_path, monkeypatch):
     """A file system that keeps what was synced, and nothing else: files, and the names in directories."""
     power = PowerCut(tmp_path, monkeypatch)
-    store = make_store(str(tmp_path))
+    store = make_store(str(tmp_path / "new" / "checkpoints"))
     power.cut()
     assert store.read_mark() == store.mark
     for payload in (b"bytes", lambda path: path.write_bytes(b"bytes") and None):

@@ -11,9 +11,10 @@ import pytest
 from rubberband.errors import InputError
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from tests.builders.memory import MemoryInbox
+from tests.builders.power_cut import PowerCut
 
-LATER = DriverRequest(id="b-2", kind="extend", asked_at=20.0, deadline_s=60.0, max_cost_usd=1.5)
-CANCEL = DriverRequest(id="a-1", kind="cancel", asked_at=10.0)
+LATER = DriverRequest(id="a-1", kind="extend", asked_at=20.0, deadline_s=60.0, max_cost_usd=1.5)
+CANCEL = DriverRequest(id="b-2", kind="cancel", asked_at=10.0)
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -26,7 +27,7 @@ def test_requests_come_back_whole_in_the_order_in_which_they_were_asked(inbox: I
     inbox.put(LATER)
     inbox.put(CANCEL)
     assert inbox.pending() == [CANCEL, LATER]
-    assert inbox.pending({"a-1"}) == [LATER]
+    assert inbox.pending({"b-2"}) == [LATER]
 
 
 def test_a_request_repeated_by_id_counts_once(inbox: Inbox | MemoryInbox) -> None:
@@ -58,7 +59,7 @@ def test_an_id_that_is_none_is_refused(inbox: Inbox | MemoryInbox, id: str) -> N
 
 def test_only_whole_requests_ever_lie_in_the_folder(tmp_path: Path) -> None:
     Inbox(tmp_path).put(CANCEL)
-    assert os.listdir(tmp_path) == ["a-1.json"]
+    assert os.listdir(tmp_path) == ["b-2.json"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,14 @@ def test_links_pipes_folders_and_other_names_are_left_out(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "inbox" / "pipe.json")
     assert inbox.pending() == [LATER]
     inbox.discard("folder")
+
+
+def test_a_request_outlives_a_power_cut_also_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    power, inbox = PowerCut(tmp_path, monkeypatch), Inbox(tmp_path / "one" / "inbox")
+    for asked in (CANCEL, LATER):
+        inbox.put(asked)
+        power.cut()
+        assert asked in inbox.pending()
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

@@ -106,7 +106,9 @@ def test_an_instance_whose_process_was_killed_ended_at_its_last_sign_of_life(
         stop.wait(10.0)
     monkeypatch.setattr(guarding, "time_of", lambda _folder: 5000.0)
     seen = guarding.observe(path)
-    assert (seen.ended_at, seen.reason) == (1590.0, "its process died"), "nobody looked for an hour, which costs nothing"
+    assert (seen.ended_at, seen.reason) == (1590.0, "its process died"), (
+        "nobody looked for an hour, which costs nothing"
+    )
     assert guarding.observe(path) == seen
 
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rubberband.api.experiments.following import Sight, Standing, standing
-from rubberband.executor.journal.hosting import Ending, Mark
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import (
+    Ending,
+    HostedRun,
+    Mark,
+    read_ending,
+    read_order,
+    write_ending,
+    write_order,
+)
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
+from tests.builders.power_cut import PowerCut
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
 INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED
@@ -78,3 +89,17 @@ def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
 def test_the_last_words_of_its_process_are_the_reason() -> None:
     found = standing(row(RUNNING), replace(BEGUN, ending=told(1)))
     assert found == Standing(state=INTERRUPTED, reason="this went wrong; resume it to continue")
+
+
+def test_an_order_and_how_its_process_ended_outlive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the order nothing is started again; without the ending what was refused is."""
+    power, folder = PowerCut(tmp_path, monkeypatch), ExperimentFolder(home=tmp_path, name="one")
+    order = HostedRun(attempt=1, resume=False, words={"name": "one"})
+    write_order(folder, order)
+    power.cut()
+    assert read_order(folder) == order
+    write_ending(folder, told(3))
+    power.cut()
+    assert read_ending(folder) == told(3)

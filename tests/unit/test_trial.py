@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import replace
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,23 @@ def test_a_trial_repeats_what_its_latest_checkpoint_lacks(store):
         _, *items = run(Seldom, store, from_iterations=4, until_iterations=5, checkpoint=checkpoint)
         assert items[:-1] == [SegmentRepeated(iterations=done) for done in range(held + 1, 5)]
         assert items[-1].metrics == whole[4].metrics
+
+
+def test_a_trial_that_is_interrupted_after_every_other_report_keeps_checkpoints_all_the_same(store):
+    class Seldom(Counting):
+        checkpoint_every = 3
+
+    done, checkpoint, kept = 0, None, []
+    while done < 8:
+        changes = {"from_iterations": done, "until_iterations": 8, "checkpoint": checkpoint}
+        walk = run_segment(Entrypoint.from_object(Seldom), replace(SEGMENT, **changes), store)
+        for report in islice((item for item in walk if isinstance(item, SegmentReport)), 2):
+            done = report.iterations
+            if report.checkpoint is not None:
+                checkpoint = report.checkpoint
+                kept.append(done)
+        walk.close()
+    assert kept == [3, 6, 8]
 
 
 def test_a_bad_interval_of_checkpoints_is_one_line(store):

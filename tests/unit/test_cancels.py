@@ -1,0 +1,53 @@
+"""Requests to cancel that wait while a command begins a run, or resumes one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rubberband.cli import app
+from rubberband.errors import InputError
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
+from tests.builders.service_runs import cut_off, experiment, template
+
+CANCEL = DriverRequest(id="c-1", kind="cancel", asked_at=1.0)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_cancel_of_an_earlier_try_does_not_end_a_new_run(home: Path) -> None:
+    """As one that came while `rubberband run` planned, and was refused a plan."""
+    inbox = Inbox(ExperimentFolder(home=home, name="one").inbox)
+    inbox.put(CANCEL)
+    (home / "one.yaml").write_text(json.dumps(experiment().to_words()))  # which YAML includes
+    done = CliRunner().invoke(app, ["run", str(home / "one.yaml")])
+    assert (done.exit_code, inbox.pending()) == (0, []), done.output
+    assert "one: done in " in done.stdout
+
+
+def test_a_cancel_of_an_earlier_run_does_not_end_its_resume(home: Path) -> None:
+    cut_off(template(home), at=3)
+    inbox = Inbox(ExperimentFolder(home=home, name="template").inbox)
+    inbox.put(CANCEL)
+    done = CliRunner().invoke(app, ["resume", "template"])
+    assert (done.exit_code, inbox.pending()) == (0, []), done.output
+    assert "template: done in " in done.stdout
+
+
+def test_a_resume_of_a_run_that_goes_on_is_refused_and_leaves_the_cancel_to_it(home: Path) -> None:
+    cut_off(template(home), at=3)
+    folder = ExperimentFolder(home=home, name="template")
+    with folder.driving():
+        Inbox(folder.inbox).put(CANCEL)
+        refused = CliRunner().invoke(app, ["resume", "template"])
+    assert isinstance(refused.exception, InputError)
+    assert "another driver is running experiment 'template'" in str(refused.exception)
+    assert Inbox(folder.inbox).pending() == [CANCEL]
