@@ -103,7 +103,7 @@ def test_a_promise_that_moves_while_another_is_submitted_keeps_its_room(
     assert [promise.experiment for promise in service.store.promises()] == ["one"]
 
 
-def test_of_two_that_are_submitted_at_once_one_is_promised_the_pool(
+def test_one_of_two_that_are_submitted_at_once_is_promised_the_pool(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admit, answers = Admission.admit, []
