@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 from rubberband.errors import InputError
 
@@ -205,6 +206,11 @@ def shown(value: object) -> str:
         text = f"a {type(value).__name__}"
     text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def whole(value: Any) -> Any:
+    """Return a float without a fraction, such as `1e2`, as the whole number; other values as they are."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -39,6 +39,7 @@ from rubberband.units import (
     parse_duration,
     parse_usd,
     shown,
+    whole,
 )
 from rubberband.values.profile import FIXED, measured
 from rubberband.values.profile import Spread as Varying
@@ -227,11 +228,14 @@ Name = Annotated[str, PlainValidator(_name, json_schema_input_type=Annotated[str
 MAX_GPUS_PER_TRIAL = 4096
 """Most GPUs that one trial may ask for."""
 
-Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
+
+WHOLE = BeforeValidator(whole)
+"""Lets a whole number be written as 1e2."""
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000), WHOLE]
 """A whole number of at least one."""
-Gpus = Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS_PER_TRIAL)]
+Gpus = Annotated[int, Field(strict=True, ge=1, le=MAX_GPUS_PER_TRIAL), WHOLE]
 """A number of GPUs."""
-Tally = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000)]
+Tally = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000), WHOLE]
 """A whole number of at least zero."""
 Usd = Annotated[
     float,

@@ -1,7 +1,8 @@
 """Experiment files: YAML (1.2's core schema, no aliases, no tags) in, one clear error or an Experiment out.
 
 The reader is strict because a slip costs money: duplicate keys, aliases, tags, unknown keys, NaN and infinity are
-errors; `1e-4` is a number; `on`, `no` and `1:30` are texts.
+errors; `1e-4` is a number; `1:30` is a text. A word that people write for something else than a text, such as `no`,
+`None`, `1_000` or `(3, 3)`, must be in quotes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from rubberband.units import shown
 # YAML as experiment files use it: the core schema of YAML 1.2, without its traps.
 #
 # No aliases, anchors, tags, duplicate keys or merge keys; only `true` and `false` are booleans, `1e-4` is a number,
-# `0777`, `1:30`, dates, `on` and `no` are not special, infinity and NaN are refused.
+# `1:30` and dates are not special, infinity and NaN are refused, and so are plain texts that YAML 1.1 or Python takes
+# for something else.
 
 MAX_DEPTH = 32
 """Deepest nesting of mappings and lists."""
@@ -44,6 +46,20 @@ _CORE = {
         list("-+0123456789."),
     ),
 }
+
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_UNCLEAR = {
+    r"yes|Yes|YES|on|On|ON": "may be meant as true; write true",
+    r"no|No|NO|off|Off|OFF": "may be meant as false; write false",
+    r"None": "may be meant as null; write null",
+    r"[-+]?[0-9]*(?:[0-9]_[0-9]+)+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?": "is no number; leave out the underscores",
+    r"[-+]?0b[01]+": "is no number; write it in decimal digits",
+    r"[-+]?(?:inf|Inf|INF|infinity|Infinity|nan|NaN|NAN)": "is not a finite number; write one that is",
+    rf"{_NUMBER} ?(?:\*\*?|\^|/) ?{_NUMBER}": "is not computed; write the number",
+    r"\([^()]*,[^()]*\)": "is not a list; write it in brackets, such as [3, 3]",
+    r"[^()]*[()][^()]*": "has a lone parenthesis; write lists in brackets, such as [[3, 3], [5, 5]]",
+}
+"""Plain texts that are mostly meant as something else -> what is wrong, and what to write."""
 
 
 class YamlError(Exception):
@@ -101,6 +117,8 @@ for _tag, (_pattern, _first) in _CORE.items():
     _compiled = re.compile(rf"(?:{_pattern})\Z", re.ASCII)
     _Loader.add_implicit_resolver(_tag, _compiled, _first)
     Dumper.add_implicit_resolver(_tag, _compiled, _first)
+for _each in (_Loader, Dumper):
+    _each.add_implicit_resolver("unclear", re.compile(rf"(?:{'|'.join(_UNCLEAR)})\Z"), None)
 
 
 def read_yaml(text: str) -> tuple[Any, dict[KeyPath, int]]:
@@ -158,6 +176,10 @@ def _mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -
             raise YamlError(line, f"key {shown(key)} is neither a text nor a whole number; put it in quotes")
         if key in mapping:
             raise YamlError(line, f"key {shown(key)} occurs twice (first in line {lines[*path, key]}); remove one")
+        if value_node.tag.endswith(":null") and value_node.value == "":
+            name, colon, after = str(key).partition(":")
+            remedy = f"put a space after its colon: {name}: {after}" if colon else "write one, or null"
+            raise YamlError(line, f"{shown(key)} has no value; {remedy}")
         lines[*path, key] = line
         mapping[key] = _value(value_node, (*path, key), lines)
     return mapping
@@ -174,6 +196,9 @@ def _scalar(node: yaml.Node) -> bool | int | float | str | None:
             return _integer(text, line)
         case "float":
             return _float(text, line)
+        case "unclear":
+            reason = next(reason for pattern, reason in _UNCLEAR.items() if re.fullmatch(pattern, text))
+            raise YamlError(line, f"{shown(text)} {reason}, or put it in quotes if the text is meant")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -184,6 +209,11 @@ def _scalar(node: yaml.Node) -> bool | int | float | str | None:
 def _integer(text: str, line: int) -> int:
     if len(text) > 300:
         raise YamlError(line, f"{shown(text)} has too many digits; write a smaller number")
+    digits = text.lstrip("-+")
+    if digits[0] == "0" and digits.isdigit() and digits.strip("0"):
+        raise YamlError(
+            line, f"{text} has a leading zero, and YAML 1.1 counts it by 8; write {int(text)}, or put it in quotes"
+        )
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
     return int(text[2:] if base != 10 else text, base)
 

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
-from rubberband.spec.fields import Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
+from rubberband.spec.fields import WHOLE, Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
 from rubberband.spec.resources import Aws, SpotMarket
 from rubberband.units import format_usd, shown
 from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
@@ -36,7 +36,7 @@ class PoolFile(Words):
 
     name: Name = "pool"
     """Name of the pool, as experiments give it in `resources.pool`; by default it is made of the file's name."""
-    instances: Annotated[int, Field(strict=True, ge=1, le=10_000)]
+    instances: Annotated[int, Field(strict=True, ge=1, le=10_000), WHOLE]
     """Most instances at any moment."""
     gpus_per_instance: Gpus | None = None
     """GPUs of an instance; by default those of `instance_type`."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rubberband.spec.fields import Amount, Bytes, Count, Delay, Duration, Gpus, Usd, Words, delay_of, fault
+from rubberband.spec.fields import WHOLE, Amount, Bytes, Count, Delay, Duration, Gpus, Usd, Words, delay_of, fault
 from rubberband.units import shown
 from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
 from rubberband.values.offer import Billing
@@ -111,7 +111,7 @@ class Aws(Words):
     driver died (cloud/aws/policies/guard.json). Without the role, or with null, such instances stay."""
     owner: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,63}$")] = "rubberband"
     """The tag `rubberband:owner` of all rented resources; the policies allow terminating only those."""
-    volume_gb: Annotated[int, Field(strict=True, ge=8, le=16_384)] | None = None
+    volume_gb: Annotated[int, Field(strict=True, ge=8, le=16_384), WHOLE] | None = None
     """Size of the root volume; by default the image's."""
     driver_address: Annotated[str, Field(min_length=1)] | None = None
     """IP address at which instances reach the driver's machine; by default its address in the VPC."""
@@ -133,7 +133,7 @@ class Resources(Words):
     market: Market = "on_demand"
     """With `spot`, each stage of a plan is on spot or, where the deadline is tight, on demand."""
     spot: SpotMarket = Field(default_factory=SpotMarket.model_construct)
-    max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 16
+    max_instances: Annotated[int, Field(strict=True, ge=1, le=10_000), WHOLE] = 16
     gpus_per_trial: GpusPerTrial = Field(default_factory=GpusPerTrial.model_construct)
     gpus_per_instance: Gpus | None = None
     price_usd_per_hour: Usd | None = Field(None, alias="price_per_hour")

@@ -30,7 +30,7 @@ from pydantic_core import CoreSchema
 
 from rubberband.errors import InputError
 from rubberband.installation import install_hint
-from rubberband.spec.fields import Count, Words, fault, input_checked
+from rubberband.spec.fields import WHOLE, Count, Words, fault, input_checked
 from rubberband.spec.samplers import SamplerType, check, check_point, grid_size, is_grid, leaves, sample
 from rubberband.spec.space import DOMAINS, DomainType, check_names, parse, plain, to_words
 from rubberband.units import shown
@@ -72,17 +72,17 @@ MAX_TRIALS = 1_000_000
 """Most trials that an experiment may have."""
 MAX_ASHA_TRIALS = 10_000
 """Most trials of asha: its plans are found by simulation, trial by trial."""
-Trials = Annotated[int, Field(strict=True, ge=1, le=MAX_TRIALS)]
+Trials = Annotated[int, Field(strict=True, ge=1, le=MAX_TRIALS), WHOLE]
 AUTO = "auto"
 _BY_KIND = Discriminator(lambda value: AUTO if value == AUTO else "number")
 Auto = Annotated[Literal["auto"], Tag(AUTO)]
 """Size that is as large as the deadline and the budget allow."""
-AshaTrials = Annotated[int, Field(strict=True, ge=1, le=MAX_ASHA_TRIALS)]
+AshaTrials = Annotated[int, Field(strict=True, ge=1, le=MAX_ASHA_TRIALS), WHOLE]
 SizedTrials = Annotated[Annotated[Trials, Tag("number")] | Auto, _BY_KIND]
 SizedCount = Annotated[Annotated[Count, Tag("number")] | Auto, _BY_KIND]
 PROBE = 1024
 """Size that is used as long as the real one is not known: large enough to profile with, and to check the space."""
-ReductionFactor = Annotated[int, Field(strict=True, ge=2, le=1_000_000)]
+ReductionFactor = Annotated[int, Field(strict=True, ge=2, le=1_000_000), WHOLE]
 
 
 def sha(num_samples: int, grace_period: int, max_t: int, reduction_factor: int) -> tuple[Stage, ...]:
@@ -295,7 +295,7 @@ class Sampler(Words):
     asha when a trial starts."""
     sampler: Literal["tpe", "gp", "cmaes", "nsgaii"] | None = None
     """For `optuna`: its sampler; by default tpe."""
-    seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)] = 0
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE] = 0
 
     @model_validator(mode="after")
     def _agrees(self) -> Sampler:

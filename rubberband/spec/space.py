@@ -16,7 +16,7 @@ from statistics import NormalDist
 from typing import Any
 
 from rubberband.errors import InputError
-from rubberband.units import nearest, shown
+from rubberband.units import nearest, shown, whole
 
 _LARGEST_INTEGER = 2**53
 _DEEPEST = 16
@@ -50,6 +50,8 @@ class Domain:
         if "values" in self.arguments:
             object.__setattr__(self, "arguments", {"values": _options(self.kind, self.arguments["values"])})
         else:
+            if DOMAINS[self.kind].whole:
+                object.__setattr__(self, "arguments", {name: whole(each) for name, each in self.arguments.items()})
             _check_numbers(self.kind, self.arguments)
 
     def to_words(self) -> dict[str, Any]:
@@ -88,6 +90,8 @@ class Domain:
         """
         if "values" in self.arguments:
             return _find_option(self, value)
+        if DOMAINS[self.kind].whole:
+            value = whole(value)
         _check_within(self, value)
         return value
 

@@ -7,6 +7,8 @@ from tests.mutation.mutant import Mutant
 _DATA = ("tests/unit/test_data_seed.py",)
 _LIGHTNING = ("tests/unit/test_lightning.py",)
 
+_FILES = ("tests/unit/test_files.py",)
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="training-data-by-the-trial",
@@ -47,5 +49,29 @@ MUTANTS: tuple[Mutant, ...] = (
         old="            random.setstate(python)\n            np.random.set_state(numpy)",
         new="            pass",
         tests=_LIGHTNING,
+    ),
+    Mutant(
+        name="lone-parenthesis-is-a-text",
+        harm="a choice of (3, 3) and (5, 5) trains with four texts",
+        file="rubberband/spec/loading.py",
+        old='r"[^()]*[()][^()]*"',
+        new='r"[^()]*[()][()][^()]*"',
+        tests=_FILES,
+    ),
+    Mutant(
+        name="yaml-words-are-texts",
+        harm="nesterov: no trains with it, as the text is true; 1_000 is a text",
+        file="rubberband/spec/loading.py",
+        old='_each.add_implicit_resolver("unclear",',
+        new='_each.add_implicit_resolver("tag:yaml.org,2002:str",',
+        tests=_FILES,
+    ),
+    Mutant(
+        name="fractions-are-cut-off",
+        harm="num_samples: 1.5 trains one trial without a word",
+        file="rubberband/units.py",
+        old="isinstance(value, float) and value.is_integer()",
+        new="isinstance(value, float)",
+        tests=_FILES,
     ),
 )

@@ -114,20 +114,61 @@ def test_line_breaks_of_other_alphabets_survive_a_dump(text: str) -> None:
 
 def test_numbers_and_booleans_are_those_of_yaml_1_2() -> None:
     text = dump_experiment(Experiment(**words(search__space={}))).replace(
-        "space: {}", "space: {a: 1e-4, b: no, c: on, d: 1:30, e: 2026-01-01, f: true, g: 010, h: 0x10, i: .5, j: ~}"
+        "space: {}", "space: {a: 1e-4, b: 'no', c: none, d: 1:30, e: 2026-01-01, f: true, g: 1e2, h: 0x10, i: .5, j: ~}"
     )
     assert parse_experiment(text).search.space == {
         "a": 1e-4,
         "b": "no",
-        "c": "on",
+        "c": "none",
         "d": "1:30",
         "e": "2026-01-01",
         "f": True,
-        "g": 10,
+        "g": 100.0,
         "h": 16,
         "i": 0.5,
         "j": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("[(3, 3), (5, 5)]", "'(3' has a lone parenthesis; write lists in brackets, such as [[3, 3], [5, 5]], or"),
+        ("(3, 3)", "'(3, 3)' is not a list; write it in brackets, such as [3, 3], or"),
+        ("1_000", "'1_000' is no number; leave out the underscores, or"),
+        ("-1_000.5e3", "'-1_000.5e3' is no number; leave out the underscores, or"),
+        ("0b11", "'0b11' is no number; write it in decimal digits, or"),
+        ("No", "'No' may be meant as false; write false, or"),
+        ("on", "'on' may be meant as true; write true, or"),
+        ("None", "'None' may be meant as null; write null, or"),
+        ("-inf", "'-inf' is not a finite number; write one that is, or"),
+        ("1/3", "'1/3' is not computed; write the number, or"),
+        ("2**-10", "'2**-10' is not computed; write the number, or"),
+        ("010", "010 has a leading zero, and YAML 1.1 counts it by 8; write 10, or"),
+        ("", "'k' has no value; write one, or null"),
+    ],
+)
+def test_a_plain_text_that_is_mostly_meant_as_something_else_is_refused(value: str, reason: str) -> None:
+    assert refusal(f"name: a\nsearch:\n  space:\n    k: {value}\n").startswith(f"digits.yaml:4: {reason}")
+    quoted = f"search: {{space: {{k: '{value}'}}, scheduler: {{type: sha, num_samples: 2, max_t: 2}}, metric: a}}"
+    assert "'k'" not in refusal(f"name: a\n{quoted}"), "in quotes it is the text that it looks like"
+
+
+def test_a_colon_without_a_space_is_named() -> None:
+    assert "'lr:0.1' has no value; put a space after its colon: lr: 0.1" in refusal("search: {space: {lr:0.1}}")
+
+
+def test_a_whole_number_may_be_written_with_an_exponent() -> None:
+    scheduler = {"type": "sha", "num_samples": 1e2, "max_t": 9.0, "grace_period": 1, "reduction_factor": 3.0}
+    space = {"k": {"type": "randint", "lower": 1, "upper": 1e3}, "n": 1e2}
+    text = dump_experiment(Experiment(**words(search__space=space, search__scheduler=scheduler)))
+    experiment = parse_experiment(text)
+    search = experiment.search
+    assert experiment.brackets()[0][0].trials == 100
+    assert repr(search.space["k"].arguments) == "{'lower': 1, 'upper': 1000}"
+    assert repr(search.space["n"]) == "100.0", "a constant keeps the kind that is written"
+    with pytest.raises(InputError, match=r"num_samples: 1\.5 is not a whole number"):
+        parse_experiment(text.replace("num_samples: 100", "num_samples: 1.5"))
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_the_first_trials_have_the_points_and_the_others_stay_as_they_were() -> 
             {"space": {"n": rubberband.randint(0, 4)}, "points_to_evaluate": [{"n": 4}]},
             "4 is outside randint from 0 to 3",
         ),
-        ({"space": {"n": rubberband.randint(0, 4)}, "points_to_evaluate": [{"n": 1.0}]}, "is not a whole number"),
+        ({"space": {"n": rubberband.randint(0, 4)}, "points_to_evaluate": [{"n": 1.5}]}, "is not a whole number"),
         (
             {"space": {"a": {"type": "choice", "values": [{"space": {"b": 1}}]}}},
             r"choice: values\[0\] has a space but no name; write it as {name: NAME, space: {...}}",
