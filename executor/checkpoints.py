@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from rubberband.atomic import make_directories, new_file, sync_directory, write_atomically, write_new
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.installation import install_hint
+from rubberband.installation import require
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.s3 import S3Folder
@@ -177,10 +177,9 @@ def _store_at(url: str) -> LocalCheckpointStore | S3CheckpointStore:
     if not separator:
         return _directory(Path(url))
     if scheme == "s3":
-        try:
-            from rubberband.cloud.aws.s3 import S3Folder
-        except ModuleNotFoundError as error:
-            raise InputError(f"the checkpoint store {url} needs {error.name}; {install_hint('aws')}") from None
+        require(f"the checkpoint store {url}", "boto3")
+        from rubberband.cloud.aws.s3 import S3Folder
+
         return S3CheckpointStore(S3Folder.parse(url))
     if scheme != "file":
         raise InputError(

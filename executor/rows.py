@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rubberband.errors import InputError
 from rubberband.executor.result import Result, TrialResult
-from rubberband.installation import install_hint
+from rubberband.installation import require
 
 if TYPE_CHECKING:
     import pandas
@@ -134,10 +134,9 @@ def _shares(result: Result) -> tuple[dict[int, float], dict[int, float]]:
 
 def to_dataframe(rows: Sequence[Row]) -> pandas.DataFrame:
     """Return rows as a data frame. Raises InputError without pandas."""
-    try:
-        import pandas
-    except ImportError:
-        raise InputError(f"to_dataframe() needs pandas; {install_hint('pandas')}") from None
+    require("to_dataframe()", "pandas")
+    import pandas
+
     return pandas.DataFrame(rows)
 
 
@@ -157,11 +156,10 @@ def to_json(rows: Sequence[Row]) -> str:
 
 def to_parquet(rows: Sequence[Row]) -> bytes:
     """Return rows as a Parquet file. A column of several types is text. Raises InputError without pyarrow."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(f"Parquet needs pyarrow; {install_hint('pandas')}") from None
+    require("Parquet", "pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table({name: _of_one_type(values) for name, values in columns.items()}), buffer)

@@ -36,6 +36,7 @@ from rubberband.executor.trackers import followers
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import VirtualBackend, by_trial, shuffled
 from rubberband.executor.virtual.fleet import Noise
+from rubberband.installation import require
 from rubberband.interrupts import AtOnce
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
@@ -195,6 +196,7 @@ def _run(
         setup, draw = _drawing(Setup.from_json(header.setup), controller)
         store = None
         if setup.entrypoint is not None:
+            require(f"provider: {setup.provider}", "ray")
             store = reopen_store(setup.checkpoints, setup.store_mark, known)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
             setup.entrypoint.check(widest, adaptive=setup.batch is not None, asynchronous=setup.training is not None)

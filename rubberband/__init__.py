@@ -121,7 +121,14 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        from rubberband.installation import remedy_of
+
+        if (remedy := remedy_of(error)) is None:
+            raise
+        raise ImportError(f"rubberband.{name} needs {error.name}; run {remedy}", name=error.name) from None
     globals()[name] = value
     return value
 

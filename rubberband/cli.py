@@ -104,6 +104,13 @@ def main() -> None:
         if isinstance(error, InfeasibleError) and error.remedies:
             _print_others(error)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        from rubberband.installation import remedy_of
+
+        if (remedy := remedy_of(error)) is None:
+            raise
+        print(f"error: this needs {error.name}; run {remedy}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 

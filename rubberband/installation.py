@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from rubberband.errors import InputError
@@ -20,6 +21,37 @@ def requirement(*extras: str) -> str:
 def install_hint(*extras: str) -> str:
     """The command that adds what the extras bring: `pip install 'rubberband-tune[aws]'`."""
     return f"pip install '{requirement(*extras)}'"
+
+
+_EXTRAS = {
+    "ray": "ray torch",
+    "aws": "boto3 botocore s3transfer",
+    "server": "fastapi starlette jinja2 prometheus_client python_multipart uvicorn",
+    "client": "httpx httpx_sse",
+    "postgres": "psycopg",
+    "optuna": "optuna cmaes",
+    "pandas": "pandas pyarrow",
+    "lightning": "lightning pytorch_lightning",
+    "transformers": "transformers accelerate",
+    "examples": "sklearn",
+}
+_EXTRA_OF = {module: extra for extra, modules in _EXTRAS.items() for module in modules.split()}
+"""Module -> the extra that brings it."""
+
+
+def require(what: str, *modules: str) -> None:
+    """Raise InputError, with the command that installs them, if modules of extras that `what` needs are missing."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        extras = dict.fromkeys(_EXTRA_OF[module] for module in missing)
+        raise InputError(f"{what} needs {' and '.join(missing)}; run {install_hint(*extras)}")
+
+
+def remedy_of(error: BaseException) -> str | None:
+    """Return the command that installs the module that an import lacked, or None if no extra brings it."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    extra = _EXTRA_OF.get((name or "").partition(".")[0])
+    return None if extra is None else install_hint(extra)
 
 
 def default_home(environment: Mapping[str, str] = os.environ) -> Path:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from rubberband.errors import InputError
-from rubberband.installation import install_hint
+from rubberband.installation import require
 from rubberband.values.plan import Market
 
 
@@ -251,11 +250,8 @@ _MARKETS = {"spot": "on the spot market", "on_demand": "on demand"}
 
 def open_aws(region: str) -> AwsSession:
     """Open AWS in `region`, for commands. Raises InputError if boto3 is missing, or if boto3 knows no such region."""
-    try:
-        from rubberband.cloud.aws import client
-    except ModuleNotFoundError as error:
-        if error.name not in ("boto3", "botocore"):
-            raise
-        raise InputError(f"boto3, which talks to AWS, is not installed; run {install_hint('aws')}") from None
+    require("AWS", "boto3")
+    from rubberband.cloud.aws import client
+
     client.check_region(region)
     return client.open_session(region)

@@ -17,6 +17,7 @@ from rubberband.executor.training.hooks import FIXED, accepts, fault_of, fault_o
 from rubberband.executor.training.runner import one_line
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial
+from rubberband.installation import remedy_of
 
 Target = type[TorchTrial] | type[Trial] | TrainFunction
 """Target of an entry point."""
@@ -130,7 +131,9 @@ class Entrypoint:
             raise self._broken(error) from error
 
     def _broken(self, error: BaseException) -> EntrypointError:
-        return EntrypointError(f"entrypoint {self} cannot be imported: {one_line(error)}")
+        remedy = remedy_of(error)
+        hint = "" if remedy is None else f"; run {remedy}"
+        return EntrypointError(f"entrypoint {self} cannot be imported: {one_line(error)}{hint}")
 
     def _missing(self, name: str, owner: Any) -> str:
         public = [other for other in dir(owner) if not other.startswith("_")]

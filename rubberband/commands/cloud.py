@@ -23,7 +23,7 @@ from rubberband.commands.common import (
     print_table,
 )
 from rubberband.errors import InputError, RubberbandError
-from rubberband.installation import install_hint
+from rubberband.installation import require
 from rubberband.units import format_duration, format_usd
 
 if TYPE_CHECKING:
@@ -258,10 +258,9 @@ def _sweep_ec2(home: Path, name: str | None) -> list[str]:
         return []
     from rubberband.cloud.aws.calls import open_aws
 
-    try:
-        from rubberband.cloud.aws.sweeping import sweep
-    except ModuleNotFoundError:
-        raise InputError(f"boto3, which talks to AWS, is not installed; run {install_hint('aws')}") from None
+    require("AWS", "boto3")
+    from rubberband.cloud.aws.sweeping import sweep
+
     swept = sweep(directories, open_aws, name)
     for found in swept.ended:
         print(f"ended {found}")

@@ -152,12 +152,11 @@ def open_client(server: str | None) -> Client:
 
     `local` is the one on this machine, even if RUBBERBAND_SERVER names another one.
     """
-    try:
-        from rubberband.client.client import DEFAULT_SERVER, Client
-    except ImportError:
-        from rubberband.installation import install_hint
+    from rubberband.installation import require
 
-        raise InputError(f"asking a service needs httpx; {install_hint('client')}") from None
+    require("asking a service", "httpx", "httpx_sse")
+    from rubberband.client.client import DEFAULT_SERVER, Client
+
     return Client(DEFAULT_SERVER if server == LOCAL else server)
 
 

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -17,7 +16,7 @@ import typer
 
 from rubberband.commands.common import option
 from rubberband.errors import InputError
-from rubberband.installation import install_hint
+from rubberband.installation import require
 from rubberband.units import parse_duration, parse_usd, shown
 from rubberband.values.kinds import KINDS
 
@@ -193,9 +192,7 @@ def serve(
 
 
 def _require_server() -> None:
-    missing = [name for name in ("fastapi", "jinja2", "prometheus_client", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise InputError(f"the service needs {', '.join(missing)}; {install_hint('server')}")
+    require("the service", "fastapi", "jinja2", "prometheus_client", "python_multipart", "uvicorn")
 
 
 def _serve(settings: Settings, transport: Transport) -> None:

@@ -27,6 +27,7 @@ from pydantic import (
 
 from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError
+from rubberband.installation import require
 from rubberband.spec.fields import (
     MODULE_ATTRIBUTE,
     Count,
@@ -341,10 +342,13 @@ class Experiment(Words):
     def require_runnable(self, *, is_lent: bool = False) -> None:
         """Raise InputError for an experiment that can only be planned.
 
-        That is EC2 without a checkpoint store or with other billing than EC2's, and a sampler that is not installed.
+        That is EC2 without a checkpoint store or with other billing than EC2's, and what lacks Ray or its sampler.
         A pool, which bills its instances by the second, need not be named if `is_lent`.
         """
         self.search.require_sampler()
+        if not self.resources.kind.is_simulated:
+            rented = ("boto3",) if self.resources.kind.is_rented else ()
+            require(f"resources.provider: {self.resources.provider}", "ray", *rented)
         if self.resources.kind.is_rented:
             _require_ec2(self.resources, is_lent=is_lent or self.resources.pool is not None)
 

@@ -6,7 +6,6 @@ import functools
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
@@ -29,7 +28,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from rubberband.errors import InputError
-from rubberband.installation import install_hint
+from rubberband.installation import require
 from rubberband.spec.fields import WHOLE, Count, Words, fault, input_checked
 from rubberband.spec.samplers import SamplerType, check, check_point, grid_size, is_grid, leaves, sample
 from rubberband.spec.space import DOMAINS, DomainType, check_names, parse, plain, to_words
@@ -415,15 +414,8 @@ class Search(Words):
         """Raise InputError if the sampler needs a library that is not installed."""
         if not self.sampler.learns:
             return
-        extras = {"optuna": "optuna"} | {"cmaes": {"cmaes": "optuna"}, "gp": {"torch": "ray"}}.get(
-            self.sampler.algorithm, {}
-        )
-        missing = {name: extra for name, extra in extras.items() if find_spec(name) is None}
-        if missing:
-            raise InputError(
-                f"search.sampler: {self.sampler.algorithm} needs {' and '.join(missing)}; "
-                f"{install_hint(*dict.fromkeys(missing.values()))}"
-            )
+        beside = {"cmaes": ("cmaes",), "gp": ("torch",)}.get(self.sampler.algorithm, ())
+        require(f"search.sampler: {self.sampler.algorithm}", "optuna", *beside)
 
     def check(self) -> None:
         """Raise InputError for a space that the sampler cannot draw the trials from."""

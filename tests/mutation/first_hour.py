@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
+_CORE = "tests/integration/test_core_alone.py"
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="tests-in-the-users-home",
@@ -12,5 +14,29 @@ MUTANTS: tuple[Mutant, ...] = (
         old='os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))',
         new="pass",
         tests=("tests/unit/test_documents.py::test_tests_read_nothing_of_the_users_home",),
+    ),
+    Mutant(
+        name="core-runs-without-ray",
+        harm="on an installation of the core alone, a run ends in a trace-back, after it has written files",
+        file="rubberband/spec/experiment.py",
+        old='require(f"resources.provider: {self.resources.provider}", "ray", *rented)',
+        new="pass",
+        tests=(_CORE,),
+    ),
+    Mutant(
+        name="pool-without-ray",
+        harm="on an installation of the core alone, a pool is up that can lend nothing",
+        file="rubberband/app/pool.py",
+        old='require(f"provider: {pool.provider}", "ray")',
+        new="pass",
+        tests=(_CORE,),
+    ),
+    Mutant(
+        name="extra-of-another",
+        harm="the command that a hint gives does not install what is missing",
+        file="rubberband/installation.py",
+        old='"client": "httpx httpx_sse",',
+        new='"server ": "httpx httpx_sse",',
+        tests=(_CORE,),
     ),
 )

@@ -172,6 +172,17 @@ def test_an_interruption_is_exit_130(monkeypatch: pytest.MonkeyPatch, file: str)
     assert run(monkeypatch, "estimate", file) == 130
 
 
+def test_a_module_of_an_extra_that_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    def lack(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'ray'", name="ray.util")
+
+    monkeypatch.setattr("rubberband.spec.loading.load_experiment", lack)
+    assert run(monkeypatch, "estimate", file) == 2
+    assert capsys.readouterr().err == "error: this needs ray.util; run pip install 'rubberband-tune[ray]'\n"
+
+
 def modules_after(*arguments: str) -> set[str]:
     """What has been imported when a command is done; it must do without reading a source."""
     code = f"""

@@ -155,7 +155,7 @@ def test_without_boto3_the_catalogue_is_shown_and_how_to_install_it(tmp_path: Pa
     environment = {**os.environ, "RUBBERBAND_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert "12.2400" in done.stdout
-    assert "is not installed; run pip install 'rubberband-tune[aws]'" in done.stderr
+    assert "AWS needs boto3; run pip install 'rubberband-tune[aws]'" in done.stderr
 
 
 def test_plan_takes_live_prices_and_says_so(

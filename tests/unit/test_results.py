@@ -83,7 +83,7 @@ def test_a_data_frame_has_a_row_for_each_trial_or_for_each_report() -> None:
 
 def test_without_pandas_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(InputError, match=r"needs pandas; pip install 'rubberband-tune\[pandas\]'"):
+    with pytest.raises(InputError, match=r"needs pandas; run pip install 'rubberband-tune\[pandas\]'"):
         a_result().to_dataframe()
 
 

@@ -230,9 +230,9 @@ def test_invalid_words_are_refused(words: dict[str, Any], why: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "absent", "why"),
     [
-        ("tpe", {"optuna"}, r"search.sampler: tpe needs optuna; pip install 'rubberband-tune\[optuna\]'"),
-        ("cmaes", {"cmaes"}, r"search.sampler: cmaes needs cmaes; pip install 'rubberband-tune\[optuna\]'"),
-        ("gp", {"torch"}, r"search.sampler: gp needs torch; pip install 'rubberband-tune\[ray\]'"),
+        ("tpe", {"optuna"}, r"search.sampler: tpe needs optuna; run pip install 'rubberband-tune\[optuna\]'"),
+        ("cmaes", {"cmaes"}, r"search.sampler: cmaes needs cmaes; run pip install 'rubberband-tune\[optuna\]'"),
+        ("gp", {"torch"}, r"search.sampler: gp needs torch; run pip install 'rubberband-tune\[ray\]'"),
     ],
 )
 def test_a_sampler_that_is_not_installed_is_named_before_anything_starts(
@@ -240,7 +240,7 @@ def test_a_sampler_that_is_not_installed_is_named_before_anything_starts(
 ) -> None:
     experiment = an_experiment(0, sampler={"sampler": algorithm})
     experiment.require_runnable()
-    monkeypatch.setattr("rubberband.spec.search.find_spec", lambda name: None if name in absent else object())
+    monkeypatch.setattr("rubberband.installation.find_spec", lambda name: None if name in absent else object())
     with pytest.raises(InputError, match=why):
         experiment.require_runnable()
     an_experiment(0, sampler={"type": "random"}).require_runnable()
