@@ -97,6 +97,12 @@ class Setup:
         found: str | None = self.experiment.get("resources", {}).get("pool")
         return found
 
+    @property
+    def verify(self) -> bool:
+        """Whether the weights of a trial's workers are compared at every SYNC."""
+        found: bool = self.experiment.get("batch", {}).get("verify", True)
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         entrypoint = None
@@ -324,6 +330,7 @@ def make_ray_backend(
         device=provider.device,
         batch=setup.batch,
         balance=setup.balance,
+        verify=setup.verify,
         training=setup.training,
         known_points=known_points,
         max_iterations=max_iterations,

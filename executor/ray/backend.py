@@ -94,6 +94,8 @@ class RayBackend:
     """How trials adapt their batch size; None: it is fixed."""
     balance: Balance = field(default_factory=Balance)
     """How the workers of a trial divide a batch."""
+    verify: bool = True
+    """Whether the weights of a trial's workers are compared at every SYNC."""
     training: AsyncTraining | None = None
     """How trials are trained asynchronously; None: all workers take each step together."""
     known_points: Sequence[BatchPoint] = ()
@@ -203,6 +205,7 @@ class RayBackend:
             gpus_on_machine=self.gpus_on_machine or self.gpus_per_instance,
             batch=self.batch,
             balance=self.balance,
+            verify=self.verify,
             known_points=tuple(self.known_points),
             batch_mode=start.batch_mode,
             max_iterations=self.max_iterations,

@@ -177,8 +177,11 @@ class Step(Protocol):
 
     least: int
     """The fewest samples that go through the model at once."""
-    can_skip: bool
-    """Whether a worker without a share takes no pass."""
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether a worker without a share takes no pass."""
+        ...
 
 
 @dataclass(slots=True)

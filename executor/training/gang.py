@@ -28,6 +28,8 @@ RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 """The longest wait of the workers for each other at the start."""
 COLLECTIVE_TIMEOUT = timedelta(seconds=300)
 """The longest wait of a collective for a silent worker; one that died breaks it at once (gloo)."""
+EXCHANGE_TIMEOUT = timedelta(seconds=60)
+"""The longest wait for a worker that does not exchange a text, and may be in a collective."""
 FAREWELL_TIMEOUT = timedelta(seconds=10)
 """The longest time that rank 0 keeps the store open for the others at the end."""
 
@@ -47,7 +49,7 @@ class Gang:
         self._store = store
         self._device = device
         self._group = None if store is None else dist.group.WORLD
-        self._round = 0
+        self._round = self._exchanged = 0
         self.waited_s = 0.0
         """Seconds in collectives of this object; on GPUs, they only begin in this time."""
 
@@ -97,12 +99,12 @@ class Gang:
         rows: list[list[float]] = self.sum(found.to(self._device)).tolist()
         return rows
 
-    def copy_from_first(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Overwrite the tensors with those of rank 0."""
+    def copy(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
+        """Overwrite the tensors with those of rank `source`."""
         if self._store is not None:
             with self._waiting():
                 for tensor in tensors:
-                    dist.broadcast(tensor, 0)
+                    dist.broadcast(tensor, source)
 
     def gather(self, found: Any) -> list[Any]:
         """Return what every rank found, in their order; it is small and can be pickled."""
@@ -144,6 +146,25 @@ class Gang:
             dist.broadcast(tensor, 0)
         shared: list[float] = tensor.tolist()
         return shared
+
+    def exchange(self, text: str) -> list[str] | None:
+        """Return the texts of all ranks, by rank; None if some worker does not come within `EXCHANGE_TIMEOUT`.
+
+        It is no collective, so a worker that does not come may be in one meanwhile.
+        """
+        if self._store is None:
+            return [text]
+        self._exchanged += 1
+        keys = [f"exchanged-{self._exchanged}-{rank}" for rank in range(self.num_workers)]
+        self._store.set(keys[self.rank], text)
+        with self._waiting():
+            try:
+                self._store.wait(keys, EXCHANGE_TIMEOUT)
+            except dist.DistStoreError as error:
+                if "timeout" not in str(error).lower():
+                    raise
+                return None
+        return [self._store.get(key).decode() for key in keys]
 
     def agree(self, value: float | None) -> float:
         """Return rank 0's `value` on every rank; the others wait while rank 0 lives. Raises GangBroken if it left."""

@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -43,6 +44,14 @@ from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
+from rubberband.executor.training.parameters import (
+    check_same_weights,
+    lazy_names,
+    parameters_of,
+    restore_groups,
+    restore_trained,
+    state_of,
+)
 from rubberband.executor.training.runner import (
     FORMAT,
     Runner,
@@ -149,6 +158,7 @@ class TorchRunner(Runner):
         reseed("setup", segment.seed)
         self._module = trial.build_model(segment.config).to(self._device)
         check_words(trial)
+        self._materialise()
         self.compiles = trial.compile
         prepare(self._module, trial)
         reseed("setup", segment.seed)
@@ -168,6 +178,23 @@ class TorchRunner(Runner):
                 has_loaders=self._feed.has_workers,
             )
             self._shares = self._balancing.shares
+
+    def _materialise(self) -> None:
+        """Give lazy layers their shapes by a pass over two samples, the same on every worker.
+
+        Raises TrialFailure where that cannot be.
+        """
+        names = lazy_names(self._module)
+        if names and not self._feed.is_stream and override_of(self._trial, "step") is None:
+            reseed("setup", self._segment.seed)
+            with torch.no_grad():
+                self._trial.loss(self._module.eval(), self._feed.load(np.arange(min(2, self._feed.num_samples))))
+            names = lazy_names(self._module)
+        if names:
+            raise refused(
+                f"build_model() returned lazy layers ({', '.join(names[:3])}), whose shapes are unknown; pass a sample "
+                "through the model in build_model()"
+            )
 
     def _make_step(self, largest_share: int | None) -> TrainStep | OwnStep:
         segment, trial = self._segment, self._trial
@@ -246,6 +273,8 @@ class TorchRunner(Runner):
         content = expect(loaded, "torch", self._segment.from_iterations)
         try:
             self._module.load_state_dict(content["model"])
+            restore_trained(self._module, content.get("parameters"))
+            restore_groups(self._module, self._optimizers.members, content.get("parameters"))
             self._optimizers.load_state_dict(content["optimizer"])
             if self._schedules is not None:
                 self._schedules.load_state_dict(content["scheduler"])
@@ -277,7 +306,7 @@ class TorchRunner(Runner):
     def steps(self, iterations: int) -> Steps:
         """Train one iteration, evaluate, and step the LR schedule."""
         segment = self._segment
-        reseed("train", segment.seed, iterations, segment.rank)
+        reseed("train", segment.seed, iterations, 0)  # hooks draw the same numbers on all workers
         trained = yield from self._train(iterations)
         with self._step.precision.autocast():
             evaluated = self._evaluation.metrics(self._module, iterations)
@@ -292,6 +321,8 @@ class TorchRunner(Runner):
                     schedule.step(value)
             elif self._trial.scheduler_step == "iteration":
                 schedule.step()
+        if segment.verify and iterations == segment.until_iterations:
+            check_same_weights(self._gang, parameters_of(self._module, self._optimizers.members))
         return metrics
 
     def _watched(self, metrics: Mapping[str, float]) -> str:
@@ -311,6 +342,7 @@ class TorchRunner(Runner):
             "data_seed": self._segment.data_seed,
             "metrics": dict(metrics),
             "model": self._module.state_dict(),
+            "parameters": state_of(self._module, self._optimizers.members),
             **self._states(),
             "sampler": (self._sampler.epoch, self._sampler.position),
             "readers": self._feed.state(),
@@ -390,6 +422,8 @@ class TorchRunner(Runner):
         """
         means = self._step.begin()
         self._trial.on_iteration(self._module, iterations)
+        self._step.follow()
+        self._draw_apart(iterations)
         self._batching.begin(iterations)
         balancing = self._balancing
         over = False
@@ -417,6 +451,11 @@ class TorchRunner(Runner):
         if balancing is not None and self._segment.rank == 0:
             self._batch_report = replace(self._batch_report, balance=balancing.report())
         return {f"train_{name}": mean for name, mean in means.reduce(self._gang).items()}
+
+    def _draw_apart(self, iterations: int) -> None:
+        """Let each worker draw its own random numbers in the steps of an iteration."""
+        if self._segment.rank > 0:
+            reseed("train", self._segment.seed, iterations, self._segment.rank)
 
     def _parts_ahead(self) -> Iterator[Part]:
         """Iterate over what this worker will load after the present step, if the batches stay as they are."""

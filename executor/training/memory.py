@@ -13,8 +13,7 @@ is final; only the rest must be computed again, and given to DDP as if by the pa
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,27 +74,21 @@ class Undo:
 class Summing:
     """Watches how far DistributedDataParallel has come with summing the gradients of a step; idle without one."""
 
-    def __init__(self, wrapped: nn.Module) -> None:
-        self._ddp = wrapped if isinstance(wrapped, DistributedDataParallel) else None
-        self._parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+    def __init__(self, ddp: DistributedDataParallel | None) -> None:
+        self._ddp = ddp
+        self._parameters = [] if ddp is None else [each for each in ddp.parameters() if each.requires_grad]
         self._before: list[Tensor | None] | None = None
         self._versions: list[int] = []
-        self._has_entered = False
         self._waits = False
         self._is_first = True
-        self._handles: list[RemovableHandle] = []
-        if self._ddp is not None:
-            self._handles = [wrapped.register_forward_pre_hook(self._enter), wrapped.register_forward_hook(self._leave)]
-
-    def _enter(self, *_: Any) -> None:
-        self._has_entered = True
+        self._handles: list[RemovableHandle] = [] if ddp is None else [ddp.register_forward_hook(self._leave)]
 
     def _leave(self, *_: Any) -> None:
         self._waits = self._before is not None
 
     def begin_step(self) -> None:
         """Note that a step begins, with all gradients None."""
-        self._before, self._has_entered, self._waits = None, False, False
+        self._before, self._waits = None, False
 
     def begin_last(self) -> None:
         """Note that the pass begins whose gradients DDP sums."""
@@ -124,19 +117,6 @@ class Summing:
             for parameter, grad, version in zip(self._parameters, self._before, self._versions, strict=True)
             if parameter.grad is grad and (grad is None or grad._version == version)
         ]
-
-    @contextmanager
-    def repeated(self) -> Iterator[None]:
-        """Do a step again from its beginning; but buffers that rank 0 sent to the others are not sent twice."""
-        self._before, self._waits = None, False
-        if self._ddp is None or not self._has_entered:
-            yield
-            return
-        before, self._ddp.broadcast_buffers = self._ddp.broadcast_buffers, False
-        try:
-            yield
-        finally:
-            self._ddp.broadcast_buffers = before
 
     def close(self) -> None:
         """Let go of the model."""

@@ -60,6 +60,8 @@ def _payload(found: TrialResult, is_simulated: bool) -> bytes:
 def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device: str) -> TorchTrial:
     import torch
 
+    from rubberband.executor.training.parameters import restore_trained
+
     try:
         loaded = torch.load(io.BytesIO(payload), map_location=device, weights_only=False)
     except Exception as error:
@@ -73,6 +75,7 @@ def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device:
     load = override_of(trial, "load_state_dict")
     try:
         model.load_state_dict(content["model"])
+        restore_trained(model, content.get("parameters"))
         if load is not None and "trial" in content:
             reseed("setup", content["seed"])
             trial.build_optimizer(dict(found.configuration), model)  # which may make what the state is loaded into

@@ -83,6 +83,11 @@ class GlobalBatch:
         """M, the number of samples."""
         return len(self.indices)
 
+    @property
+    def first(self) -> int:
+        """The first worker with a share."""
+        return next(rank for rank, share in enumerate(self.shares) if share)
+
     def of(self, rank: int) -> Indices:
         """Return the samples of one worker: consecutive parts of the batch, in rank order."""
         start = sum(self.shares[:rank])

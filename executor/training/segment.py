@@ -46,6 +46,8 @@ class Segment:
     """Settings of adaptive batches; None: the batch size is fixed."""
     balance: Balance = field(default_factory=Balance)
     """How the samples of a batch are divided among the workers."""
+    verify: bool = True
+    """Whether the weights of all workers are compared at the end."""
     known_points: tuple[BatchPoint, ...] = ()
     """Steps that profiling timed; the agent starts with them."""
     batch_mode: BatchMode = "adapt"

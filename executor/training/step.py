@@ -6,13 +6,13 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -23,12 +23,13 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import FIXED, override_of
 from rubberband.executor.training.means import Means, Weighed, Weighing, Weight, loss_and_metrics
 from rubberband.executor.training.memory import Gradients, Summing, Undo, is_out_of_memory, release
+from rubberband.executor.training.parameters import agree_on, check_dense, parameters_of
 from rubberband.executor.training.runner import TrialFailure, one_line, refused, to_float
 from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import PrecisionName, TorchTrial
 from rubberband.executor.training.words import Group
-from rubberband.executor.training.wrapping import can_skip_passes, least_samples, skip_pass, wrap
+from rubberband.executor.training.wrapping import Exchange, SharedBuffers, least_samples
 
 # Precision of a `TorchTrial`'s arithmetic, and the use of its gradients: autocast, loss scaling, clipping.
 #
@@ -164,31 +165,45 @@ class TrainStep:
         self.begun = 0
         """Steps that were begun."""
         self._train_mode = override_of(trial, "train_mode")
-        self._set_mode(module)
+        self._set_mode()
         self._weighing = Weighing(trial, gang, device, feed.load)
-        self.wrapped: torch.nn.Module = module
-        """The model, in its DistributedDataParallel if there are several workers."""
-        if segment.num_workers > 1:
-            is_adaptive = segment.batch is not None
-            self.wrapped = wrap(module, trial, device, is_adaptive=is_adaptive, is_one_pass=is_one_pass)
+        self._exchange = Exchange(
+            trial, gang, module, optimizer, device, is_adaptive=segment.batch is not None, is_one_pass=is_one_pass
+        )
+        self._has_hook = override_of(trial, "on_step") is not None
         self.precision = Precision(trial.precision, device, optimizer, trial.gradient_clip_norm)
         self.has_stepped = True
         """Whether the latest step was not skipped."""
-        self.can_skip = can_skip_passes(self.wrapped)
-        """Whether a worker without a share takes no pass."""
         self._metrics: Mapping[str, float] | None = None
         """The names of the trial's metrics, once a pass has shown them."""
         self._undo = Undo(module, device)
-        self._summing = Summing(self.wrapped)
+        self._summing = Summing(self._exchange.ddp)
+
+    @property
+    def wrapped(self) -> torch.nn.Module:
+        """DistributedDataParallel if there are several workers, the model otherwise."""
+        return self._exchange.ddp or self._module
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether a worker without a share takes no pass."""
+        return self._exchange.can_skip
 
     def begin(self) -> Means:
         """Begin an iteration: put the model into its training mode; return the sums that its steps add to."""
-        self._set_mode(self.wrapped)
-        self._undo.begin()
+        self._set_mode()
         return Means(self._device)
 
-    def _set_mode(self, model: torch.nn.Module) -> None:
-        model.train()
+    def follow(self, *, is_thorough: bool = True) -> None:
+        """Exchange what is trained now, after hooks that may have changed it."""
+        if self._exchange.follow(is_thorough=is_thorough):
+            self._summing.close()
+            self._summing = Summing(self._exchange.ddp)
+        if is_thorough:
+            self._undo.begin()
+
+    def _set_mode(self) -> None:
+        self._module.train()
         if self._train_mode is not None:
             self._train_mode(self._module)
         self.least = least_samples(self._module)
@@ -205,6 +220,7 @@ class TrainStep:
         A pass that runs out of memory is divided; the gradient is the same. Raises TrialFailure if the fewest samples
         do not fit.
         """
+        self.follow(is_thorough=self._has_hook)
         self._optimizer.zero_grad()
         parts, sizes = self.parts(batch)
         self._feed.expect(parts, batch.epoch)
@@ -221,6 +237,7 @@ class TrainStep:
         if smaller is not None:
             found = self._again(batch, smaller)
         self._summing.end_step()
+        self._exchange.buffers.share(batch.first)
         self.has_stepped = self.batching.update(self._optimizer, self.precision.step)
         means.join(found)
 
@@ -252,12 +269,13 @@ class TrainStep:
             is_last = at == len(parts) - 1
             if is_last:
                 self._summing.begin_last()
-            with nullcontext() if is_last else self._accumulate():
-                loss, metrics = self._loss(self.wrapped, weighed.load(at))
-                counted = loss * weighed.factor(at)
-                if is_last:
-                    self._timer.watch(counted)
-                self.precision.backward(counted)
+                loss, metrics = self._exchange.run(partial(self._loss, weighed.load(at)))
+            else:  # DistributedDataParallel averages the sum of all passes in the last one
+                loss, metrics = self._loss(weighed.load(at))
+            counted = loss * weighed.factor(at)
+            if is_last:
+                self._timer.watch(counted)
+            self.precision.backward(counted)
             self.batching.after_part()
             found.add(weight, loss, metrics)
         self._timer.averaged()
@@ -269,7 +287,7 @@ class TrainStep:
         nothing = torch.zeros((), device=self._device)
         self.precision.scaled(nothing)  # a scale for losses is made when it is used first
         self._timer.computed()
-        skip_pass(self.wrapped)
+        self._exchange.skip()
         self._timer.averaged()
         found.add(0.0, nothing, self._metrics or {})
         return found
@@ -300,8 +318,8 @@ class TrainStep:
                 if rest is not None:
                     return self._complete(batch, parts, sizes, Gradients(rest))
                 self._optimizer.zero_grad()
-                with self._summing.repeated():
-                    return self._passes(batch, parts, sizes)
+                self._summing.begin_step()
+                return self._passes(batch, parts, sizes)
             except RuntimeError as error:
                 per_gpu = self._smaller(batch, parts, error)
 
@@ -311,7 +329,7 @@ class TrainStep:
         """Compute the gradients that the gang still waits for; return their losses."""
         found, weighed = Means(self._device), self._weighed(batch, parts, sizes)
         for at, weight in enumerate(weighed.weights):
-            loss, metrics = self._loss(self._module, weighed.load(at))
+            loss, metrics = self._loss(weighed.load(at))
             gradients.add(self.precision.scaled(loss * weighed.factor(at)))
             self.batching.after_part()
             found.add(weight, loss, metrics)
@@ -323,9 +341,9 @@ class TrainStep:
     def _weighed(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> Weighed:
         return self._weighing.of(parts, sizes, batch.size, self.batching.weigh)
 
-    def _loss(self, model: torch.nn.Module, samples: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
+    def _loss(self, samples: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
         with self.precision.autocast():
-            return loss_and_metrics(self._trial.loss(model, samples))
+            return loss_and_metrics(self._trial.loss(self._module, samples))
 
     def fits(self, per_gpu: int) -> bool:
         """Whether every worker has the memory to take `per_gpu` samples through the model; nothing else changes.
@@ -354,14 +372,9 @@ class TrainStep:
         held = self.batching.held_gradients()
         reserved = [torch.empty_like(each) for each in self._module.parameters() for _ in range(held)]
         with torch.compiler.set_stance("force_eager"):  # compiling for each size would take longer than the steps
-            loss, _ = self._loss(self._module, self._feed.load(part))
+            loss, _ = self._loss(self._feed.load(part))
         loss.backward()  # type: ignore[no-untyped-call]
         del reserved
-
-    def _accumulate(self) -> AbstractContextManager[None]:
-        if isinstance(self.wrapped, DistributedDataParallel):
-            return self.wrapped.no_sync()
-        return nullcontext()
 
 
 def _micro_batches(indices: Indices, limit: int, least: int) -> list[Indices]:
@@ -433,6 +446,7 @@ class OwnStep:
         self._feed = feed
         self._weighing = Weighing(trial, gang, device, feed.load)
         self._train_mode = override_of(trial, "train_mode")
+        self._buffers = SharedBuffers(module, gang)
         self._averaging = _Averaging(trial, gang, module, optimizers.members) if gang.num_workers > 1 else None
 
     def begin(self) -> Means:
@@ -443,6 +457,10 @@ class OwnStep:
         self.least = least_samples(self.wrapped)
         return Means(self._device)
 
+    def follow(self) -> None:
+        """Exchange what is trained now, after hooks that may have changed it."""
+        self._buffers.find()
+
     def take(self, batch: GlobalBatch, means: Means) -> None:
         """Take one step, and add the loss and metrics of this worker's samples to `means`."""
         parts, sizes = self.parts(batch)
@@ -451,6 +469,7 @@ class OwnStep:
         self._weighing.begin_step()
         weighed = self._weighing.of(parts, sizes, batch.size)
         if self._averaging is not None:
+            self._averaging.follow()
             self._averaging.factor = weighed.factor(0)
         try:
             returned = self._step(self.wrapped, self._optimizers.built, weighed.load(0))
@@ -461,6 +480,7 @@ class OwnStep:
                 f"{one_line(error)}; step() takes {len(parts[0])} samples at once: use a smaller batch_size, or divide "
                 "the batch in step()",
             ) from error
+        self._buffers.share(batch.first)
         means.add(weighed.weights[0], *loss_and_metrics(self._as_tensors(returned), "step()"))
 
     def _as_tensors(self, returned: Any) -> Any:
@@ -490,17 +510,29 @@ class _Averaging:
     """n w_i / W of the present step."""
 
     def __init__(self, trial: TorchTrial, gang: Gang, module: torch.nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self._gang = gang
+        self._gang, self._module, self._optimizers = gang, module, optimizers
         self._may_differ = trial.find_unused_parameters
-        own = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
-        self._parameters = list(dict.fromkeys([*module.parameters(), *own]))
+        self._parameters: list[torch.Tensor] = []
+        self._known: set[int] = set()
         self._reached: set[int] = set()
         self._handles: list[RemovableHandle] = []
-        gang.copy_from_first([tensor.detach() for tensor in (*self._parameters, *module.buffers())])
-        for number, parameter in enumerate(self._parameters):
-            self._watch(number, parameter)
+        check_dense(module)
+        self.follow()
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._with_agreed_closure))
+
+    def follow(self) -> None:
+        """Watch parameters that are new, which begin as on rank 0. Raises TrialFailure if not all workers have them."""
+        named = parameters_of(self._module, self._optimizers)
+        new = {name: each for name, each in named.items() if id(each) not in self._known}
+        if not new:
+            return
+        agree_on(self._gang, new, {})
+        self._gang.copy([each.detach() for each in new.values()])
+        for each in new.values():
+            self._known.add(id(each))
+            self._parameters.append(each)
+            self._watch(len(self._parameters) - 1, each)
 
     def _watch(self, number: int, parameter: torch.Tensor) -> None:
         is_trained = parameter.requires_grad

@@ -124,7 +124,7 @@ class TorchTrial(ABC):
 
     @abstractmethod
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
-        """Return the model, on the CPU; it is moved to the device and wrapped afterwards."""
+        """Return the model, on the CPU; it is moved to the device afterwards."""
 
     @abstractmethod
     def build_optimizer(
@@ -163,10 +163,14 @@ class TorchTrial(ABC):
         return None
 
     def on_iteration(self, model: torch.nn.Module, iterations: int) -> None:  # noqa: B027 - optional hook
-        """Note that an iteration begins, after which `iterations` are done; called on every rank."""
+        """Prepare an iteration, after which `iterations` are done: thaw layers, add groups to the optimizer.
+
+        It is called on every rank, and must do the same on each; random draws are the same. The next checkpoint holds
+        which parameters are trained, and by which groups.
+        """
 
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor | tuple[torch.Tensor, Mapping[str, Any]]:
-        """Return the mean loss over the samples of `batch`, a scalar; call `model(…)` once.
+        """Return the mean loss over the samples of `batch`, a scalar. `model` is your own, with its methods and parts.
 
         Or return it with a mapping of metrics, each a mean over the batch (a number or a scalar tensor) and the same
         in every batch: `(loss, {"accuracy": …})` is reported as `train_loss` and `train_accuracy`, means over the
@@ -181,7 +185,7 @@ class TorchTrial(ABC):
         """Take the step of one batch yourself: several optimizers, closures such as those of LBFGS.
 
         `optimizers` is what `build_optimizer` returned. Write it as for one process, with `zero_grad()`, `backward()`
-        and `optimizer.step()`; `batch` is this worker's share, and the model is not wrapped. After each `backward()`,
+        and `optimizer.step()`; `batch` is this worker's share. After each `backward()`,
         gradients are those of all workers. Return the mean loss over the batch, and metrics as `loss` may. Batches are
         fixed then, and a share goes through at once.
         """
@@ -198,7 +202,7 @@ class TorchTrial(ABC):
     def train_mode(self, model: torch.nn.Module) -> None:
         """Put the model into training mode, before every iteration; override it to call `eval()` on frozen parts.
 
-        `model.train()` was called before. The model is not wrapped.
+        `model.train()` was called before.
         """
         model.train()
 
@@ -206,7 +210,7 @@ class TorchTrial(ABC):
         """Run after every optimizer step on every worker, without gradients: for averages of the weights, and so on.
 
         `step` counts the trial's optimizer steps from 1; `batch_size` is the number of samples of this one, over the
-        whole gang. The model is not wrapped.
+        whole gang. It must do the same on every worker.
         """
 
     def state_dict(self) -> Any:
@@ -219,7 +223,7 @@ class TorchTrial(ABC):
     def evaluate(self, model: torch.nn.Module, loader: EvalLoader) -> Mapping[str, Any]:
         """Return metrics over the evaluation set; by default the mean loss as `loss`, and the metrics of `loss()`.
 
-        It is called in evaluation mode and without gradients, with the model unwrapped: on rank 0 with the whole set,
+        It is called in evaluation mode and without gradients: on rank 0 with the whole set,
         while the others wait; the default, and one with `eval_on_all_ranks`, on each rank with its part. `loader` is
         an iterable of batches on the model's device, in the order of the set, with `len` (batches), `sizes` (samples
         of each batch) and `dataset`. `train_loss`, the mean loss of the iteration's training samples, is added to the

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import sysconfig
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.parameters import agree_on, check_dense, parameters_of
 from rubberband.executor.training.runner import refused
 from rubberband.executor.training.torch_trial import TorchTrial
+
+T = TypeVar("T")
 
 
 def prepare(module: nn.Module, trial: TorchTrial) -> None:
@@ -63,27 +69,136 @@ def _check_compiler() -> None:
         )
 
 
-def wrap(
-    module: nn.Module, trial: TorchTrial, device: torch.device, *, is_adaptive: bool, is_one_pass: bool
-) -> nn.Module:
-    """Return the model in its DistributedDataParallel.
+class _Pass(nn.Module):
+    """A pass of a step as a module, whose output is the loss, for DistributedDataParallel.
 
-    With adaptive batches gradients are no views of DDP's buckets: the noise scale then observes them all at once. A
-    static graph holds only if the first step `is_one_pass`: DDP would average the gradients of its first one alone.
-    DDP leaves the running statistics of BatchNorm alone: see `batch_norm`.
+    So `loss` gets the user's own model. It may call methods and parts of it, and call it twice: the gang's exchange
+    begins and ends with the loss.
     """
-    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignore(module, statistics_of(module))  # type: ignore[no-untyped-call]
-    wrapped = DistributedDataParallel(
-        module,
-        device_ids=[0] if device.type == "cuda" else None,
-        find_unused_parameters=trial.find_unused_parameters,
-        gradient_as_bucket_view=not is_adaptive,
-        static_graph=trial.static_graph and is_one_pass and not is_adaptive,
-    )
-    if trial.gradient_compression == "bf16":
-        compress(wrapped)
-    return wrapped
+
+    def __init__(self, model: nn.Module, others: Iterable[Tensor]) -> None:
+        """`others` are trained beside those of the model."""
+        super().__init__()
+        self.model = model
+        for number, each in enumerate(others):
+            self._parameters[f"other_{number}"] = each  # type: ignore[assignment] # a leaf that need be no Parameter
+
+    def forward(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
+        return compute()
+
+
+class Exchange:
+    """Averages the gradients of a gang's workers by DistributedDataParallel; idle for one worker.
+
+    DDP is made for a fixed set of parameters. Where hooks change what is trained, all workers make it anew.
+    """
+
+    def __init__(
+        self,
+        trial: TorchTrial,
+        gang: Gang,
+        module: nn.Module,
+        optimizer: Optimizer,
+        device: torch.device,
+        *,
+        is_adaptive: bool,
+        is_one_pass: bool,
+    ) -> None:
+        """With adaptive batches gradients are no views of DDP's buckets: the noise scale observes them all at once.
+
+        A static graph holds only if the first step `is_one_pass`: DDP would average the gradients of its first one
+        alone.
+        """
+        self._trial, self._gang, self._module, self._optimizer = trial, gang, module, optimizer
+        self._device = device
+        self._are_views = not is_adaptive
+        self._is_static = trial.static_graph and is_one_pass and not is_adaptive
+        self.ddp: DistributedDataParallel | None = None
+        self.buffers = SharedBuffers(module, gang)
+        self._all: dict[str, Tensor] = {}
+        self._trained: dict[str, Tensor] = {}
+        self._seen: tuple[list[bool], int] | None = None
+        self.follow(is_thorough=True)
+
+    def follow(self, *, is_thorough: bool = False) -> bool:
+        """Make DDP anew if other parameters are trained than before; return whether it did.
+
+        Unless it `is_thorough`, it looks for frozen and thawed parameters and for new groups, not for new layers.
+        Raises TrialFailure if not all workers train the same.
+        """
+        if self._gang.num_workers == 1 or (not is_thorough and self._seen == self._look()):
+            return False
+        known, before = self._all, self._trained
+        self._all = parameters_of(self._module, [self._optimizer])
+        self._trained = {name: each for name, each in self._all.items() if each.requires_grad}
+        self._seen = self._look()
+        if is_thorough:
+            self.buffers.find()
+        if before.keys() == self._trained.keys() and all(before[name] is each for name, each in self._trained.items()):
+            return False
+        check_dense(self._module)
+        agree_on(self._gang, self._trained, before)
+        old = {id(each) for each in known.values()}
+        new = [each.detach() for each in self._all.values() if known and id(each) not in old]
+        self._gang.copy(new)  # workers draw different numbers in hooks
+        self._wrap(is_first=not known)
+        return True
+
+    def _look(self) -> tuple[list[bool], int]:
+        given = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        return [each.requires_grad for each in self._all.values()], given
+
+    def _wrap(self, *, is_first: bool) -> None:
+        if not is_first:
+            self.ddp = None
+            gc.collect()  # it must be gone before the gang parts: see Gang.close
+        if not self._trained:
+            return
+        of_model = {id(each) for each in self._module.parameters()}
+        wanted = _Pass(self._module, [each for each in self._all.values() if id(each) not in of_model])
+        buffers = [name for name, _ in wanted.named_buffers()]
+        ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(wanted, buffers)  # type: ignore[no-untyped-call] # see `SharedBuffers`
+        self.ddp = DistributedDataParallel(
+            wanted,
+            device_ids=[0] if self._device.type == "cuda" else None,
+            init_sync=is_first,
+            find_unused_parameters=self._trial.find_unused_parameters,
+            gradient_as_bucket_view=self._are_views,
+            static_graph=self._is_static,
+        )
+        if self._trial.gradient_compression == "bf16":
+            compress(self.ddp)
+
+    def run(self, compute: Callable[[], tuple[Tensor, T]]) -> tuple[Tensor, T]:
+        """Return the loss and more that `compute` returns; its backward pass averages the gradients of the gang."""
+        if self.ddp is None:
+            return compute()
+        more: list[T] = []
+
+        def loss() -> Tensor:
+            found, rest = compute()
+            more.append(rest)
+            return found
+
+        return self.ddp(loss), more[0]
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether a worker without samples may leave out its pass.
+
+        It may not where its pass shows DDP which parameters are used, or where layers communicate.
+        """
+        if self.ddp is None or self.ddp.find_unused_parameters or self.ddp.static_graph:
+            return False
+        return not any(isinstance(each, nn.SyncBatchNorm) for each in self._module.modules())
+
+    def skip(self) -> None:
+        """Take part in DDP's average of a step with gradients of 0, without a pass through the model."""
+        assert self.ddp is not None
+        self.ddp(lambda: None)
+        parameters = list(self._trained.values())
+        torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])
 
 
 def compress(wrapped: DistributedDataParallel) -> None:
@@ -92,23 +207,40 @@ def compress(wrapped: DistributedDataParallel) -> None:
     wrapped.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
 
 
-def can_skip_passes(wrapped: nn.Module) -> bool:
-    """Return whether a worker without samples may leave out its pass.
+class SharedBuffers:
+    """The model's buffers, which are the same on all workers between steps; but for BatchNorm: `RunningStatistics`."""
 
-    It may not where its pass shows DDP which parameters are used, or where layers communicate.
-    """
-    if not isinstance(wrapped, DistributedDataParallel) or wrapped.find_unused_parameters or wrapped.static_graph:
-        return False
-    return not any(isinstance(each, nn.SyncBatchNorm) for each in wrapped.modules())
+    def __init__(self, module: nn.Module, gang: Gang) -> None:
+        self._module, self._gang = module, gang
+        self._places: list[tuple[nn.Module, str]] = []
 
+    def find(self) -> None:
+        """Look for the buffers that the model has now, before an iteration; all are those of rank 0."""
+        own = {id(each) for each in statistics_in(self._module)}
+        self._places = [
+            (part, name)
+            for part in self._module.modules()
+            for name, each in part._buffers.items()
+            if each is not None and id(each) not in own
+        ]
+        self.share(0)
 
-def skip_pass(wrapped: nn.Module) -> None:
-    """Take part in DDP's average of a step with gradients of 0, without a pass through the model."""
-    assert isinstance(wrapped, DistributedDataParallel)
-    parameters = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
-    wrapped._pre_forward(None)  # type: ignore[no-untyped-call]
-    wrapped._post_forward(None)  # type: ignore[no-untyped-call]
-    torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])
+    @torch.no_grad()
+    def share(self, source: int) -> None:
+        """Overwrite the buffers with those of the `source`, a worker that had samples in the step."""
+        if self._gang.num_workers == 1 or not self._places:
+            return
+        by_kind: dict[Any, list[Tensor]] = {}
+        for part, name in self._places:
+            each = part._buffers.get(name)  # a model may replace its buffers by new tensors
+            if each is not None:
+                by_kind.setdefault((each.dtype, each.device), []).append(each)
+        for tensors in by_kind.values():
+            flat = torch.cat([each.flatten() for each in tensors])
+            self._gang.copy([flat], source)
+            if self._gang.rank != source:
+                parts = torch.split(flat, [each.numel() for each in tensors])
+                torch._foreach_copy_(tensors, [part.view_as(each) for part, each in zip(parts, tensors, strict=True)])
 
 
 # BatchNorm in a gang: the fewest samples of a pass, and running statistics of what all workers saw.
@@ -126,15 +258,13 @@ def least_samples(module: nn.Module) -> int:
     return 2 if any(norm.training or norm.running_mean is None for norm in norms) else 1
 
 
-def statistics_of(module: nn.Module) -> list[str]:
-    """Return the names of all running statistics, as in `state_dict`."""
-    return [
-        f"{path}.{name}" if path else name
-        for path, each in module.named_modules()
-        if isinstance(each, _BatchNorm)
-        for name in _STATISTICS
-        if getattr(each, name) is not None
-    ]
+def statistics_in(module: nn.Module) -> list[Tensor]:
+    """Return all running statistics."""
+    return [value for each in module.modules() if isinstance(each, _BatchNorm) for value in _statistics(each)]
+
+
+def _statistics(norm: _BatchNorm) -> list[Tensor]:
+    return [value for name in _STATISTICS if (value := getattr(norm, name)) is not None]
 
 
 class RunningStatistics:
@@ -154,7 +284,7 @@ class RunningStatistics:
         """Replace the statistics that training changed by their means over the gang, on all workers."""
         samples, self._samples = self._samples, 0
         norms = [each for each in self._module.modules() if isinstance(each, _BatchNorm) and each.training]
-        found = [value for each in norms for name in _STATISTICS if (value := getattr(each, name)) is not None]
+        found = [value for each in norms for value in _statistics(each)]
         if self._gang.num_workers == 1 or not found:
             return
         sums = torch.cat([value.flatten().double() for value in found] + [found[0].new_ones(1).double()]) * samples

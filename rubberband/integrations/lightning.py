@@ -127,7 +127,7 @@ class LightningTrial(TorchTrial):
 
     def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
         """Return the loss of `training_step`, and what it logs."""
-        return self._run.train(model, batch)
+        return self._run.train(batch)
 
     def on_step(self, model: torch.nn.Module, step: int, batch_size: int) -> None:
         """Call `on_train_batch_end`."""
@@ -375,8 +375,8 @@ class _Run:
             self.module.on_train_start()
         self.module.on_train_epoch_start()
 
-    def train(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
-        """Take a batch through `training_step`; `model` is the module, perhaps in its DistributedDataParallel."""
+    def train(self, batch: Any) -> tuple[torch.Tensor, Mapping[str, Any]]:
+        """Take a batch through `training_step`."""
         import torch
 
         self._attach()
@@ -385,7 +385,7 @@ class _Run:
         step = self.module.training_step
         logged = self._now.log = Log()
         try:
-            output = self._through(model, step, *_arguments(step, batch, self._batch_index))
+            output = step(*_arguments(step, batch, self._batch_index))
         finally:
             self._now.log = self._train_log
         loss = output.get("loss") if isinstance(output, Mapping) else output
@@ -407,30 +407,6 @@ class _Run:
         self._names = set(names)
         found = {name.removeprefix("train_"): value for name, value in metrics.items()}
         return {name: value for name, value in found.items() if name != "loss"}  # it is reported anyway
-
-    def _through(self, model: torch.nn.Module, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a step of the module, by the `forward` of what wraps it, which prepares the sums over the gang."""
-        module = self.module
-        if model is module:
-            return step(*arguments)
-        own = module.__dict__.get("forward")
-
-        def restore() -> None:
-            module._compiled_call_impl = compiled
-            module.__dict__.pop("forward", None)
-            if own is not None:
-                module.__dict__["forward"] = own
-
-        def redirected(*given: Any) -> Any:
-            restore()
-            return step(*given)
-
-        compiled, module._compiled_call_impl = module._compiled_call_impl, None  # it would compile `redirected`
-        module.__dict__["forward"] = redirected
-        try:
-            return model(*arguments)
-        finally:
-            restore()
 
     def validate(self, loader: EvalLoader, *, as_parts: bool) -> Mapping[str, Any]:
         """Take the evaluation set through `validation_step`; return all that was logged since the last time.

@@ -128,12 +128,13 @@ class BatchBalance(Words):
         return Balance(policy=self.policy, max_share=self.max_share)
 
 
-_FOR_ALL_BATCHES = ("policy", "balance")
+_FOR_ALL_BATCHES = ("policy", "balance", "verify")
 """Keys of `batch` that do not need policy: goodput."""
 
 
 class Batch(Words):
-    """The choice of a trial's batch size. All keys but `policy` and `balance` are for `policy: goodput`."""
+    """The choice of a trial's batch size. All keys but `policy`, `balance` and `verify` are for
+    `policy: goodput`."""
 
     policy: Literal["fixed", "goodput"] = "fixed"
     """fixed: the trial's own; goodput: the one with the most progress per second on the trial's GPUs."""
@@ -155,6 +156,9 @@ class Batch(Words):
     """Optimizer steps between choices of the batch size."""
     balance: BatchBalance = Field(default_factory=BatchBalance.model_construct)
     """How the workers of a trial divide a batch; also for `policy: fixed`."""
+    verify: Annotated[bool, Field(strict=True)] = True
+    """Whether the weights of a trial's workers are compared at every SYNC; a difference fails the trial. Also for
+    `policy: fixed`."""
 
     @model_validator(mode="after")
     def _agrees(self) -> Batch:

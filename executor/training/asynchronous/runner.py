@@ -187,6 +187,12 @@ class AsyncRunner(TorchRunner):
         servers = self._servers
         self._step.begin()
         self._trial.on_iteration(self._module, iterations)
+        changed = trained_parameters(self._module).keys() ^ self._trained.keys()
+        if changed:
+            raise refused(
+                f"on_iteration() or train_mode() freezes or thaws {min(changed)}, and the parameter servers hold what "
+                "build_model() leaves to train; do it there, or set training.mode to sync"
+            )
         if self._is_behind:
             servers.pull()
             self._is_behind = False
