@@ -11,6 +11,7 @@ from rubberband.errors import InputError
 from rubberband.planner.estimate import Case
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of
+from rubberband.spec.samplers import canonical, num_configurations
 from rubberband.units import format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
@@ -207,24 +208,60 @@ def _factor(profile: Profile, speeds: Sequence[float]) -> float:
     return updates_factor(profile.asynchronous, tuple(speeds))
 
 
+_MOST_COMPARED = 10_000
+"""Trials whose configurations are compared with each other."""
+
+
+def repeat_notes(experiment: Experiment) -> list[str]:
+    """Return a remark on trials that train a configuration of another trial again."""
+    search = experiment.search
+    trials, size = search.num_trials, num_configurations(search.space)
+    if size < trials:
+        again = "it" if size == 1 else "them"
+        fewer = "remove values that occur twice" if search.sampler.type == "grid" else "start fewer trials"
+        return [
+            f"space: it has {size:,.0f} configuration{'s' * (size != 1)}, and {trials:,} trials train {again} again, "
+            f"with other seeds; {fewer}, or widen the space."
+        ]
+    if search.sampler.learns or trials > _MOST_COMPARED or (math.isinf(size) and not search.points_to_train):
+        return []
+    different = len({canonical(each) for each in search.configurations()})
+    if different == trials:
+        return []
+    return [
+        f"space: {trials:,} trials have {different:,} configurations, and train {trials - different:,} again, with "
+        "other seeds; widen the space, or walk it with sampler: {type: grid}."
+    ]
+
+
 def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
-    """Return a remark on a sampler that has too little to learn from; `at_once` brackets begin at the start."""
+    """Return a remark on a sampler that learns: the trials that it draws, and those before, which are random.
+
+    `at_once` brackets begin at the start.
+    """
     search, sizes = experiment.search, [bracket[0].trials for bracket in experiment.brackets()]
-    known, needed = len(search.evaluated_rewards), search.results_needed
+    known, needed, trials = len(search.evaluated_rewards), search.results_needed, sum(sizes)
     if not search.sampler.learns or known >= needed:
         return []
-    without_sync = experiment.brackets()[0][0].ladder is not None  # a trial is drawn when it starts
-    if at_once < len(sizes) or without_sync:
-        return []
-    whole = "all trials start" if len(sizes) == 1 else f"all {len(sizes)} brackets start"
-    remedy = (
-        "use scheduler: {type: hyperband} or {type: asha}, whose later trials learn"
-        if len(sizes) == 1
-        else "lower resources.max_instances, so that brackets follow each other"
-    )
+    name, num_brackets = search.sampler.algorithm, len(sizes)
+    if experiment.brackets()[0][0].ladder is not None:  # a trial is drawn when it starts
+        drawn = max(0, trials - (needed - known))
+    else:
+        drawn = sum(sizes[at] for at in range(at_once, num_brackets) if known + sum(sizes[:at]) >= needed)
+    if drawn:
+        return [
+            f"sampler: {name} draws at most {drawn:,} of the {trials:,} trials. The others are drawn at random, as it "
+            f"learns from {needed} results on."
+        ]
+    if num_brackets == 1:
+        why, remedy = "all start before the first result", "use scheduler: {type: hyperband} or {type: asha}"
+    elif at_once >= num_brackets:
+        why, remedy = f"all {num_brackets} brackets start before the first result", "lower resources.max_instances"
+    else:
+        why, remedy = f"it learns from {needed} results on", "raise max_t"
     return [
-        f"sampler: {search.sampler.algorithm} has nothing to learn from, as {whole} before the first result, and draws "
-        f"at random; {remedy}, or give {needed} evaluated_rewards."
+        f"sampler: {name} draws none of the {trials:,} trials, as {why}, and all are drawn at random; {remedy}, or "
+        f"give {needed} evaluated_rewards."
     ]
 
 

@@ -17,6 +17,7 @@ from rubberband.app.cases import (
     Spent,
     async_notes,
     batch_notes,
+    repeat_notes,
     sampler_notes,
     spending_notes,
     stand_in_speeds,
@@ -294,7 +295,8 @@ def _planned(
         announce(f"{found.key}: auto is {found.number:,}, the largest search within the limits")
         experiment = experiment.sized(found.key, found.number)
     job = plan_job(planned, profiles, policy, spent=spent, table=terms.table, room=room, most_usd=most_usd, now=now)
-    notes = [*sampler_notes(experiment, len(lanes_of(job))), *batch_notes(experiment, job.profile.goodput)]
+    notes = [*repeat_notes(experiment), *sampler_notes(experiment, len(lanes_of(job)))]
+    notes += batch_notes(experiment, job.profile.goodput)
     notes += async_notes(experiment, job.profile, {stage.gpus_per_trial for stage in job.plan.stages})
     left = spending_notes(
         experiment, PlanningConstraints(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd), job.prediction

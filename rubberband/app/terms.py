@@ -21,6 +21,7 @@ from rubberband.app.cases import (
     batch_notes,
     cases,
     mixture_notes,
+    repeat_notes,
     sampler_notes,
     spending_notes,
     with_start_times,
@@ -143,6 +144,7 @@ def answer(
         notes=(
             *experiment.notes,
             *remarks,
+            *repeat_notes(experiment),
             *_planned_notes(best, experiment, found),
             *_notes(experiment, best.case, terms.table),
             *terms.notes,

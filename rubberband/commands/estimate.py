@@ -211,8 +211,7 @@ def _print(
     shown = listed
     if not asked.verbose:
         shown = [*listed[: len(listed) - num_tables], *screen_tables(found.estimate, found.notes)]
-        told = [*notes, *(note for note in found.notes if note.startswith(("sampler:", "spend:")))]
-        remarks = [line for note in told for line in textwrap.wrap(note, WIDTH)]
+        remarks = [line for note in notes for line in textwrap.wrap(note, WIDTH)]
         closing = [*remarks, *closing, *more(listed, shown)]
     print_document(lines, shown, ("bold", "", "bold green"), closing)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rubberband.errors import InputError
-from rubberband.spec.space import Domain, SubSpace
+from rubberband.spec.space import DOMAINS, Domain, SubSpace
 from rubberband.units import nearest, shown
 
 SamplerType = Literal["random", "grid", "quasi", "optuna"]
@@ -186,6 +186,28 @@ def grid_size(space: Mapping[str, Any]) -> int:
         sum(grid_size(option.space) if isinstance(option, SubSpace) else 1 for option in _grid_values(value))
         for value in space.values()
     )
+
+
+def num_configurations(space: Mapping[str, Any]) -> float:
+    """Return how many configurations differ from each other; infinity with a parameter that is not counted out."""
+    return math.prod(_num_values(value) for value in space.values() if isinstance(value, Domain))
+
+
+def _num_values(domain: Domain) -> float:
+    if domain.options:
+        named = [option for option in domain.options if not isinstance(option, SubSpace)]
+        return len({canonical(option) for option in named}) + sum(
+            num_configurations(option.space) for option in domain.sub_spaces
+        )
+    lower, upper, q = (domain.arguments.get(name) for name in ("lower", "upper", "q"))
+    if lower is None or upper is None or (q is None and not DOMAINS[domain.kind].whole):
+        return math.inf
+    return float(upper - lower) if q is None else math.floor(upper / q + 1e-9) - math.ceil(lower / q - 1e-9) + 1
+
+
+def canonical(value: Any) -> str:
+    """Return a text that equal values share, and no others: 1, 1.0 and true differ."""
+    return json.dumps(value, sort_keys=True)
 
 
 def is_grid(space: Mapping[str, Any]) -> bool:

@@ -9,6 +9,8 @@ _LIGHTNING = ("tests/unit/test_lightning.py",)
 
 _FILES = ("tests/unit/test_files.py",)
 
+_SAMPLING = ("tests/unit/test_sampling.py",)
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="training-data-by-the-trial",
@@ -73,5 +75,29 @@ MUTANTS: tuple[Mutant, ...] = (
         old="isinstance(value, float) and value.is_integer()",
         new="isinstance(value, float)",
         tests=_FILES,
+    ),
+    Mutant(
+        name="repeats-without-a-word",
+        harm="nine trials over two configurations are paid without a word",
+        file="rubberband/app/terms.py",
+        old="            *repeat_notes(experiment),\n",
+        new="",
+        tests=_SAMPLING,
+    ),
+    Mutant(
+        name="a-value-twice-is-two",
+        harm="a grid that names a value twice is paid twice without a word",
+        file="rubberband/spec/samplers.py",
+        old="return len({canonical(option) for option in named}) + sum(",
+        new="return len(named) + sum(",
+        tests=_SAMPLING,
+    ),
+    Mutant(
+        name="sampler-draws-all",
+        harm="an estimate says that tpe draws trials that are drawn at random",
+        file="rubberband/app/cases.py",
+        old="for at in range(at_once, num_brackets) if",
+        new="for at in range(num_brackets) if",
+        tests=_SAMPLING,
     ),
 )

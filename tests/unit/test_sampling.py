@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import rubberband
-from rubberband.app.cases import sampler_notes
+from rubberband.app.cases import repeat_notes, sampler_notes
 from rubberband.app.measure import Spent, make_setup
 from rubberband.app.run import plan_job
+from rubberband.app.terms import Terms, answer
 from rubberband.errors import InputError
 from rubberband.executor import sampling, session
 from rubberband.executor.core.events import RestPlanned, Started, TrialsDrawn
@@ -23,6 +24,7 @@ from rubberband.executor.journal.journal import decode_event, decode_job, encode
 from rubberband.executor.journal.reading import read
 from rubberband.executor.result import summarise
 from rubberband.spec import samplers, space
+from rubberband.views.estimate_tables import screen_tables
 from rubberband.views.narration import Narrator
 from tests.builders.sampled_runs import SampledRun, an_experiment
 from tests.builders.sessions import Killed, dying_after
@@ -246,14 +248,79 @@ def test_a_sampler_that_is_not_installed_is_named_before_anything_starts(
     an_experiment(0, sampler={"type": "random"}).require_runnable()
 
 
-def test_one_bracket_has_nothing_to_learn_from_and_says_so() -> None:
+def test_an_estimate_says_how_many_trials_a_sampler_draws() -> None:
+    def note(at_once: int, **changes: Any) -> str:
+        found = sampler_notes(an_experiment(0, **changes), at_once)
+        assert len(found) <= 1
+        return "".join(found)
+
     sha = {"type": "sha", "num_samples": 9, "max_t": 9}
-    (note,) = sampler_notes(an_experiment(0, scheduler=sha), 1)
-    assert "tpe has nothing to learn from, as all trials start before the first result" in note
-    assert "use scheduler: {type: hyperband}" in note
-    assert "lower resources.max_instances" in sampler_notes(an_experiment(0), 4)[0]
-    assert sampler_notes(an_experiment(0), 2) == []
-    assert sampler_notes(an_experiment(0, scheduler=sha, sampler={"type": "random"}), 1) == []
+    one = note(1, scheduler=sha)
+    assert "tpe draws none of the 9 trials, as all start before the first result, and all are drawn at random" in one
+    assert "use scheduler: {type: hyperband} or {type: asha}, or give 10 evaluated_rewards" in one
+    assert "at most 3 of the 17 trials. The others are drawn at random" in note(1, scheduler=hyperband(9))
+    assert "none of the 17 trials, as all 3 brackets start before the first result" in note(3, scheduler=hyperband(9))
+    assert "none of the 5 trials, as it learns from 10 results on" in note(1, scheduler=hyperband(3))
+    assert "at most 8 of the 18 trials" in note(1, scheduler={**sha, "type": "asha", "num_samples": 18})
+    assert note(1, scheduler=sha, sampler={"type": "random"}) == ""
     points = samplers.sample(an_experiment(0).search.space, "random", 10, 0)
-    given = an_experiment(0, scheduler=sha, points_to_evaluate=points, evaluated_rewards=[1.0] * 10)
-    assert sampler_notes(given, 1) == []
+    assert note(1, scheduler=sha, points_to_evaluate=points, evaluated_rewards=[1.0] * 10) == ""
+
+
+def hyperband(max_t: int) -> dict[str, Any]:
+    return {"type": "hyperband", "max_t": max_t, "reduction_factor": 3}
+
+
+@pytest.mark.parametrize(
+    ("space", "trials", "line"),
+    [
+        (
+            {"a": {"type": "choice", "values": [0.1, 0.2]}},
+            9,
+            "it has 2 configurations, and 9 trials train them again, with other seeds; start fewer trials, or widen",
+        ),
+        ({"a": 1}, 9, "it has 1 configuration, and 9 trials train it again"),
+        ({"a": {"type": "grid", "values": [1, 2, 1]}}, 3, "it has 2 configurations, and 3 trials train them again"),
+        ({"a": {"type": "grid", "values": [1, 2, 1]}}, 3, "remove values that occur twice, or widen the space"),
+        ({"a": {"type": "grid", "values": [1, 1.0, True]}}, 3, ""),
+        ({"a": {"type": "randint", "lower": 2, "upper": 6}}, 9, "it has 4 configurations, and 9"),
+        ({"a": {"type": "quniform", "lower": 0.1, "upper": 0.3, "q": 0.1}}, 9, "it has 3 configurations, and 9"),
+        (
+            {"a": {"type": "choice", "values": ["x", {"name": "y", "space": {"b": {"type": "randint", "lower": 0,
+                "upper": 3}}}]}},
+            9,
+            "it has 4 configurations, and 9",
+        ),
+        ({"a": {"type": "randint", "lower": 0, "upper": 10}}, 9, "9 trials have 6 configurations, and train 3 again"),
+        ({"a": {"type": "uniform", "lower": 0, "upper": 1}}, 9, ""),
+        ({"a": {"type": "randn"}}, 9, ""),
+    ],
+)  # fmt: skip
+def test_configurations_that_are_trained_again_are_counted(space: dict[str, Any], trials: int, line: str) -> None:
+    scheduler = {"type": "sha", "num_samples": trials, "max_t": 9}
+    sampler = {"type": "random" if trials == 9 else "grid"}
+    found = repeat_notes(an_experiment(0, space=space, scheduler=scheduler, sampler=sampler))
+    assert len(found) <= 1
+    assert line in "".join(found)
+    assert bool(found) == bool(line)
+
+
+def test_points_that_occur_twice_are_counted() -> None:
+    space = {"a": {"type": "uniform", "lower": 0, "upper": 1}}
+    asked = an_experiment(0, space=space, points_to_evaluate=[{"a": 0.5}] * 3, sampler={"type": "random"},
+        scheduler={"type": "sha", "num_samples": 9, "max_t": 9})  # fmt: skip
+    assert "9 trials have 7 configurations, and train 2 again" in repeat_notes(asked)[0]
+
+
+def test_the_answer_that_previews_and_the_screen_share_names_trials_that_are_trained_again() -> None:
+    space = {"a": {"type": "choice", "values": [0.1, 0.2]}}
+    asked = an_experiment(0, space=space, scheduler={"type": "sha", "num_samples": 9, "max_t": 9})
+    profile = asked.loaded_profiles()
+    assert profile is not None
+    found = answer(asked, profile, Terms(), now=0.0, clock=lambda: 0.0)
+    said = [note for note in found.to_json()["notes"] if note.startswith(("space:", "sampler:"))]
+    assert [note.partition(",")[0] for note in said] == [
+        "space: it has 2 configurations",
+        "sampler: tpe draws none of the 9 trials",
+    ]
+    assert set(said) <= set(screen_tables(found.estimate, found.notes)[0].notes)
