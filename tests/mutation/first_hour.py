@@ -24,14 +24,6 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=(_CORE,),
     ),
     Mutant(
-        name="pool-without-ray",
-        harm="on an installation of the core alone, a pool is up that can lend nothing",
-        file="rubberband/app/pool.py",
-        old='require(f"provider: {pool.provider}", "ray")',
-        new="pass",
-        tests=(_CORE,),
-    ),
-    Mutant(
         name="extra-of-another",
         harm="the command that a hint gives does not install what is missing",
         file="rubberband/installation.py",
