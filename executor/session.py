@@ -34,7 +34,7 @@ from rubberband.executor.journal.reading import JournalReader, explaining, read_
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.trackers import followers
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.virtual.backend import VirtualBackend, by_trial, shuffled
+from rubberband.executor.virtual.backend import VirtualBackend, curves
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.installation import require
 from rubberband.interrupts import AtOnce
@@ -251,8 +251,9 @@ def make_backend(
     """The backend that carries `job` out on the experiment's provider; a virtual clock goes on where it stopped."""
     if store is None:
         clock = VirtualClock(last_event_at or 0.0)
-        noise = Noise(job.profile, job.offer, seed=f"{job.name} {setup.seeds[:1]}", now=clock.now)
-        by = by_trial if job.ladder is None else shuffled(job.num_trials, f"{job.name} {setup.seeds[:1]}")
+        seed = f"{job.name} {setup.seeds[:1]}"
+        noise = Noise(job.profile, job.offer, seed=seed, now=clock.now)
+        by = curves(job, seed)
         return VirtualBackend(
             job.name, job.offer, job.profile, metric=job.metric, metric_of=by, clock=clock, faults=noise
         )

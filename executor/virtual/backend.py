@@ -31,17 +31,18 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
+from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.fleet import Agenda, AttemptFate, Faults, Fortune, VirtualFleet
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 
-__all__ = ["BatchesOf", "Faults", "VirtualBackend", "by_trial", "fixed_batch", "shuffled"]
+__all__ = ["BatchesOf", "Faults", "VirtualBackend", "by_trial", "curves", "fixed_batch", "shuffled"]
 
 
 def by_trial(trial: int, iterations: int) -> float:
-    """The default metric of a virtual trial: the lower its id, the better."""
+    """The default metric of a virtual trial, up from 0 to 1: the lower its id, the better."""
     return 1.0 - (trial + 1) / (trial + 1 + iterations)
 
 
@@ -50,6 +51,12 @@ def shuffled(num_trials: int, seed: object) -> Callable[[int, int], float]:
     order = list(range(num_trials))
     Random(f"{seed}").shuffle(order)
     return lambda trial, iterations: by_trial(order[trial], iterations)
+
+
+def curves(job: Job, seed: object) -> Callable[[int, int], float]:
+    """Return the metric of the trials of a job, which improves with each iteration, in the direction of its mode."""
+    by = by_trial if job.ladder is None else shuffled(job.num_trials, seed)
+    return by if job.mode == "max" else lambda trial, iterations: 1.0 - by(trial, iterations)
 
 
 BatchesOf = Callable[[int, int, Gang, float], tuple[BatchUse, ...]]

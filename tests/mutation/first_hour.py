@@ -16,6 +16,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_documents.py::test_tests_read_nothing_of_the_users_home",),
     ),
     Mutant(
+        name="virtual-losses-rise",
+        harm="a rehearsal with mode: min calls the trial with the worst loss the winner",
+        file="executor/virtual/backend.py",
+        old='return by if job.mode == "max" else',
+        new='return by if job.mode == "min" else',
+        tests=("tests/unit/test_virtual_curves.py",),
+    ),
+    Mutant(
         name="core-runs-without-ray",
         harm="on an installation of the core alone, a run ends in a trace-back, after it has written files",
         file="rubberband/spec/experiment.py",
