@@ -32,6 +32,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store, open_store
 from rubberband.errors import InputError
 from rubberband.executor.journal.database import Database, parse_url
+from rubberband.interrupts import heeded
 from rubberband.units import shown
 
 # Where the service listens, and which host names it answers. Pure.
@@ -250,7 +251,7 @@ class Transport:
 
 
 def serve(settings: Settings, transport: Transport, announce: Callable[[str, Store], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C. `announce` is called with the address once the port is open.
+    """Serve until Ctrl-C, SIGTERM or SIGHUP. `announce` is called with the address once the port is open.
 
     Raises InputError if the port, the home or the store is taken, or if tokens are needed and none exists.
     """
@@ -263,7 +264,7 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
             server = _Server(_config(app, settings, transport), app.state.service.feed)
             port = listener.getsockname()[1]
             announce(url_of(settings.host, port, https=transport.certfile is not None), store)
-            with _signals_are_an_end():
+            with _signals_are_an_end(server):
                 server.run(sockets=[listener])
 
 
@@ -352,9 +353,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _signals_are_an_end() -> Iterator[None]:
-    """Ignore the signals that uvicorn raises again after it has ended."""
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+def _signals_are_an_end(server: _Server) -> Iterator[None]:
+    """End the server on those that uvicorn does not handle, or not yet; it raises its own again after it has ended."""
+    before = {number: signal.signal(number, server.handle_exit) for number in heeded()}
     try:
         yield
     finally:

@@ -56,7 +56,7 @@ def commands() -> Iterator[str]:
     yield "## Exit codes\n"
     yield "| code | meaning |\n|---:|---|"
     yield "| 0 | done |\n| 1 | failed |\n| 2 | wrong usage or input; nothing was started |\n| 3 | no plan is feasible |"
-    yield "| 4 | finished after the deadline |\n| 130 | interrupted |\n"
+    yield "| 4 | finished after the deadline |\n| 130 | ended by Ctrl-C, SIGTERM, SIGHUP or `rubberband cancel` |\n"
     yield "## Environment variables\n"
     yield "| name | meaning |\n|---|---|"
     yield "| `RUBBERBAND_HOME` | where experiments are kept; `~/.rubberband` by default |"

@@ -37,7 +37,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import VirtualBackend, curves
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.installation import require
-from rubberband.interrupts import AtOnce
+from rubberband.interrupts import AtOnce, heeded, uninterrupted
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.spec.resources import LOG_LIMIT_BYTES, Resources
@@ -210,7 +210,7 @@ def _run(
         told = stack.enter_context(following(followers(folder, setup.experiment, setup.run, callbacks)))
         with ExitStack() as views:
             backend = make_backend(folder, setup, header.job, journal.last_event_at(), store)
-            views.callback(backend.close)
+            views.callback(uninterrupted, backend.close)
             observers: list[Observer] = [*view(header.job, backend.now, views), *told]
             inbox = Inbox(folder.inbox)
             began_at = backend.now()
@@ -421,9 +421,10 @@ def local_devices(offer: Offer) -> tuple[tuple[str, ...], str]:
 
 @contextmanager
 def cancel_on_signals() -> Iterator[Callable[[], bool]]:
-    """While this lasts, the first Ctrl-C (or SIGTERM) asks for a clean end, and a second Ctrl-C interrupts.
+    """While this lasts, the first Ctrl-C, SIGTERM or SIGHUP asks for a clean end, and a second Ctrl-C interrupts.
 
-    Yields a function that returns whether an end was asked for, also if that was before and got lost (`AtOnce`).
+    A second SIGTERM or SIGHUP changes nothing: supervisors and shells send several for one end. Yields a function that
+    returns whether an end was asked for, also if that was before and got lost (`AtOnce`).
     Outside the main thread signals are left alone.
     """
     asked = threading.Event()
@@ -436,7 +437,7 @@ def cancel_on_signals() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in heeded()}
     if any(isinstance(handler, AtOnce) and handler.heard for handler in before.values()):
         asked.set()
     try:

@@ -2,14 +2,13 @@
 
 The module of a command is imported when the command or its help is called, and slow imports wait until it runs. stdout
 carries only data; an error is one line on stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or input, 3 infeasible, 4
-finished after its deadline, 130 interrupted.
+finished after its deadline, 130 ended by Ctrl-C, SIGTERM, SIGHUP or `rubberband cancel`.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import signal
 import sys
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ import typer.core
 
 import rubberband
 from rubberband.errors import InfeasibleError, RubberbandError
-from rubberband.interrupts import AtOnce
+from rubberband.interrupts import ENDS, AtOnce
 
 _COMMANDS = {
     "init": ("init", "Write a commented experiment file for a trial."),
@@ -96,7 +95,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line and exit with its code."""
     gc.set_threshold(_COLLECT_EVERY)
-    AtOnce(KeyboardInterrupt()).handle([signal.SIGINT])
+    AtOnce(KeyboardInterrupt()).handle(ENDS)
     try:
         app(prog_name="rubberband")
     except RubberbandError as error:

@@ -1,11 +1,31 @@
-"""Ctrl-C while a command starts: it is remembered if an import swallows it."""
+"""Signals that ask a process to end. One that comes while a command starts is remembered if an import swallows it."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C; what systemd, Kubernetes, Slurm and `kill` send; and a terminal that closes."""
+
+
+def heeded() -> tuple[signal.Signals, ...]:
+    """Return the signals of ENDS without a SIGHUP that this process was started to ignore (`nohup`)."""
+    return tuple(n for n in ENDS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN)
+
+
+def uninterrupted(release: Callable[[], None]) -> None:
+    """Call `release` while Ctrl-C is ignored: an instance that is left behind costs money until its lease ends."""
+    if threading.current_thread() is not threading.main_thread():
+        release()
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        release()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class AtOnce:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -111,7 +113,8 @@ class Connection:
                 self._address, asked = None, self._asked
             if asked is not None:
                 wait([asked], timeout=_FAREWELL_S)
-            ray.shutdown()
+            with _signals_kept():
+                ray.shutdown()
             for key, value in self._found.items():
                 if value is None:
                     os.environ.pop(key, None)
@@ -124,18 +127,49 @@ def _join(head: Head) -> None:
     """Attach to the head's node; on a busy machine it may take longer than Ray's timeout of a minute."""
     for tries_left in reversed(range(_TRIES)):
         try:
-            ray.init(
-                address=head.address,
-                _temp_dir=head.temp_dir,  # which raylet of this machine to attach to: never an instance's
-                namespace=head.namespace,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            with _signals_kept():
+                ray.init(
+                    address=head.address,
+                    _temp_dir=head.temp_dir,  # which raylet of this machine to attach to: never an instance's
+                    namespace=head.namespace,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         except RuntimeError as error:
             if not tries_left or _NOT_THERE_YET not in str(error):
                 raise
         else:
             return
+
+
+_HAS_HANDLERS = "_ZN3ray6RayLog36is_failure_signal_handler_installed_E"
+"""Ray's flag that it handles SIGTERM as a crash. It does not install what the flag says is there."""
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keep the handler of SIGTERM while Ray connects or disconnects.
+
+    Ray's own aborts the process after 3 s, from any thread, and at a disconnect Ray leaves the system's default: a
+    driver would end without releasing its instances. A Ray without the flag has its handler for some milliseconds.
+    """
+    get, put = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
+    get.restype = put.restype = ctypes.c_void_p
+    put.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    from ray._private import utils
+
+    if hasattr(utils, "set_sigterm_handler"):
+        utils.set_sigterm_handler = lambda _: None  # Python's handler, which exits from wherever the main thread is
+    try:
+        flag = ctypes.c_bool.in_dll(ctypes.CDLL(ray._raylet.__file__), _HAS_HANDLERS)
+    except (OSError, ValueError):
+        flag = ctypes.c_bool()
+    before, flag.value = get(signal.SIGTERM), not ray.is_initialized()
+    try:
+        yield
+    finally:
+        flag.value = False
+        put(signal.SIGTERM, before)
 
 
 def _ask_for_nodes() -> Future[dict[str, bool]]:

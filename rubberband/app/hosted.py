@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rubberband.errors import Cancelled, InputError, RubberbandError, StoreAwayError
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.hosting import Ending, HostedRun, Mark, holding, read_order, write_ending, write_mark
-from rubberband.interrupts import AtOnce
+from rubberband.interrupts import ENDS, AtOnce
 
 if TYPE_CHECKING:
     from rubberband.executor.core.state import Job
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> tuple[int, str]:
     """Return the exit code, and the error in one line. `wait_for` is called with what it waits for."""
     # Until the experiment handles signals itself, nothing is rented, and the first one ends it at once.
-    AtOnce(Cancelled("cancelled before it started; nothing was spent")).handle((signal.SIGINT, signal.SIGTERM))
+    AtOnce(Cancelled("cancelled before it started; nothing was spent")).handle(ENDS)
     try:
         result = _run(folder, order, wait_for)
     except RubberbandError as error:
@@ -72,7 +72,7 @@ def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str
         traceback.print_exc()
         return 1, f"rubberband failed: {_one_line(error)}; the trace-back is in {folder.process_log}"
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDS:
             signal.signal(number, signal.SIG_IGN)
     return result.exit_code, result.reason
 

@@ -24,6 +24,7 @@ from rubberband.executor.profiling import ProfilingLimits, ProfilingResult, meas
 from rubberband.executor.profiling_points import Component, InstanceStarts, MeasuredNoise, Point
 from rubberband.executor.session import Rental, Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.interrupts import uninterrupted
 from rubberband.planner.goodput.planning import scaled_size
 from rubberband.planner.queueing import curve, knee, scaled
 from rubberband.spec.experiment import Experiment
@@ -276,7 +277,7 @@ def _backend(
             rental=Rental(largest_gang=largest_gang),
             max_iterations=max(map(total_iterations, experiment.brackets())),
         )
-        stack.callback(_close, backend, scratch)
+        stack.callback(uninterrupted, lambda: _close(backend, scratch))
         yield backend, setup
 
 

@@ -25,6 +25,7 @@ from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.session import local_devices
 from rubberband.installation import require
+from rubberband.interrupts import heeded
 from rubberband.planner.sharing import make_policy
 from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder, too_low
 from rubberband.spec.resources import Resources
@@ -232,7 +233,7 @@ def serve(folder: PoolFolder) -> None:
         if isinstance(provider, PoolMachines) and pool.state.live:
             provider.start_fork_server()
         server = PoolServer(folder, pool, look_s=min(provider.look_s, LONGEST_LOOK_S))
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in heeded():
             signal.signal(number, lambda *_: server.stop())
         server.run()
 

@@ -1,5 +1,7 @@
 """The driver's connection to its head."""
 
+import ctypes
+import signal
 import subprocess
 import sys
 import threading
@@ -96,3 +98,20 @@ def test_ray_reads_its_environment_again(monkeypatch: pytest.MonkeyPatch) -> Non
         assert config.health_check_period_ms() == 12345
     connection._read_environment_again()
     assert config.health_check_period_ms() != 12345
+
+
+def test_ray_takes_no_signal_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    get, put = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
+    get.restype = put.restype = ctypes.c_void_p
+    put.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    for name in ("init", "shutdown"):  # as a Ray does that has no flag
+        monkeypatch.setattr(ray, name, lambda **_: put(signal.SIGTERM, None))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        wanted, ours = get(signal.SIGTERM), Connection()
+        ours.open(head("first"))
+        connected = get(signal.SIGTERM)
+        ours.close()
+        assert [connected, get(signal.SIGTERM)] == [wanted, wanted]
+    finally:
+        signal.signal(signal.SIGTERM, before)

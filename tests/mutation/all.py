@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutation import asynchronous, clouds, ec2, first_hour, inputs, money, plans, service, training
+from tests.mutation import asynchronous, clouds, ec2, faults, first_hour, inputs, money, plans, service, training
 from tests.mutation.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -15,5 +15,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *service.MUTANTS,
     *first_hour.MUTANTS,
     *inputs.MUTANTS,
+    *faults.MUTANTS,
 )
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "names are of one bug each"

@@ -1,0 +1,60 @@
+"""Planted bugs of ends, stores and machines: what a signal, a lost file or a hidden device does to a run."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+_INTERRUPTS = ("tests/unit/test_interrupts.py",)
+_CONNECTION = ("tests/integration/test_ray_connection.py::test_ray_takes_no_signal_over",)
+_ENDS = ("tests/integration/test_ends.py",)
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="ray-aborts-on-sigterm",
+        harm="a driver that a supervisor ends aborts after 3 s; its instances are paid until their leases end",
+        file="executor/ray/connection.py",
+        old="            with _signals_kept():\n                ray.init(",
+        new="            with contextlib.nullcontext():\n                ray.init(",
+        tests=_ENDS,
+    ),
+    Mutant(
+        name="a-disconnect-leaves-the-default",
+        harm="a SIGTERM after the driver left its cluster kills it while it releases instances",
+        file="executor/ray/connection.py",
+        old="            with _signals_kept():\n                ray.shutdown()",
+        new="            with contextlib.nullcontext():\n                ray.shutdown()",
+        tests=_CONNECTION,
+    ),
+    Mutant(
+        name="terminals-that-close-kill",
+        harm="a terminal that closes kills the driver, and its instances are paid until their leases end",
+        file="rubberband/interrupts.py",
+        old="ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)",
+        new="ENDS = (signal.SIGINT, signal.SIGTERM)",
+        tests=(*_INTERRUPTS, *_ENDS),
+    ),
+    Mutant(
+        name="nohup-is-ignored",
+        harm="a run under nohup ends as its terminal closes",
+        file="rubberband/interrupts.py",
+        old="n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN",
+        new="n",
+        tests=_INTERRUPTS,
+    ),
+    Mutant(
+        name="two-sigterms-interrupt",
+        harm="a supervisor that signals process and group cuts the clean end off: no report",
+        file="executor/session.py",
+        old="if asked.is_set() and number == signal.SIGINT:",
+        new="if asked.is_set():",
+        tests=_INTERRUPTS,
+    ),
+    Mutant(
+        name="releases-are-interrupted",
+        harm="an impatient Ctrl-C leaves instances that are paid until their leases end",
+        file="rubberband/interrupts.py",
+        old="    before = signal.signal(signal.SIGINT, signal.SIG_IGN)\n",
+        new="    before = signal.getsignal(signal.SIGINT)\n",
+        tests=_INTERRUPTS,
+    ),
+)
