@@ -11,11 +11,11 @@ from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.state import Job, Lane, State, TrialStatus
-from rubberband.planner.model import least_instances
+from rubberband.executor.core.trials import pause
 
 
 def promote(job: Job, state: State, lane: Lane) -> None:
-    """Queue the trials that go on, as many as there are free slots for."""
+    """Queue the trials that go on, as many as there are free slots for; one that has ended climbs without a slot."""
     rungs = lane.rungs
     assert rungs is not None, "its trials climb"
     room = rules.room(job, state, lane)
@@ -30,6 +30,9 @@ def promote(job: Job, state: State, lane: Lane) -> None:
         trial = state.trials[rungs.promote(rung)]
         trial.rung = rung + 1
         state.promotions.append(Promotion(at=state.now, trial=trial.trial, rung=rung + 1))
+        if trial.ended:
+            pause(job, state, lane, trial)
+            continue
         state.put(trial, TrialStatus.QUEUED)
         waiting += 1
 
@@ -61,8 +64,7 @@ def release_idle(job: Job, state: State, lane: Lane) -> list[Command]:
     a slot elsewhere.
     """
     assert lane.rungs is not None, "its trials climb"
-    under_way = len(lane.runners) + len(lane.waiters)
-    lane.needs = least_instances(under_way, job.offer.gpus, state.chosen(lane).gpus_per_trial)
+    lane.needs = rules.needed_instances(job, state, lane)
     if lane.waiters or lane.rungs.promotable() is not None:
         return []
     held = state.held(lane)

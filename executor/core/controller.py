@@ -32,6 +32,7 @@ from rubberband.executor.core.events import (
     Started,
     StopTrial,
     Tick,
+    TrialEnded,
     TrialFailed,
     TrialRepeated,
     TrialReported,
@@ -161,7 +162,7 @@ class Controller:
     def _note(self, event: Event) -> Lane | None:
         """Take it in; return the lane that it is about, or None for all of them."""
         match event:
-            case TrialStarted() | TrialRepeated() | TrialReported() | TrialFailed() | CheckpointLost():
+            case TrialStarted() | TrialRepeated() | TrialReported() | TrialEnded() | TrialFailed() | CheckpointLost():
                 trial = self.state.trials[event.trial]
                 lane = self.state.lane_of_trial(trial)
                 if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
@@ -190,7 +191,7 @@ class Controller:
         self,
         lane: Lane,
         trial: TrialState,
-        event: TrialStarted | TrialRepeated | TrialReported | TrialFailed | CheckpointLost,
+        event: TrialStarted | TrialRepeated | TrialReported | TrialEnded | TrialFailed | CheckpointLost,
     ) -> None:
         match event:
             case TrialStarted():
@@ -201,6 +202,8 @@ class Controller:
                 lane.launches_left = self.job.launch_attempts
                 self._commands += attempts.note_report(self.job, self.state, lane, trial, event)
                 self._commands += stragglers.replace_slow(self.job, self.state, lane, trial)
+            case TrialEnded():
+                attempts.note_end(self.job, self.state, lane, trial)
             case TrialFailed():
                 self._fail(trial, event.kind, event.message)
             case CheckpointLost():
@@ -364,13 +367,17 @@ class Controller:
         state, trials = self.state, rules.begins_with(self.job, lane, stage)
         begun = [state.trials[trial] for trial in trials]
         for trial in begun:
-            if trial.status is not TrialStatus.QUEUED:
+            if trial.status is not TrialStatus.QUEUED and not trial.ended:
                 state.put(trial, TrialStatus.QUEUED)
             trial.last_stage = stage
         record = StageRecord(stage=stage, trials=trials, started_at=state.now)
         state.stages.append(record)
-        lane.begin(record, begun)
+        lane.begin(record, [trial for trial in begun if not trial.ended])
+        if not lane.waiters:
+            self._sync(lane)
+            return
         lane.phase = Phase.SCALING
+        lane.needs = None if len(lane.waiters) == len(begun) else rules.needed_instances(self.job, state, lane)
         lane.launches_left = self.job.launch_attempts
         if not rules.buys_none(self.job, state):
             lane.relaunch_at = 0.0
@@ -391,7 +398,8 @@ class Controller:
             for trial, gang in rules.starts(self.job, state, lane).items():
                 self._commands.append(attempts.start(self.job, state, lane, state.trials[trial], gang))
         if lane.runners:
-            self._commands += [] if lane.rungs is None else climbing.release_idle(self.job, state, lane)
+            release_idle = instances.release_unneeded if lane.rungs is None else climbing.release_idle
+            self._commands += release_idle(self.job, state, lane)
             return
         if state.undrawn:
             return
@@ -434,10 +442,16 @@ class Controller:
         """The lane goes on with a stage, once its rest is planned, or is over."""
         if stage == lane.end_stage and not rules.may_widen(self.job, self.state, lane):
             self._end_lane(lane)
-        elif self.job.replan or rules.to_draw(self.job, self.state, stage):
+        elif (self.job.replan and not self._passes(lane, stage)) or rules.to_draw(self.job, self.state, stage):
             lane.phase = Phase.PLANNING
         else:
             self._begin_stage(lane, stage)
+
+    def _passes(self, lane: Lane, stage: int) -> bool:
+        """Whether a stage has no trial left to train, as all of its trials have ended by themselves."""
+        if stage >= lane.bracket.end_stage:
+            return False
+        return all(self.state.trials[trial].ended for trial in rules.begins_with(self.job, lane, stage))
 
     def _fail_bracket(self, lane: Lane, contenders: Sequence[TrialState]) -> None:
         """All trials of a bracket failed: other brackets go on, unless none of their trials has ever reported."""

@@ -187,6 +187,16 @@ class TrialReported(Event):
     passed none of late. Later ones are trained again whenever the trial goes on. None: all of them."""
     balance: BalanceUse | None = None
     """The shares of the gang's workers and their times; None where the workers divide the batch equally."""
+    ended: bool = False
+    """Whether the trial has ended by itself, and trains no more; its gang is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEnded(Event):
+    """A function returned after its latest report: the trial has ended by itself. Its gang is free."""
+
+    trial: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,7 +411,8 @@ class StartTrial(Command):
     """Train `trial` on `gang` from `checkpoint` (None: from the beginning) until it has done `until_iterations` in all.
 
     The backend answers with TrialStarted, then TrialReported after each iteration; after the last one the gang is free.
-    Iterations that the checkpoint does not hold come before that, as TrialRepeated.
+    Iterations that the checkpoint does not hold come before that, as TrialRepeated. A trial may end by itself before:
+    its last report says so, or TrialEnded follows.
     """
 
     trial: int

@@ -346,7 +346,7 @@ def release_surplus(job: Job, state: State, lane: Lane) -> list[Command]:
     unbilled_first = sorted(
         ours, key=lambda one: (one.running_at is not None, one.market == chosen.market, speed_of(job, one))
     )
-    surplus = max(0, len(ours) - state.most(lane))
+    surplus = max(0, len(ours) - state.wanted(lane))
     return give_up(job, state, lane, [*others, *unbilled_first[:surplus]])
 
 
@@ -404,6 +404,18 @@ def _least_used(lane: Lane, busy: Sequence[InstanceRecord], count: int) -> list[
         chosen.append(found)
         stopped |= runs[found.instance]
     return chosen
+
+
+def release_unneeded(job: Job, state: State, lane: Lane) -> list[Command]:
+    """Give back idle instances that neither the stage nor the next one needs, once trials have ended by themselves."""
+    if lane.waiters or not lane.has_ended:
+        return []
+    following = lane.stage.stage + 1
+    planned = state.plan.stages[following].instances if following < lane.end_stage else 0
+    lane.needs = max(rules.needed_instances(job, state, lane), planned)
+    live = state.held(lane).live
+    idle = [record for record in live if not lane.runners.uses(record.instance)]
+    return give_up(job, state, lane, idle[: max(0, len(live) - lane.needs)])
 
 
 def release_all(job: Job, state: State, lane: Lane) -> list[Command]:

@@ -90,15 +90,15 @@ def present_noise_scale(job: Job, state: State, lane: Lane) -> float | None:
 
 def _left(job: Job, state: State, lane: Lane) -> list[TrialState]:
     if lane.stages and lane.stage.ranking:
-        return [state.trials[trial] for trial in _next(job, lane)]
-    return [trial for trial in state.trials if trial.status is not TrialStatus.FAILED]
+        return [state.trials[trial] for trial in _next(job, state, lane)]
+    return [trial for trial in state.trials if trial.status is not TrialStatus.FAILED and not trial.ended]
 
 
-def _next(job: Job, lane: Lane) -> tuple[int, ...]:
-    """The trials that go on after the lane's last SYNC: the promoted ones, or those of the lane's next bracket."""
+def _next(job: Job, state: State, lane: Lane) -> tuple[int, ...]:
+    """The trials that train after the lane's last SYNC: the promoted ones, or those of the lane's next bracket."""
     following, bracket = lane.stage.stage + 1, lane.bracket
     if following < bracket.end_stage or following == lane.end_stage:
-        return promoted(job, lane.stage)
+        return tuple(trial for trial in promoted(job, lane.stage) if not state.trials[trial].ended)
     return job.trials_of(job.bracket_of(following))
 
 
@@ -266,7 +266,7 @@ def measured(job: Job, state: State, lane: Lane | None = None) -> MeasuredTerms:
         iteration_cv=own.iteration_cv,
         mean_cv=0.0 if speeds else job.profile.mean_cv,
     )
-    going_on = _going_on(job, lane, own)
+    going_on = _going_on(job, state, lane, own)
     startup = _delay("a trial starts in", job.profile.trial_startup_s, seen.warm_s)
     pace = _pace(overall) if calibrated is None else _throughput(basis, calibrated, max(speeds))
     findings = [noise_finding(job.profile, noise_scale), pace, _survivors(own, going_on), startup]
@@ -395,11 +395,11 @@ def _factor(trials: Mapping[int, list[float]], profile: Profile, known: OwnSpeed
     return shrunk(ratios, median(cvs), WITHIN_NOISE)
 
 
-def _going_on(job: Job, lane: Lane, own: OwnSpeeds) -> dict[int, OwnSpeed]:
+def _going_on(job: Job, state: State, lane: Lane, own: OwnSpeeds) -> dict[int, OwnSpeed]:
     if not own.of or not lane.stages or not lane.stage.ranking:
         return {}
     unseen = OwnSpeed(factor=1.0, error=own.trial_cv)
-    return {trial: own.of.get(trial, unseen) for trial in _next(job, lane)}
+    return {trial: own.of.get(trial, unseen) for trial in _next(job, state, lane)}
 
 
 def _with_metric(state: State, own: OwnSpeeds) -> float:
@@ -423,7 +423,8 @@ def _survivors(own: OwnSpeeds, going_on: Mapping[int, OwnSpeed]) -> str:
 
 def unsaved_iterations(state: State) -> int:
     """Iterations that a trial which goes on has to train again, since its checkpoint does not hold them; the most."""
-    latest = [trial.reports[-1] for trial in state.trials if trial.reports and trial.status in _GOING_ON]
+    going_on = [trial for trial in state.trials if trial.status in _GOING_ON and not trial.ended]
+    latest = [trial.reports[-1] for trial in going_on if trial.reports]
     return max([report.unsaved_iterations for report in latest], default=0)
 
 

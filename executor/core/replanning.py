@@ -290,8 +290,10 @@ def _most_instances(job: Job, state: State, lane: Lane) -> int:
 
 
 def remaining(job: Job, state: State, lane: Lane) -> tuple[Stage, ...]:
-    """The job's stages up to the lane's last; those that its trials go on to have no more trials than are left."""
-    left = sum(state.trials[trial].status is not TrialStatus.FAILED for trial in lane.stage.trials)
+    """The job's stages up to the lane's last; those that its trials go on to train no more trials than are left."""
+    known = rules.promoted(job, lane.stage) if lane.stage.ranking else lane.stage.trials
+    trials = [state.trials[trial] for trial in known]
+    left = sum(trial.status is not TrialStatus.FAILED and not trial.ended for trial in trials)
     done, end = rules.next_stage(lane), lane.bracket.end_stage
     later = (replace(stage, trials=min(stage.trials, left)) for stage in job.stages[done:end])
     return (*job.stages[:done], *later, *job.stages[max(done, end) : lane.end_stage])
@@ -325,7 +327,7 @@ def held(state: State, lane: Lane, now: float) -> list[Cohort]:
 
 
 def _losses(state: State, lane: Lane) -> str:
-    planned = state.chosen(lane).instances
+    planned = state.chosen(lane).instances if lane.needs is None else state.wanted(lane)
     running = sum(record.running_at is not None for record in state.held(lane).live)
     return "" if running >= planned else f"{running} of {planned} instances are left"
 

@@ -12,6 +12,7 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.purse import Purse
 from rubberband.executor.core.state import Bracket, Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.planner.model import least_instances as instances_for
 from rubberband.units import MONEY_SLACK_USD, format_usd
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import Plan, StagePrediction
@@ -357,6 +358,11 @@ def least_instances(job: Job, state: State, lane: Lane) -> int:
     """The fewest instances that a gang of the lane's fits on."""
     planned = (choice.gpus_per_trial for choice in state.plan.stages[first_left(lane) : lane.end_stage])
     return -(-min(job.profile.smallest_gpus, *planned) // job.offer.gpus)
+
+
+def needed_instances(job: Job, state: State, lane: Lane) -> int:
+    """The fewest instances on which the trials under way train at once, as wide as planned."""
+    return instances_for(len(lane.runners) + len(lane.waiters), job.offer.gpus, state.chosen(lane).gpus_per_trial)
 
 
 def first_left(lane: Lane) -> int:

@@ -252,6 +252,8 @@ class TrialState:
     last_stage: int = 0
     rung: int = 0
     """How often it was promoted, where trials climb rungs (asha)."""
+    ended: bool = False
+    """Whether it has ended by itself: it trains no more, and its latest report counts at every SYNC or rung."""
 
     def metric(self, name: str) -> float | None:
         """The latest value of a metric; None before the first report."""
@@ -338,7 +340,10 @@ class Lane:
     """The stage that was planned again within it: its trials take gangs of another width from checkpoint to
     checkpoint."""
     needs: int | None = None
-    """Most instances that the trials under way may use, if trials climb rungs. None: as many as are planned."""
+    """Most instances that the trials under way may use, if trials climb rungs or ended by themselves. None: as many as
+    are planned."""
+    has_ended: bool = False
+    """Whether any of its trials has ended by itself."""
     rungs: Rungs | None = field(default=None, init=False, repr=False, compare=False)
     """Results in every rung, if trials climb rungs (asha)."""
     target: tuple[int, int] | None = field(default=None, init=False, repr=False, compare=False)

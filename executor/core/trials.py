@@ -80,9 +80,11 @@ def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Re
         )
     )
     orders: list[Command] = [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
-    if trial.iterations >= rules.target_iterations(job, lane, trial):
+    if event.ended:
+        note_end(job, state, lane, trial)
+    elif trial.iterations >= rules.target_iterations(job, lane, trial):
         free(job, state, trial)
-        _pause(job, state, lane, trial)
+        pause(job, state, lane, trial)
     elif event.checkpoint is not None and rules.stops_at_checkpoint(job, state, lane, trial):
         orders.append(stop(job, state, trial, at=at))
     elif state.held(lane).leaving and rules.moves(job, state, lane, trial):
@@ -90,7 +92,14 @@ def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Re
     return orders
 
 
-def _pause(job: Job, state: State, lane: Lane, trial: TrialState) -> None:
+def note_end(job: Job, state: State, lane: Lane, trial: TrialState) -> None:
+    """The trial has ended by itself: its latest report counts, and it trains no more."""
+    trial.ended = lane.has_ended = True
+    free(job, state, trial)
+    pause(job, state, lane, trial)
+
+
+def pause(job: Job, state: State, lane: Lane, trial: TrialState) -> None:
     """The trial waits for SYNC; where it climbs rungs (asha), its result counts at once."""
     if lane.rungs is None or job.ladder is None:
         state.put(trial, TrialStatus.PAUSED)

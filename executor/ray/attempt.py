@@ -19,6 +19,7 @@ from rubberband.executor.core.events import (
     FailureKind,
     Slot,
     StartTrial,
+    TrialEnded,
     TrialFailed,
     TrialRepeated,
     TrialReported,
@@ -28,7 +29,14 @@ from rubberband.executor.ray import connection
 from rubberband.executor.ray.slot_worker import SegmentItem
 from rubberband.executor.ray.workers import Worker, Workers, last_line
 from rubberband.executor.training.asynchronous.wire import SECRET_BYTES
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import (
+    Segment,
+    SegmentEnded,
+    SegmentFailure,
+    SegmentRepeated,
+    SegmentReport,
+    SegmentStarted,
+)
 from rubberband.executor.trial_log import TrialLog
 
 GRACE_S = 2.0
@@ -52,8 +60,8 @@ class Gathered:
 
     failures: list[SegmentFailure] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
-    last: SegmentReport | None = None
-    """The report of the last iteration, kept back until the gang is free."""
+    last: SegmentReport | SegmentEnded | None = None
+    """The report of the last iteration, or the end of the function, kept back until the gang is free."""
     ran_out: bool = False
     """Whether a machine on which a worker died killed processes for lack of memory."""
 
@@ -167,7 +175,9 @@ class Attempt:
     def _conclude(self, gathered: Gathered) -> None:
         """Report how the attempt ended, once its gang is free."""
         slots = self._replace_busy()
-        if gathered.last is not None:
+        if isinstance(gathered.last, SegmentEnded):
+            self._tell(TrialEnded)
+        elif gathered.last is not None:
             self._report(gathered.last)
         elif not self._stopped and self._survives(slots, gathered):
             if gathered.lost is not None:
@@ -211,7 +221,9 @@ class Attempt:
                 self._tell(TrialStarted)
             case SegmentRepeated():
                 self._tell(TrialRepeated, iterations=item.iterations)
-            case SegmentReport() if item.iterations >= self.start.until_iterations:
+            case SegmentReport() if item.ended or item.iterations >= self.start.until_iterations:
+                gathered.last = item
+            case SegmentEnded():
                 gathered.last = item
             case SegmentReport():
                 self._report(item)
@@ -274,6 +286,7 @@ class Attempt:
             updates=report.batch.updates,
             saved_iterations=report.saved_iterations,
             balance=None if balance is None or balance.is_equal else balance,
+            ended=report.ended,
         )
 
     def _fail(self, kind: FailureKind, message: str, details: str) -> None:

@@ -21,7 +21,14 @@ from rubberband.cloud.node import machine_folder
 from rubberband.executor import trial_log
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.code import Code, install
-from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import (
+    Segment,
+    SegmentEnded,
+    SegmentFailure,
+    SegmentRepeated,
+    SegmentReport,
+    SegmentStarted,
+)
 from rubberband.executor.trial_log import PIPE_BYTES, TrialLog
 
 if TYPE_CHECKING:
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
 
 Device = Literal["cpu", "cuda"]
 
-SegmentItem = SegmentStarted | SegmentRepeated | SegmentReport | SegmentFailure
+SegmentItem = SegmentStarted | SegmentRepeated | SegmentReport | SegmentEnded | SegmentFailure
 """Item of a worker's stream."""
 
 

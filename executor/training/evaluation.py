@@ -140,13 +140,15 @@ class Evaluation:
         """Whether `eval_every` calls for an evaluation, wherever segments begin and end."""
         return iterations % self._every == 0
 
-    def metrics(self, module: torch.nn.Module, iterations: int) -> Mapping[str, Any]:
+    def metrics(self, module: torch.nn.Module, iterations: int, *, ends: bool = False) -> Mapping[str, Any]:
         """Evaluate after that many iterations, or return the latest metrics if it is not due; called on every rank.
 
-        It is due every `eval_every` iterations, at the end of a segment, and where nothing has been evaluated yet.
+        It is due every `eval_every` iterations, at the end of a segment or of the trial (`ends`), and where nothing has
+        been evaluated yet.
         Empty without an evaluation set, and on ranks other than 0.
         """
-        is_due = self.is_regular(iterations) or iterations == self._segment.until_iterations or self._latest is None
+        ends = ends or iterations == self._segment.until_iterations
+        is_due = ends or self.is_regular(iterations) or self._latest is None
         if is_due:
             found = self._evaluated(module, iterations)
             at = {EVALUATED_AT: iterations} if found and self._every > 1 else {}

@@ -309,7 +309,7 @@ class TorchRunner(Runner):
         reseed("train", segment.seed, iterations, 0)  # hooks draw the same numbers on all workers
         trained = yield from self._train(iterations)
         with self._step.precision.autocast():
-            evaluated = self._evaluation.metrics(self._module, iterations)
+            evaluated = self._evaluation.metrics(self._module, iterations, ends=self._ends())
         metrics: dict[str, float] = {}
         if segment.rank == 0:
             metrics = clean_metrics({**trained, **evaluated}, segment.metric)
@@ -321,9 +321,14 @@ class TorchRunner(Runner):
                     schedule.step(value)
             elif self._trial.scheduler_step == "iteration":
                 schedule.step()
-        if segment.verify and iterations == segment.until_iterations:
+        self.ended = self._ends()
+        if segment.verify and (self.ended or iterations == segment.until_iterations):
             check_same_weights(self._gang, parameters_of(self._module, self._optimizers.members))
         return metrics
+
+    def _ends(self) -> bool:
+        """Return whether rank 0 has ended the trial by itself, on every rank."""
+        return bool(self._gang.agree(float(self._trial.ended)))
 
     def _watched(self, metrics: Mapping[str, float]) -> str:
         """Return the metric that ReduceLROnPlateau steps with. Raises ValueError if it is not reported."""

@@ -26,6 +26,7 @@ from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.executor.training.runner import (
     Runner,
     Steps,
+    TrainingEnded,
     TrialRunner,
     clean_metrics,
     describe,
@@ -37,6 +38,7 @@ from rubberband.executor.training.runner import (
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import (
     Segment,
+    SegmentEnded,
     SegmentFailure,
     SegmentRepeated,
     SegmentReport,
@@ -142,14 +144,19 @@ class FunctionRunner(Runner):
             self._go.put(None)
 
     def _reported(self, answer: Mapping[str, Any] | _Ended) -> Mapping[str, Any]:
-        """Return the function's metrics. Raises what it raised, and TrialFailure if it returned."""
+        """Return the function's metrics. Raises what it raised; TrainingEnded if it returned after a report.
+
+        Raises TrialFailure if it returned without any.
+        """
         if not isinstance(answer, _Ended):
             return answer
         if answer.error is not None:
             raise answer.error
+        if self._iteration > 1 or self._segment.from_iterations > 0:
+            raise TrainingEnded
+        name, metric = getattr(self._function, "__name__", "train"), self._segment.metric
         raise refused(
-            f"the function returned before iteration {self._iteration}; it must call rubberband.report() once per "
-            "iteration until report() ends it",
+            f"{name}() returned without a report; call rubberband.report({{{metric!r}: ...}}) once per iteration"
         )
 
     def _run(self) -> None:
@@ -199,12 +206,13 @@ def warm_up(entrypoint: Entrypoint, device: Literal["cpu", "cuda"]) -> None:
 
 def run_segment(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
-) -> Generator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentFailure, None, None]:
+) -> Generator[SegmentStarted | SegmentRepeated | SegmentReport | SegmentEnded | SegmentFailure, None, None]:
     """Train as `segment` says, in this process. A backend iterates over it in every worker of the gang.
 
     Rank 0 yields SegmentStarted, a SegmentRepeated after each repeated iteration, then a SegmentReport for each new
-    one, when its checkpoint is durable: by then the next iteration is under way, except after the last. The other ranks
-    yield nothing. Any rank ends with a SegmentFailure if the trial failed: every exception of user code is turned into
+    one, when its checkpoint is durable: by then the next iteration is under way, except after the last. A trial that
+    ends by itself says so in its last report, or by a SegmentEnded if its function returned. The other ranks yield
+    nothing. Any rank ends with a SegmentFailure if the trial failed: every exception of user code is turned into
     one, `SystemExit` included. KeyboardInterrupt passes. In the end, also if the iterator is closed early, the process
     group is destroyed and the process can run another segment.
     """
@@ -213,6 +221,9 @@ def run_segment(
     failure: SegmentFailure | None = None
     try:
         yield from _train(entrypoint, segment, store, reports, resources)
+    except TrainingEnded:
+        yield from reports.rest()
+        yield SegmentEnded()
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
@@ -242,8 +253,10 @@ def _train(
             yield SegmentRepeated(iterations=done)
     for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
         metrics = yield from _iterate(runner, iterations, reports, started)
-        is_last = iterations == segment.until_iterations
+        is_last = iterations == segment.until_iterations or runner.ended
         if not is_first:
+            if is_last:
+                break
             continue
         payload = None
         if is_last or iterations % runner.checkpoint_every == 0:
@@ -256,6 +269,7 @@ def _train(
             checkpoint=None,
             batch=runner.batch_report(),
             saved_iterations=saved if saved < iterations else None,
+            ended=runner.ended,
         )
         reports.add(report, payload)
         if is_last:
@@ -264,6 +278,8 @@ def _train(
             runner.part()
         if is_last or not runner.pauses:
             yield from reports.all()
+        if is_last:
+            break
     if not is_first:
         runner.part()
 

@@ -53,6 +53,10 @@ class WorkerTrace(Exception):
         return f"\n{self.args[0]}"
 
 
+class TrainingEnded(Exception):
+    """The trial has ended by itself, before the iteration that was asked for."""
+
+
 class GangBroken(Exception):
     """Another worker of the gang failed, and not this one."""
 
@@ -223,6 +227,8 @@ class Runner(ABC):
     """Iterations from one checkpoint to the next."""
     pauses: ClassVar[bool] = True
     """Whether `steps` pauses while it trains, so that reports need not leave before the next iteration."""
+    ended: bool = False
+    """Whether the trial has ended by itself with its latest iteration; the same on every rank of a gang."""
     compiles: bool = False
     """Whether the first step compiles the model, so that it belongs to the start: it may take minutes."""
 
@@ -245,7 +251,7 @@ class Runner(ABC):
     def steps(self, iterations: int) -> Steps:
         """Do the iteration after which `iterations` are done, with pauses in which reports may leave.
 
-        Rank 0's metrics are clean; the others' do not count.
+        Rank 0's metrics are clean; the others' do not count. Raises TrainingEnded if the trial has ended before it.
         """
 
     def iterate(self, iterations: int) -> Mapping[str, float]:
@@ -318,6 +324,7 @@ class TrialRunner(Runner):
         yield
         reseed("train", self._segment.seed, iterations, self._segment.rank)
         reported = self._trial.iterate()
+        self.ended = self._trial.ended
         return clean_metrics(reported, self._segment.metric) if self._segment.rank == 0 else {}
 
     def dump(self, iterations: int, metrics: Mapping[str, float], *, is_last: bool = False) -> bytes:

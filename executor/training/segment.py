@@ -102,6 +102,13 @@ class SegmentReport:
     batch: BatchReport = BatchReport()
     saved_iterations: int | None = None
     """Iterations in the latest checkpoint, if they are fewer."""
+    ended: bool = False
+    """Whether the trial has ended by itself: this is its last report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentEnded:
+    """The function returned after its latest report: the trial has ended by itself (rank 0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

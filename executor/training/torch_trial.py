@@ -113,6 +113,9 @@ class TorchTrial(ABC):
     checkpoint_every: ClassVar[int] = 1
     """Iterations from one checkpoint to the next; the last one of a stage always has one. A trial that resumes repeats
     those after its latest checkpoint."""
+    ended: bool = False
+    """Set it to True in any method, on rank 0 or on all ranks, to end the trial with the present iteration: its metrics
+    count at every later SYNC, and it trains no more."""
     max_iterations: int
     """Iterations of a trial that trains to the end, such as the scheduler's `max_t`; there from `build_model` on."""
     config: Mapping[str, Any]

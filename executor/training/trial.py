@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 TrainFunction = Callable[[dict[str, Any]], Any]
-"""A function trial: takes the configuration, calls `report` once per iteration, and need not end by itself."""
+"""A function trial: takes the configuration and calls `report` once per iteration; it may return after any of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,9 @@ class Trial(ABC):
     checkpoint_every: ClassVar[int] = 1
     """Iterations from one `save` to the next, so that slow ones cost less; the last one of a stage is always saved. A
     trial that resumes repeats those after its latest checkpoint."""
+    ended: bool = False
+    """Set it to True in `iterate`, on every rank, to end the trial with this iteration: its metrics count at every
+    later SYNC, and it trains no more."""
 
     def setup(self, config: Mapping[str, Any], context: TrialContext) -> None:  # noqa: B027 — optional hook
         """Prepare to iterate; called once on every rank."""
@@ -90,8 +93,9 @@ def report(metrics: Mapping[str, float], *, checkpoint: Any = None) -> None:
     first report, and costs time that no estimate includes.
 
     `metrics` are at most 1,000 numbers, with names of at most 200 characters; the experiment's metric is one of them.
-    After the last iteration the call does not return: it ends the function by an exception that is no `Exception`, so
-    that `finally` blocks and context managers run.
+    After the last iteration of a stage the call does not return: it ends the function by an exception that is no
+    `Exception`, so that `finally` blocks and context managers run. A function that returns before that ends its trial:
+    the latest metrics count at every later SYNC, and the trial trains no more.
 
     Raises RuntimeError outside a function trial.
     """

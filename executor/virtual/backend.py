@@ -26,19 +26,20 @@ from rubberband.executor.core.events import (
     ReleaseInstance,
     StartTrial,
     StopTrial,
+    TrialEnded,
     TrialFailed,
     TrialRepeated,
     TrialReported,
     TrialStarted,
 )
 from rubberband.executor.core.state import Job
-from rubberband.executor.virtual.fleet import Agenda, AttemptFate, Faults, Fortune, VirtualFleet
+from rubberband.executor.virtual.fleet import Agenda, AttemptFate, Faults, Fortune, TrialEnd, VirtualFleet
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.balance import BalanceUse
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 
-__all__ = ["BatchesOf", "Faults", "VirtualBackend", "by_trial", "curves", "fixed_batch", "shuffled"]
+__all__ = ["BatchesOf", "Faults", "TrialEnd", "VirtualBackend", "by_trial", "curves", "fixed_batch", "shuffled"]
 
 
 def by_trial(trial: int, iterations: int) -> float:
@@ -70,6 +71,10 @@ def fixed_batch(trial: int, iterations: int, gang: Gang, iteration_s: float) -> 
 def steady(trial: int) -> float:
     """Every trial is as fast as the profile says."""
     return 1.0
+
+
+_RETURNS_AFTER = 0.1
+"""Iterations from the last report of a function to its return."""
 
 
 @dataclass(slots=True)
@@ -241,7 +246,7 @@ class VirtualBackend:
         if run is not None and run.start.attempt == stop.attempt:
             del self._runs[stop.trial]
             if run.fate.outlives_stop and run.began_at is not None:
-                self._agenda.add(self.now(), lambda now: self._as_report(run, run.done + 1, now))
+                self._agenda.add(self.now(), lambda now: self._last_words(run, now))
 
     def _lives(self, run: _Run) -> bool:
         """Whether the attempt goes on: not stopped, and none of its machines gone."""
@@ -262,7 +267,9 @@ class VirtualBackend:
         return TrialStarted(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)
 
     def _expect_report(self, run: _Run, began_at: float) -> None:
-        if run.began_with + run.done < run.start.until_iterations:
+        if self._has_returned(run) and run.began_with + run.done < run.start.until_iterations:
+            self._agenda.add(self.now() + _RETURNS_AFTER * run.iteration_s, lambda now: self._return(run, now))
+        elif run.began_with + run.done < run.start.until_iterations:
             run.paces = tuple(self._fortune.pace(slot.instance, self.now()) for slot in run.start.gang)
             iteration = self._fortune.iteration(run.start.trial, run.began_with + run.done + 1)
             run.mean_iterations += iteration * balanced_factor(run.paces)
@@ -276,8 +283,28 @@ class VirtualBackend:
             return self._fail(run, run.fate.failure, now)
         run.done += 1
         event = self._as_report(run, run.done, now)
-        self._expect_report(run, began_at)
+        if isinstance(event, TrialReported) and event.ended:
+            del self._runs[run.start.trial]
+        else:
+            self._expect_report(run, began_at)
         return event
+
+    def _has_returned(self, run: _Run) -> bool:
+        """Whether the trial is a function that returns before its next report."""
+        end = self._fortune.end(run.start.trial)
+        return end is not None and end.returns and run.began_with + run.done >= end.iterations
+
+    def _return(self, run: _Run, now: float) -> Event | None:
+        if not self._lives(run):
+            return None
+        del self._runs[run.start.trial]
+        return TrialEnded(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)
+
+    def _last_words(self, run: _Run, now: float) -> Event:
+        """Return the event that was under way when the attempt was stopped."""
+        if self._has_returned(run):
+            return TrialEnded(occurred_at=now, trial=run.start.trial, attempt=run.start.attempt)
+        return self._as_report(run, run.done + 1, now)
 
     def _fail(self, run: _Run, kind: FailureKind, now: float) -> Event | None:
         if kind == "hung":
@@ -292,7 +319,9 @@ class VirtualBackend:
         if iterations <= start.from_iterations:
             return TrialRepeated(occurred_at=now, trial=start.trial, attempt=start.attempt, iterations=iterations)
         checkpoint = None
-        if iterations % self._checkpoint_every == 0 or iterations == start.until_iterations:
+        end = self._fortune.end(start.trial)
+        ends = end is not None and not end.returns and iterations >= end.iterations
+        if ends or iterations % self._checkpoint_every == 0 or iterations == start.until_iterations:
             checkpoint = CheckpointRef(url=f"virtual:{start.trial}/{iterations}", digest="", size_bytes=0)
             run.saved = iterations
         return TrialReported(
@@ -305,6 +334,7 @@ class VirtualBackend:
             saved_iterations=run.saved if run.saved < iterations else None,
             batches=self._batches_of(start.trial, iterations, start.gang, run.iteration_s),
             balance=balance_use(run.paces, run.iteration_s),
+            ended=ends,
         )
 
 

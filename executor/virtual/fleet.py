@@ -69,6 +69,16 @@ class AttemptFate:
     """Whether its next report is already under way when it is stopped."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEnd:
+    """End of a trial by itself."""
+
+    iterations: int
+    """Iterations that it has done by then."""
+    returns: bool = False
+    """Whether a function returns some time after its last report; otherwise that report says so."""
+
+
 class Fortune(Protocol):
     """Faults of a virtual run."""
 
@@ -82,6 +92,10 @@ class Fortune(Protocol):
 
     def attempt(self, trial: int, attempt: int) -> AttemptFate:
         """The fate of an attempt."""
+        ...
+
+    def end(self, trial: int) -> TrialEnd | None:
+        """The end of a trial by itself; None: it trains as long as it may."""
         ...
 
     def iteration(self, trial: int, iterations: int) -> float:
@@ -111,6 +125,8 @@ class Faults:
     """(trial, attempt) that cannot go on from its checkpoint."""
     fates: Mapping[str, Fate] = field(default_factory=dict)
     """Instance -> whatever else becomes of it."""
+    ends: Mapping[int, TrialEnd] = field(default_factory=dict)
+    """Trial -> when it ends by itself."""
     slow: Mapping[str, float] = field(default_factory=dict)
     """Instance -> how many times longer a step takes on it."""
     slow_from: float = 0.0
@@ -131,6 +147,10 @@ class Faults:
         """Return what is written down."""
         kind, is_lost = self.failures.get((trial, attempt)), (trial, attempt) in self.lost_checkpoints
         return AttemptFate(failure=kind, loses_checkpoint=is_lost) if kind is not None or is_lost else _SOUND
+
+    def end(self, trial: int) -> TrialEnd | None:
+        """Return what is written down."""
+        return self.ends.get(trial)
 
     def iteration(self, trial: int, iterations: int) -> float:
         """Return that no iteration differs."""
@@ -478,9 +498,15 @@ def _lost(status: InstanceDescription, now: float) -> InstanceLost:
 class Noise:
     """A `Fortune` in which everything varies as the profile and the offer say, and nothing else goes wrong."""
 
-    def __init__(self, profile: Profile, offer: Offer, *, seed: object, now: Callable[[], float]) -> None:
-        """The same `seed` gives the same noise, whatever the plan. `now` reads the clock of the virtual run."""
+    def __init__(
+        self, profile: Profile, offer: Offer, *, seed: object, now: Callable[[], float], end_chance: float = 0.0
+    ) -> None:
+        """The same `seed` gives the same noise, whatever the plan. `now` reads the clock of the virtual run.
+
+        `end_chance` is the probability with which a trial ends by itself after an iteration.
+        """
         self._profile, self._offer, self._seed, self._now = profile, offer, seed, now
+        self._end_chance = end_chance
         self._speeds: dict[int, float] = {}
         self._mean = _factor(profile.mean_cv, "lognormal", Random(f"{seed}/mean"))
         self._provision: dict[float, float] = {}
@@ -513,6 +539,14 @@ class Noise:
         source = Random(f"{self._seed}/trial {trial}/start {attempt}")
         startup = _factor(self._profile.startup_cv, "lognormal", source)
         return AttemptFate(pace=self.speed(trial), startup=startup)
+
+    def end(self, trial: int) -> TrialEnd | None:
+        """Return an end after a number of iterations that is drawn (geometric); None without a chance of one."""
+        if self._end_chance == 0.0:
+            return None
+        source = Random(f"{self._seed}/trial {trial}/end")
+        lasted = math.log(1.0 - source.random()) / math.log1p(-self._end_chance)
+        return TrialEnd(iterations=1 + int(lasted), returns=source.random() < 0.5)
 
     def speed(self, trial: int) -> float:
         """Return how many times longer than profiled the trial's iterations take, all along."""

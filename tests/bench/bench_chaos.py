@@ -1,6 +1,8 @@
 """Random runs in random weather, by the thousand: runs a second and core, what ended how, what went wrong.
 
-Run: python -m tests.bench.bench_chaos [RUNS] [FIRST_SEED] [FAMILY]
+Run: python -m tests.bench.bench_chaos [RUNS] [FIRST_SEED] [FAMILY] [--ends]
+
+With --ends, half of the trials end by themselves.
 """
 
 from __future__ import annotations
@@ -17,24 +19,26 @@ RUNS = 10_000
 
 
 def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    only = sys.argv[3:]
+    asked = [word for word in sys.argv[1:] if word != "--ends"]
+    ends = "--ends" in sys.argv
+    runs = int(asked[0]) if asked else RUNS
+    first = int(asked[1]) if len(asked) > 1 else 0
+    only = asked[2:]
     gc.freeze()
     for family, what in FAMILIES.items():
         if only and family not in only:
             continue
-        fixed = [run_one(seed, family, replan=False) for seed in range(first, first + runs)]
+        fixed = [run_one(seed, family, replan=False, ends=ends) for seed in range(first, first + runs)]
         report(f"{what}, plans held fixed", fixed)
         again = 0 if family.startswith("asha") else runs // 50  # without a SYNC nothing is planned again
-        replanned = [run_one(seed, family, replan=True) for seed in range(first, first + again)]
+        replanned = [run_one(seed, family, replan=True, ends=ends) for seed in range(first, first + again)]
         if replanned:
             report("the same, planned again at every SYNC", replanned)
         for how, timed, replan in (("held fixed", fixed, False), ("planned again", replanned, True)):
             wrong = [(seed, outcome) for seed, outcome, _ in timed if outcome.wrong]
             print(f"{len(wrong)} of {len(timed)} runs with plans {how} went wrong")
             for seed, outcome in wrong:
-                print(f"  {replay_command(seed, family, replan=replan)}  # {'; '.join(outcome.wrong)}")
+                print(f"  {replay_command(seed, family, replan=replan, ends=ends)}  # {'; '.join(outcome.wrong)}")
 
 
 FAMILIES: dict[Family, str] = {
@@ -49,10 +53,10 @@ FAMILIES: dict[Family, str] = {
 Timed = tuple[int, Outcome, float]
 
 
-def run_one(seed: int, family: Family, *, replan: bool) -> Timed:
+def run_one(seed: int, family: Family, *, replan: bool, ends: bool) -> Timed:
     """A seed, what came of it, and the CPU seconds that it took; the state is checked at its end."""
     began = time.process_time()
-    outcome = run_seed(seed, family, replan=replan, check_every=1_000_000)
+    outcome = run_seed(seed, family, replan=replan, check_every=1_000_000, ends=ends)
     return seed, outcome, time.process_time() - began
 
 

@@ -47,6 +47,9 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
     open_uses = [use for use in state.allocations if use.ended_at is None]
     assert sorted(use.trial for use in open_uses) == sorted(t.trial for t in state.running()), "an allocation leaks"
     for trial in state.trials:
+        goes_on = trial.status in (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.FAILED)
+        assert not (trial.ended and goes_on), f"trial {trial.trial} has ended by itself, and is {trial.status}"
+        assert not trial.ended or trial.reports, f"trial {trial.trial} has ended without a report"
         held = trial.checkpoint_iterations
         assert (held == 0) == (trial.checkpoint is None), f"trial {trial.trial} has a checkpoint of nothing"
         assert trial.before_iterations <= held <= trial.iterations, f"trial {trial.trial} has checkpoints out of order"
@@ -64,7 +67,8 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
             assert winners, "there is no winner"
             for winner in winners:
                 last = job.bracket_of(winner.last_stage).end_stage - 1
-                assert winner.iterations == job.iterations_by(last), f"the winner {winner.trial} is not complete"
+                complete = winner.ended or winner.iterations == job.iterations_by(last)
+                assert complete, f"the winner {winner.trial} is not complete"
 
 
 def _validate_indices(job: Job, state: State) -> None:
@@ -84,13 +88,14 @@ def _validate_rungs(job: Job, state: State, lane: Lane) -> None:
     totals, eta = job.ladder.totals, job.ladder.reduction_factor
     for trial in state.trials:
         ended = trial.status in (TrialStatus.PAUSED, TrialStatus.COMPLETED)
-        assert not ended or trial.iterations == totals[trial.rung], f"trial {trial.trial} pauses within a rung"
+        has_done = trial.ended or trial.iterations == totals[trial.rung]
+        assert not ended or has_done, f"trial {trial.trial} pauses within a rung"
         active = trial.status in (TrialStatus.RUNNING, TrialStatus.QUEUED)
         assert not active or trial.iterations < totals[trial.rung], f"trial {trial.trial} trains past its rung"
         assert trial.status is not TrialStatus.COMPLETED or trial.rung + 1 == len(totals), f"{trial.trial} ended early"
     for rung, count in enumerate(lane.rungs.counts()):
         above = sum(trial.rung > rung for trial in state.trials)
-        here = sum(t.rung == rung and t.iterations == totals[rung] for t in state.trials)
+        here = sum(t.rung == rung and (t.ended or t.iterations == totals[rung]) for t in state.trials)
         assert count == above + here, f"{count} results count in rung {rung}, and {above + here} trials ended it"
         if state.course == "running" and lane.phase is Phase.TRAINING and lane.runners:
             best = lane.rungs.promotable()

@@ -28,10 +28,11 @@ from rubberband.executor.core.events import (
     Finish,
     LimitsChanged,
     StartTrial,
+    TrialEnded,
     TrialReported,
     TrialsDrawn,
 )
-from rubberband.executor.core.state import Job, Phase, State
+from rubberband.executor.core.state import Job, Phase, StageRecord, State
 from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.inbox import POLL_S, DriverRequest
 from rubberband.executor.virtual.backend import VirtualBackend
@@ -77,6 +78,8 @@ class ChaoticBackend(VirtualBackend):
         self.inbox: ChaoticInbox | None = None
         """Requests to wake up for; None: they are seen when something else happens."""
         self.discarded: set[str] = set()
+        self.ended: set[int] = set()
+        """Trials that have ended by themselves."""
 
     def execute(self, command: Command) -> None:
         """Die before or after it, if it is time. No trial goes on from what was thrown away."""
@@ -86,6 +89,8 @@ class ChaoticBackend(VirtualBackend):
         elif isinstance(command, StartTrial) and command.checkpoint is not None:
             url = command.checkpoint.url
             assert url not in self.discarded, f"trial {command.trial} is to go on from {url}, which was discarded"
+        if isinstance(command, StartTrial):
+            assert command.trial not in self.ended, f"trial {command.trial} is to train after it has ended by itself"
         super().execute(command)
         if self.story is not None:
             self.story.append(f"{self.now():10.1f}   -> {command}")
@@ -187,13 +192,16 @@ class Outcome:
 class Run:
     """One seed's run, over all its drivers."""
 
-    def __init__(self, seed: int, family: Family | None, *, replan: bool | None, check_every: int, told: bool) -> None:
+    def __init__(
+        self, seed: int, family: Family | None, *, replan: bool | None, check_every: int, told: bool, ends: bool
+    ) -> None:
         self._source = source = Random(seed)
         self.case = random_case(source, family, replan=replan)
         job, weather = self.case.job, WEATHERS[self.case.weather]
         clock = VirtualClock(1000.0)
         disk = Random(f"{seed}/the disk")
         chance = Chance(source, weather, job.offer, job.reserved_usd_per_hour, clock.now, disk)
+        chance.ends = f"{seed}/ends" if ends else None
         self.weather, self.clock, self.seen = weather, clock, chance.seen
         self.backend = ChaoticBackend(
             job.name,
@@ -324,6 +332,9 @@ class Run:
     def _observe(self, event: Event, controller: Controller) -> None:
         self.num_events += 1
         self.seen["checkpoint lost"] += isinstance(event, CheckpointLost)
+        if isinstance(event, (TrialReported, TrialEnded)) and controller.state.trials[event.trial].ended:
+            self.seen["ended by itself"] += event.trial not in self.backend.ended
+            self.backend.ended.add(event.trial)
         if self.backend.story is not None:
             self.story.append(f"{self.clock.now():10.1f} {event}")
         if isinstance(event, LimitsChanged):
@@ -365,14 +376,23 @@ class Run:
 def _standing(controller: Controller) -> tuple[object, ...]:
     state = controller.state
     records = [(record.status, record.ended_at) for record in state.instances.values()]
-    return state.phase, state.outcome, [(t.status, t.iterations) for t in state.trials], records, state.drawn
+    return state.phase, state.outcome, [(t.status, t.iterations, t.ended) for t in state.trials], records, state.drawn
 
 
 def run_seed(
-    seed: int, family: Family | None = None, *, replan: bool | None = None, check_every: int = 1, told: bool = False
+    seed: int,
+    family: Family | None = None,
+    *,
+    replan: bool | None = None,
+    check_every: int = 1,
+    told: bool = False,
+    ends: bool = False,
 ) -> Outcome:
-    """Run one seed and judge it; the state is checked after every `check_every`th event."""
-    run = Run(seed, family, replan=replan, check_every=check_every, told=told)
+    """Run one seed and judge it; the state is checked after every `check_every`th event.
+
+    `ends`: whether half of the trials end by themselves.
+    """
+    run = Run(seed, family, replan=replan, check_every=check_every, told=told, ends=ends)
     wrong: list[str] = []
     finish: Finish | None = None
     try:
@@ -420,12 +440,37 @@ def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
     if finish is not None:
         validate(run.controller, is_told=False)
         wrong += run.replayed()
+        wrong += _trained_in_vain(run.controller.state)
         if run.controller.state.phase is not Phase.FINISHED:
             wrong.append(f"it ended in phase {run.controller.state.phase}")
         hindered = finish.outcome != "done" and run.case.job.max_cost_usd is None
         if hindered and run.weather in (CALM, BREEZE):
             wrong.append(f"{finish.outcome} ({finish.reason}), though little went wrong")
     return wrong
+
+
+def _trained_in_vain(state: State) -> list[str]:
+    """Name the stages that trained or ranked trials otherwise than their ends by themselves allow."""
+    wrong = []
+    for record in state.stages:
+        ended = [trial for trial in record.trials if state.trials[trial].ended]
+        before = {t for t in ended if state.trials[t].reports[-1].stage != record.stage and _ended_by(state, t, record)}
+        trained = {use.trial for use in state.allocations if use.stage == record.stage}
+        if before & trained:
+            wrong.append(f"stage {record.stage} trains {before & trained}, which ended before it")
+        if record.ended_at is None:
+            continue
+        if before == set(record.trials) and (record.training_at is not None or record.ended_at > record.started_at):
+            wrong.append(f"stage {record.stage} has no trial left to train, and is not passed at once")
+        if state.lanes[state.lane_of[record.trials[0]]].rungs is None and set(ended) - set(record.ranking):
+            wrong.append(f"stage {record.stage} ranks {record.ranking}, without {ended}, which ended by themselves")
+    return wrong
+
+
+def _ended_by(state: State, trial: int, record: StageRecord) -> bool:
+    """Whether a trial's last stretch on a gang was over before a stage began."""
+    ended_at = state.allocation(state.trials[trial]).ended_at
+    return ended_at is not None and ended_at <= record.started_at and state.trials[trial].ended
 
 
 def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
@@ -447,9 +492,10 @@ def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     return wrong
 
 
-def replay_command(seed: int, family: Family | None = None, *, replan: bool | None = None) -> str:
+def replay_command(seed: int, family: Family | None = None, *, replan: bool | None = None, ends: bool = False) -> str:
     """What replays a seed."""
     told = f"python -m tests.property.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
+    told += " --ends" if ends else ""
     return told + ("" if replan is None else " --replan" if replan else " --no-replan")
 
 
@@ -461,8 +507,9 @@ def main(arguments: Collection[str] | None = None) -> None:
     parser.add_argument(
         "--replan", action=argparse.BooleanOptionalAction, help="plan again at every SYNC, or hold the plan fixed"
     )
+    parser.add_argument("--ends", action="store_true", help="let half of the trials end by themselves")
     asked = parser.parse_args(None if arguments is None else list(arguments))
-    outcome = run_seed(asked.seed, asked.family, replan=asked.replan, told=True)
+    outcome = run_seed(asked.seed, asked.family, replan=asked.replan, told=True, ends=asked.ends)
     print(outcome.case)
     print("\n".join(outcome.story))
     print(f"{outcome.ended} {outcome.reason}: {outcome.num_events} events, {outcome.num_instances} instances")

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from rubberband.cloud.virtual import Fate
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.state import Bracket, Job, brackets_of
-from rubberband.executor.virtual.fleet import AttemptFate, Messages
+from rubberband.executor.virtual.fleet import AttemptFate, Messages, TrialEnd
 from rubberband.planner.asha import Draw, mean_times, simulate
 from rubberband.planner.model import predict
 from rubberband.spec.search import Search, Sha, asha, sha
@@ -383,6 +383,8 @@ class Chance:
         self._dearest_usd_per_hour = dearest_usd_per_hour
         self._now = now
         self._sold_out_until: dict[Market, float] = {}
+        self.ends: str | None = None
+        """Seed of the trials' ends by themselves; None: no trial ends."""
         self._machines = Random(str(source.getstate()))
         self._paces: dict[str, tuple[float, float]] = {}
         """Instance -> how many times longer its steps take, and the instant from which."""
@@ -465,6 +467,13 @@ class Chance:
         """Drawn."""
         lost = self._disk.random() < self._weather.loses_checkpoint
         return replace(self._attempt(), loses_checkpoint=True) if lost else self._attempt()
+
+    def end(self, trial: int) -> TrialEnd | None:
+        """Half of the trials end by themselves, mostly soon."""
+        source = Random(f"{self.ends}/{trial}")
+        if self.ends is None or source.random() < 0.5:
+            return None
+        return TrialEnd(iterations=1 + int(source.expovariate(0.25)), returns=source.random() < 0.5)
 
     def iteration(self, trial: int, iterations: int) -> float:
         """As all others of the attempt."""

@@ -312,15 +312,6 @@ def test_the_contents_of_the_last_checkpoint_are_reported(store):
     assert [report.saved_iterations for report in first] == [0, None, 2]
 
 
-def test_a_function_that_returns_early_fails(store):
-    def short(config: dict[str, Any]) -> None:
-        rubberband.report({"loss": 1.0})
-
-    failed = failure(run(short, store))
-    assert failed.kind == "raised"
-    assert failed.message.startswith("the function returned before iteration 2")
-
-
 @pytest.mark.parametrize("error", [ValueError("no more"), SystemExit("no more")])
 def test_an_exception_of_a_function_is_a_failure(store, error):
     def broken(config: dict[str, Any]) -> None:

@@ -159,6 +159,7 @@ class AsyncRunner(TorchRunner):
         reseed("train", segment.seed, iterations, segment.rank)
         yield from self._until(iterations)
         if segment.rank > 0:
+            self.ended = self._servers.is_over and self._servers.cut < iterations
             return {}
         self._snapshot = snapshot = self._servers.snapshot(iterations, self._optimizers.members[0])
         self._is_behind = True
@@ -166,13 +167,14 @@ class AsyncRunner(TorchRunner):
         weight = sums.pop("", 0.0)
         trained = {f"train_{name}": total / weight for name, total in sums.items()} if weight else {}
         with self._step.precision.autocast():
-            evaluated = self._evaluation.metrics(self._module, iterations)
+            evaluated = self._evaluation.metrics(self._module, iterations, ends=self._ends())
         metrics = clean_metrics({**trained, **evaluated}, segment.metric)
         states = self._servers.close_iteration(iterations, self._for_plateau(metrics, iterations))
         if states is not None:
             groups = states["optimizer"]["param_groups"]
             optimizer = {**snapshot.optimizer, "param_groups": groups}
             self._snapshot = replace(snapshot, optimizer=optimizer, scheduler=states["scheduler"])
+        self.ended = self._ends()
         return metrics
 
     def _for_plateau(self, metrics: Mapping[str, float], iterations: int) -> float | None:

@@ -123,6 +123,8 @@ class ParameterServer:
         """Let `run` return."""
         with self._changed:
             self._is_finished = True
+            if self._order is not None:  # a trial that ended by itself needs no more updates
+                self._pace.until_updates = min(self._pace.until_updates, self._pace.updates)
             self._changed.notify_all()
 
     def _accept(self, listener: socket.socket) -> None:
