@@ -20,7 +20,7 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialReported
-from rubberband.executor.core.state import Phase, StageRecord
+from rubberband.executor.core.state import Phase, StageRecord, TrialStatus
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import JournalReader
 from rubberband.executor.result import Result
@@ -62,6 +62,20 @@ class ReportInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureInfo:
+    """A trial that has failed for good: it is not tried again."""
+
+    trial: int
+    config: Mapping[str, Any]
+    iterations: int
+    """Done by the trial in all."""
+    failure: str
+    """The reason, in one line."""
+    elapsed_s: float
+    """From the start of the experiment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncInfo:
     """The end of a stage: its trials are ranked, and the best go on."""
 
@@ -92,6 +106,9 @@ class Callback:
 
     def on_trial_report(self, report: ReportInfo) -> None:
         """A trial has reported an iteration."""
+
+    def on_trial_failure(self, failure: FailureInfo) -> None:
+        """A trial has failed, and is not tried again."""
 
     def on_sync(self, sync: SyncInfo) -> None:
         """A stage is over."""
@@ -124,7 +141,7 @@ class Tracker(Callback):
         """Release everything."""
 
 
-Told = RunInfo | ReportInfo | SyncInfo | Result
+Told = RunInfo | ReportInfo | FailureInfo | SyncInfo | Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +157,7 @@ class Reader:
         self._reader = JournalReader(folder)
         self._synced: set[int] = set()
         self._reported: dict[int, object] = {}
+        self._failures = 0
         self._has_ended = False
 
     @property
@@ -170,6 +188,7 @@ class Reader:
         state = controller.state
         if isinstance(event, TrialReported):
             yield from self._report(event, controller)
+        yield from self._failed(controller)
         ended = [stage for stage in state.stages if stage.ended_at is not None and stage.stage not in self._synced]
         for stage in ended:
             self._synced.add(stage.stage)
@@ -188,13 +207,33 @@ class Reader:
         self._reported[event.trial] = reports[-1]
         yield ReportInfo(
             trial=event.trial,
-            config=state.drawn.get(event.trial) or header.setup["configurations"][event.trial],
+            config=self._config(event.trial, controller),
             iterations=event.iterations,
             metrics=event.metrics,
             stage=reports[-1].stage,
             elapsed_s=event.occurred_at - state.started_at,
             reported_at=event.occurred_at + header.offset_s,
         )
+
+    def _failed(self, controller: Controller) -> Iterator[FailureInfo]:
+        """Yield the trials that have failed for good since the last call."""
+        state = controller.state
+        new, self._failures = state.failed[self._failures :], len(state.failed)
+        for trial in map(state.trials.__getitem__, new):
+            if trial.status is TrialStatus.FAILED and trial.failure is not None:
+                yield FailureInfo(
+                    trial=trial.trial,
+                    config=self._config(trial.trial, controller),
+                    iterations=trial.iterations,
+                    failure=trial.failure[1],
+                    elapsed_s=state.now - state.started_at,
+                )
+
+    def _config(self, trial: int, controller: Controller) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = (
+            controller.state.drawn.get(trial) or self._reader.header.setup["configurations"][trial]
+        )
+        return found
 
     def _sync(self, stage: StageRecord, controller: Controller) -> SyncInfo:
         job, state = controller.job, controller.state
@@ -318,6 +357,8 @@ class Follower:
                 self._callback.on_experiment_start(told)
             case ReportInfo():
                 self._callback.on_trial_report(told)
+            case FailureInfo():
+                self._callback.on_trial_failure(told)
             case SyncInfo():
                 self._callback.on_sync(told)
             case _:

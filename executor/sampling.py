@@ -128,7 +128,7 @@ def _value(job: Job, trial: TrialState, iterations: int) -> float | None:
 def _propose(search: Search, known: Sequence[_Known], first: int, count: int) -> list[Configuration]:
     import optuna
 
-    with _quiet():
+    with quiet():
         done = [each for each in known if each.value is not None]
         seed = hashed(search.sampler.seed, "optuna", first) >> 33
         study = optuna.create_study(
@@ -293,7 +293,7 @@ _SAMPLERS: Mapping[str, Callable[[Search, Sequence[_Known], int], BaseSampler]] 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep Optuna's notices, such as that of a new study, out of the run's output."""
     import optuna
 

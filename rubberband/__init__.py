@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         RubberbandError,
         ServiceError,
     )
-    from rubberband.executor.callbacks import Callback, ReportInfo, RunInfo, SyncInfo
+    from rubberband.executor.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
     from rubberband.executor.result import Result
     from rubberband.executor.training.torch_trial import Mean, TorchTrial
     from rubberband.executor.training.trial import Trial, TrialContext, get_checkpoint, report
@@ -53,6 +53,7 @@ __all__ = [
     "Client",
     "EntrypointError",
     "Experiment",
+    "FailureInfo",
     "InfeasibleError",
     "InputError",
     "JournalError",
@@ -100,7 +101,7 @@ _MODULES = {
     "rubberband.client.client": "AsyncClient Client",
     "rubberband.executor.training.torch_trial": "Mean TorchTrial",
     "rubberband.executor.training.trial": "Trial TrialContext get_checkpoint report",
-    "rubberband.executor.callbacks": "Callback ReportInfo RunInfo SyncInfo",
+    "rubberband.executor.callbacks": "Callback FailureInfo ReportInfo RunInfo SyncInfo",
     "rubberband.executor.result": "Result",
     "rubberband.spec.experiment": "Experiment",
     "rubberband.spec.loading": "load_experiment",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from rubberband.cloud.local import instance as guard
@@ -22,6 +23,7 @@ from rubberband.cloud.steady import SteadyClock, steady_clock, time_of
 from rubberband.errors import ProviderError
 
 _RELEASE_S = 3.0
+_log = logging.getLogger("rubberband.cloud")
 
 
 class Guards:
@@ -300,9 +302,17 @@ class RayHead:
         return Head(address=record.address, temp_dir=record.temp_dir, environment=environment)
 
     def _start(self) -> Path:
+        _say_ignored(os.environ.get("RAY_ADDRESS", ""))
         path = self._heads / f"head-{len(list(self._heads.glob('*.json')))}.json"
         port, temp_dir = ray_node.free_port(self._host), ray_node.make_temp_dir()
         command = ray_node.head_command(port, temp_dir, self._host)
         self.guards.write(path, command, temp_dir, f"{self._host}:{port}", ())
         self.guards.spawn(path)
         return path
+
+
+@cache
+def _say_ignored(ray_address: str) -> None:
+    """Say once that the cluster which Ray's own programs join is not used."""
+    if ray_address not in ("", "local"):
+        _log.warning("RAY_ADDRESS=%s is ignored: RubberBand starts a Ray cluster of its own", ray_address)

@@ -41,6 +41,17 @@ def restore_trial(found: TrialResult, target: Target | str, *, is_simulated: boo
     return _function(found, target, payload)
 
 
+def kept_state(found: TrialResult) -> Any:
+    """Return what the trial passed with its latest checkpoint: of a function, or from `Trial.save`; None if nothing.
+
+    Raises InputError for a run without checkpoints, CheckpointError if the checkpoint is missing.
+    """
+    payload = _payload(found, is_simulated=False)
+    kind = pickle.loads(payload).get("kind")  # our own bytes: the store compared them with the journal's digest
+    state = unpack(payload, kind, found.iterations)["state"]
+    return pickle.loads(state) if kind == "function" and state is not None else state
+
+
 def _payload(found: TrialResult, is_simulated: bool) -> bytes:
     ref = found.checkpoint
     if is_simulated or (ref is not None and ref.url.startswith("virtual:")):

@@ -7,13 +7,11 @@ import logging
 import pickle
 import socket
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Literal, Protocol
@@ -22,7 +20,7 @@ from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.folder import FolderCheckpoint
+from rubberband.executor.training.ray_session import tune_session
 from rubberband.executor.training.runner import (
     Runner,
     Steps,
@@ -45,7 +43,7 @@ from rubberband.executor.training.segment import (
     SegmentStarted,
 )
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.executor.training.trial import Session, TrainFunction, Trial, current_session
+from rubberband.executor.training.trial import TrainFunction, Trial, current_session
 
 END_TIMEOUT_S = 10.0
 """The longest time for a function to end once its segment is over."""
@@ -132,6 +130,16 @@ class FunctionRunner(Runner):
     def checkpoint(self) -> Any:
         """Return the function's last checkpoint."""
         return None if self._state is None else pickle.loads(self._state)
+
+    @property
+    def segment(self) -> Segment:
+        """The segment."""
+        return self._segment
+
+    @property
+    def iteration(self) -> int:
+        """The number of the iteration that the function reports next."""
+        return self._iteration
 
     def _go_on(self) -> None:
         """Let the function train its next iteration."""
@@ -365,63 +373,6 @@ def _close(resource: _Closable, segment: Segment) -> None:
         resource.close()
     except Exception:
         _log.warning("trial %d: closing it after its segment failed", segment.trial, exc_info=True)
-
-
-# `ray.tune.report` and `ray.tune.get_checkpoint` inside a function trial: they reach the trial's own session.
-#
-# Ray Tune looks its session up in a variable of a module; while a function runs, ours is there. Nothing is imported: a
-# function that calls `tune` has imported it.
-
-
-_MODULE = "ray.train._internal.session"
-
-
-@contextmanager
-def tune_session(session: Session, segment: Segment) -> Iterator[None]:
-    """Let Ray Tune's functions reach the `session`, if Ray Tune is imported."""
-    module: Any = sys.modules.get(_MODULE)
-    if module is None or "ray.tune" not in sys.modules:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="rubberband-trial-") as folder:
-        before, module._session = module._session, _TuneSession(session, segment, Path(folder))
-        try:
-            yield
-        finally:
-            module._session = before
-
-
-class _TuneSession:
-    """The attributes that Ray Tune's functions read: those of its own session."""
-
-    world_rank = None  # of Ray Train's workers alone
-    trial_resources = None
-
-    def __init__(self, session: Session, segment: Segment, folder: Path) -> None:
-        self._session = session
-        self._folder = folder
-        self.trial_id = f"{segment.trial:05d}"
-        self.trial_name = f"trial_{self.trial_id}"
-        self.experiment_name = "rubberband"
-        self.trial_dir = str(folder / "trial")
-        Path(self.trial_dir).mkdir()
-
-    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None) -> None:
-        """Report an iteration; the files of Ray Tune's checkpoint are kept in ours."""
-        kept = None
-        if checkpoint is not None:
-            with checkpoint.as_directory() as folder:
-                kept = FolderCheckpoint.from_directory(folder)
-        self._session.report(metrics, kept)
-
-    @property
-    def loaded_checkpoint(self) -> Any:
-        """The latest checkpoint as one of Ray Tune's, or None."""
-        kept = self._session.checkpoint()
-        if not isinstance(kept, FolderCheckpoint):
-            return kept
-        folder = tempfile.mkdtemp(prefix="checkpoint-", dir=self._folder)
-        return sys.modules["ray.tune"].Checkpoint.from_directory(str(kept.to_directory(folder)))
 
 
 # Reports on their way to the driver: each goes out in its turn, when its checkpoint is durable.

@@ -73,6 +73,13 @@ class Trial(ABC):
 class Session(Protocol):
     """The runner of a function trial, for `report` and `get_checkpoint`."""
 
+    ended: bool
+    """Set before a report that is the trial's last."""
+
+    @property
+    def iteration(self) -> int:
+        """The number of the iteration that the function reports next, from 1."""
+
     def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
         """Hand over one iteration and wait until the next is requested."""
 

@@ -1,23 +1,34 @@
 """`Tuner`: a script of Ray Tune on instances that are rented by a plan; two of its lines change.
 
-The function, its space, the scheduler and the searcher stay objects of Ray Tune. `tune.report` and
+The trainable, its space, the scheduler, the searcher and the configs stay objects of Ray Tune. `tune.report` and
 `tune.get_checkpoint` work in every function trial, also in one that `rubberband run` starts.
 """
 
 from __future__ import annotations
 
 import datetime
-import math
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 import rubberband
 from rubberband.errors import InputError
+from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.result import Result, TrialResult
 from rubberband.executor.training.folder import FolderCheckpoint
-from rubberband.executor.training.restoring import restore_trial
+from rubberband.executor.training.restoring import kept_state
+from rubberband.installation import default_home
+from rubberband.integrations.ray_tune_callbacks import FailFast, TuneCallbacks, check_tune_callbacks
+from rubberband.integrations.ray_tune_trials import trial_of, unwrapped
+from rubberband.integrations.ray_tune_words import check_fields, check_resources, most_instances, name_of, words_of
+from rubberband.spec.fields import WordError, word_error
+from rubberband.spec.resources import Resources
+from rubberband.units import shown
 
 if TYPE_CHECKING:
     import pandas
@@ -26,12 +37,12 @@ if TYPE_CHECKING:
 class Tuner:
     """Takes the arguments of `ray.tune.Tuner`, and the words of an experiment: `constraints`, `resources` and others.
 
-    ASHAScheduler becomes `asha`, HyperBandScheduler `hyperband` (which counts its trials itself); without a scheduler
-    all trials train for `RunConfig(stop={"training_iteration": N})`. OptunaSearch becomes the sampler `optuna`.
-    `num_samples=-1` is as many as the limits allow, and `time_budget_s` the deadline. Words that are given replace
-    those that follow from Ray Tune's objects.
+    ASHAScheduler becomes `asha`, HyperBandScheduler `hyperband`; without a scheduler each trial trains to its own end,
+    at most for `RunConfig(stop={"training_iteration": N})` or as long as the limits allow. OptunaSearch becomes the
+    sampler `optuna`. `num_samples=-1` is as many as the limits allow, and `time_budget_s` the deadline. Words that are
+    given replace those that follow from Ray Tune's objects.
 
-    Raises InputError, which names the remedy, for what has no counterpart.
+    Raises InputError, which names the remedy, for every word that has no counterpart.
     """
 
     def __init__(
@@ -43,27 +54,106 @@ class Tuner:
         run_config: Any = None,
         **words: Any,
     ) -> None:
-        self._trainable = trainable
-        if isinstance(trainable, type):
-            raise InputError(
-                f"{trainable.__name__} is a class; write a rubberband.Trial: setup, iterate (step), save and load"
-            )
-        constraints: dict[str, Any] = {}
-        if (budget := getattr(tune_config, "time_budget_s", None)) is not None:
-            seconds = budget.total_seconds() if isinstance(budget, datetime.timedelta) else budget
-            constraints["deadline"] = f"{seconds}s"
-        name = getattr(run_config, "name", None) or f"{trainable.__name__}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        plain = unwrapped(trainable)
+        limits = words.get("constraints", {})
+        found = words_of(param_space or {}, tune_config, run_config, limits)
+        self._notes = found.notes
+        resources = {"gpus_per_trial": {"min": 1, "max": 1}, **words.get("resources", {})}
+        checked = _resources(resources)
+        if isinstance(plain.target, type) and (checked.gpus_per_trial.max or 2) > 1:
+            raise InputError(f"{plain.name} trains on one GPU; leave resources.gpus_per_trial out")
+        check_resources(plain.resources, plain.name, checked)
+        self._trainable = trial_of(plain, found.stop, _checkpoint_every(run_config, plain))
+        self._fail_fast = getattr(getattr(run_config, "failure_config", None), "fail_fast", False)
+        name = name_of(run_config, plain.name, datetime.datetime.now(), found.notes)
         self._words = {
             "name": name,
-            "search": _search(param_space or {}, tune_config, getattr(run_config, "stop", None)),
+            "search": found.search,
+            "verbose": _verbose(run_config),
             **words,
-            "constraints": {**constraints, **words.get("constraints", {})},
-            "resources": {"gpus_per_trial": {"min": 1, "max": 1}, **words.get("resources", {})},
+            "constraints": {**found.constraints, **limits},
+            "resources": {**resources, **most_instances(found.max_concurrent, checked)},
         }
+        self._add_callbacks(plain.name, tune_config, run_config)
+
+    @classmethod
+    def restore(cls, path: str, *_: Any, **__: Any) -> Tuner:
+        """Raise InputError: experiments of RubberBand are resumed by name."""
+        raise InputError(f"Tuner.restore({shown(str(path))}): resume an experiment with `rubberband resume NAME`")
 
     def fit(self) -> ResultGrid:
-        """Tune, as `rubberband.tune` does, and return the results."""
-        return ResultGrid(rubberband.tune(self._trainable, **self._words), self._trainable)
+        """Tune, as `rubberband.tune` does, and return the results.
+
+        Raises RuntimeError if a trial has failed, with FailureConfig(fail_fast="raise").
+        """
+        self._leave_ray()
+        if self._words["verbose"]:
+            for line in self._notes:
+                print(line, file=sys.stderr)
+        failing = [each for each in self._words.get("callbacks", ()) if isinstance(each, FailFast)]
+        result = rubberband.tune(self._trainable, **self._words)
+        if str(self._fail_fast).lower() == "raise" and failing and failing[0].failure is not None:
+            raise RuntimeError(failing[0].failure)
+        return ResultGrid(result)
+
+    def _leave_ray(self) -> None:
+        """Shut down what `ray.init()` of the script started: a run has a cluster of its own."""
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized() or _resources(self._words["resources"]).kind.is_simulated:
+            return
+        self._notes.append("the script's ray.init() is undone: the run starts a Ray cluster of its own")
+        ray.shutdown()
+
+    def _add_callbacks(self, trainable: str, tune_config: Any, run_config: Any) -> None:
+        """Add RunConfig's callbacks and `fail_fast` to those of RubberBand."""
+        callbacks = list(getattr(run_config, "callbacks", None) or [])
+        check_tune_callbacks(callbacks)
+        names = {word: getattr(tune_config, word, None) for word in ("trial_name_creator", "trial_dirname_creator")}
+        if not callbacks and (given := [word for word, value in names.items() if value is not None]):
+            raise InputError(f"TuneConfig({given[0]}=...): only callbacks read it, and there are none; leave it out")
+        folder = self._folder()
+        own: list[Any] = [FailFast(folder)] if self._fail_fast else []
+        if callbacks:
+            own.append(TuneCallbacks(callbacks, trainable, folder.path / "tune", *names.values()))
+        if own:
+            self._words["callbacks"] = [*self._words.get("callbacks", ()), *own]
+
+    def _folder(self) -> ExperimentFolder:
+        home = self._words.get("home")
+        return open_folder(self._words["name"], Path(home).expanduser().resolve() if home else default_home())
+
+
+def _resources(words: Mapping[str, Any]) -> Resources:
+    try:
+        return Resources(**words)
+    except ValidationError as error:
+        found = word_error(error)
+        raise WordError(("resources", *found.path), found.reason) from None
+
+
+def _checkpoint_every(run_config: Any, trainable: Any) -> int:
+    """Return the iterations from one checkpoint to the next of a class trainable. Raises InputError."""
+    config = getattr(run_config, "checkpoint_config", None)
+    check_fields(config)
+    if (kept := getattr(config, "num_to_keep", None)) not in (None, 1):
+        raise InputError(f"CheckpointConfig(num_to_keep={kept}): each trial's latest checkpoint is kept; leave it out")
+    every: int = getattr(config, "checkpoint_frequency", 0) or 0
+    if not isinstance(trainable.target, type) and (every or getattr(config, "checkpoint_at_end", None)):
+        raise InputError(
+            "CheckpointConfig(checkpoint_frequency, checkpoint_at_end) are for class trainables; a function passes "
+            "checkpoint= to tune.report"
+        )
+    return every or 1
+
+
+def _verbose(run_config: Any) -> int:
+    log = getattr(run_config, "log_to_file", False)
+    if log not in (False, True):
+        raise InputError(
+            f"RunConfig(log_to_file={shown(log)}): `rubberband logs` has each trial's output; leave it out"
+        )
+    given = getattr(run_config, "_verbose", None)
+    return 1 if given is None else min(2, int(given))
 
 
 @dataclass(frozen=True)
@@ -72,7 +162,6 @@ class TuneResult:
 
     trial: TrialResult
     """The trial as RubberBand reports it."""
-    trainable: Any
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -86,10 +175,11 @@ class TuneResult:
 
     @property
     def checkpoint(self) -> Any:
-        """Its latest checkpoint, as one of Ray Tune's."""
+        """Its latest checkpoint, as one of Ray Tune's; None if it passed none."""
         from ray import tune
 
-        kept = restore_trial(self.trial, self.trainable, is_simulated=False)
+        kept = kept_state(self.trial)
+        kept = kept["files"] if isinstance(kept, Mapping) and "files" in kept else kept
         if not isinstance(kept, FolderCheckpoint):
             return kept
         return tune.Checkpoint.from_directory(str(kept.to_directory(tempfile.mkdtemp(prefix="rubberband-best-"))))
@@ -103,15 +193,17 @@ class TuneResult:
 class ResultGrid:
     """The results of all trials, with the names of Ray Tune; `result` is RubberBand's own."""
 
-    def __init__(self, result: Result, trainable: Any) -> None:
+    def __init__(self, result: Result) -> None:
         self.result = result
-        self._trials = [TuneResult(trial, trainable) for trial in result.trials]
+        self._trials = [TuneResult(trial) for trial in result.trials]
 
-    def get_best_result(self, metric: str | None = None, mode: str | None = None) -> TuneResult:
+    def get_best_result(self, metric: str | None = None, mode: str | None = None, scope: str = "last") -> TuneResult:
         """Return the best trial: the winner of the search, or by the latest reports of another metric.
 
         Raises InputError if no trial has reported it.
         """
+        if scope != "last":
+            raise InputError(f"scope={shown(scope)}: trials are compared by their latest reports; leave scope out")
         result = self.result
         metric, mode = metric or result.metric, mode or result.mode
         if (metric, mode) == (result.metric, result.mode) and result.best is not None:
@@ -131,6 +223,16 @@ class ResultGrid:
         """Why trials failed."""
         return [each.error for each in self if each.error is not None]
 
+    @property
+    def num_errors(self) -> int:
+        """Number of trials that failed."""
+        return len(self.errors)
+
+    @property
+    def num_terminated(self) -> int:
+        """Number of trials that did not fail."""
+        return len(self) - self.num_errors
+
     def __iter__(self) -> Iterator[TuneResult]:
         return iter(self._trials)
 
@@ -139,80 +241,3 @@ class ResultGrid:
 
     def __getitem__(self, index: int) -> TuneResult:
         return self._trials[index]
-
-
-def _search(space: Mapping[str, Any], config: Any, stop: Any) -> dict[str, Any]:
-    """Return the words of `search` for a TuneConfig, which may be None. Raises InputError."""
-    scheduler, searcher = getattr(config, "scheduler", None), getattr(config, "search_alg", None)
-    searcher = getattr(searcher, "searcher", searcher)  # a ConcurrencyLimiter has one
-    said = [getattr(config, "metric", None), getattr(scheduler, "_metric", None), getattr(searcher, "_metric", None)]
-    modes = [getattr(config, "mode", None), getattr(scheduler, "_mode", None), getattr(searcher, "_mode", None)]
-    metric, mode = next((each for each in said if each), None), next((each for each in modes if each), None)
-    if metric is None or mode is None:
-        raise InputError("the search has no metric or mode; write tune.TuneConfig(metric=..., mode='min' or 'max')")
-    return {
-        "space": dict(space),
-        "metric": metric,
-        "mode": mode,
-        "scheduler": _scheduler(scheduler, _num_trials(space, getattr(config, "num_samples", 1)), stop),
-        **_searcher(searcher),
-    }
-
-
-def _num_trials(space: Mapping[str, Any], num_samples: int) -> int | str:
-    """Return the trials of a search: each sample has all points of the grid."""
-    grids = [value["grid_search"] for value in space.values() if isinstance(value, Mapping) and "grid_search" in value]
-    return "auto" if num_samples == -1 else num_samples * math.prod(len(values) for values in grids)
-
-
-def _scheduler(scheduler: Any, num_trials: int | str, stop: Any) -> dict[str, Any]:
-    kind = type(scheduler).__name__.replace("AsyncHyperBandScheduler", "ASHAScheduler")
-    if getattr(scheduler, "_time_attr", "training_iteration") != "training_iteration":
-        raise InputError(f"{kind} counts {scheduler._time_attr}; RubberBand counts iterations: leave time_attr out")
-    if scheduler is None or kind == "FIFOScheduler":
-        iterations = stop.get("training_iteration") if isinstance(stop, Mapping) else None
-        if iterations is None:
-            raise InputError(
-                "without a scheduler the length of a trial is not known; give TuneConfig(scheduler=ASHAScheduler()) or "
-                "RunConfig(stop={'training_iteration': N})"
-            )
-        return {"type": "stages", "stages": [{"trials": num_trials, "iterations": iterations}]}
-    if kind == "ASHAScheduler":
-        if len(scheduler._brackets) > 1:
-            raise InputError(f"{kind} has {len(scheduler._brackets)} brackets; use brackets=1, or HyperBandScheduler")
-        first = scheduler._brackets[0]._rungs[-1][0]
-        factor = _whole(scheduler._reduction_factor)
-        return {
-            "type": "asha",
-            "num_samples": num_trials,
-            "grace_period": _whole(first),
-            "max_t": _whole(scheduler._max_t),
-            "reduction_factor": factor,
-        }
-    if kind == "HyperBandScheduler":
-        return {"type": "hyperband", "max_t": _whole(scheduler._max_t_attr), "reduction_factor": _whole(scheduler._eta)}
-    raise InputError(f"{kind} has no counterpart; use ASHAScheduler or HyperBandScheduler")
-
-
-def _whole(number: float) -> float:
-    return int(number) if float(number).is_integer() else number
-
-
-def _searcher(searcher: Any) -> dict[str, Any]:
-    kind = type(searcher).__name__
-    points = list(getattr(searcher, "_points_to_evaluate", None) or [])
-    found: dict[str, Any] = {"points_to_evaluate": points} if points else {}
-    if searcher is None or kind == "BasicVariantGenerator":
-        return found
-    if kind != "OptunaSearch":
-        raise InputError(f"{kind} has no counterpart; use OptunaSearch, or leave search_alg out for random search")
-    if searcher._space:
-        raise InputError("OptunaSearch has a space of its own; give it as param_space")
-    name = type(searcher._sampler).__name__.removesuffix("Sampler").lower()
-    if searcher._sampler is not None and name not in ("tpe", "gp", "cmaes", "nsgaii"):
-        raise InputError(f"{type(searcher._sampler).__name__} is not among Optuna's TPE, GP, CmaEs and NSGAII; use one")
-    sampler = {"type": "optuna", **({} if searcher._sampler is None else {"sampler": name})}
-    if searcher._seed is not None:
-        sampler["seed"] = searcher._seed
-    rewards = {"evaluated_rewards": list(searcher._evaluated_rewards)} if searcher._evaluated_rewards else {}
-    return {**found, **rewards, "sampler": sampler}

@@ -101,7 +101,7 @@ def sha(num_samples: int, grace_period: int, max_t: int, reduction_factor: int) 
     return (*rungs, Stage(trials=trials, iterations=max_t - done))
 
 
-def hyperband(max_t: int, reduction_factor: int) -> tuple[tuple[Stage, ...], ...]:
+def hyperband(max_t: int, reduction_factor: int, num_samples: int | None = None) -> tuple[tuple[Stage, ...], ...]:
     """Hyperband's brackets (Li et al. 2018, Algorithm 1), each a chain of stages; the one with most trials comes first.
 
     Bracket s = s_max ... 0 has n = ceil((s_max + 1) / (s + 1) * eta^s) trials, and its rung i trains floor(n / eta^i)
@@ -110,12 +110,17 @@ def hyperband(max_t: int, reduction_factor: int) -> tuple[tuple[Stage, ...], ...
     counts here (as in Ray Tune); the paper's Table 1 has fewer trials in the middle brackets: for R = 81 and eta = 3,
     27, 9 and 6 where these have 34, 15 and 8.
 
+    With `num_samples` there are that many trials in all. As in Ray Tune, they fill the brackets that halve least first,
+    and all brackets again once all are full.
+
     Raises InputError for more trials than an experiment may have.
     """
     s_max = 0
     while reduction_factor ** (s_max + 1) <= max_t:
         s_max += 1
     sizes = {s: -(-(s_max + 1) * reduction_factor**s // (s + 1)) for s in range(s_max, -1, -1)}
+    if num_samples is not None:
+        sizes = _filled(sizes, num_samples)
     if sum(sizes.values()) > MAX_TRIALS:
         raise InputError(
             f"max_t={max_t} with reduction_factor={reduction_factor} makes {sum(sizes.values()):,} trials, more than "
@@ -124,9 +129,18 @@ def hyperband(max_t: int, reduction_factor: int) -> tuple[tuple[Stage, ...], ...
     return tuple(_bracket(size, s, max_t, reduction_factor) for s, size in sizes.items())
 
 
+def _filled(sizes: Mapping[int, int], num_samples: int) -> dict[int, int]:
+    whole, left = divmod(num_samples, sum(sizes.values()))
+    found: dict[int, int] = {}
+    for s in sorted(sizes):
+        found[s] = whole * sizes[s] + min(left, sizes[s])
+        left -= min(left, sizes[s])
+    return {s: found[s] for s in sizes if found[s]}
+
+
 def _bracket(trials: int, s: int, max_t: int, eta: int) -> tuple[Stage, ...]:
     totals = [0, *((2 * max_t + eta ** (s - i)) // (2 * eta ** (s - i)) for i in range(s + 1))]
-    return tuple(Stage(trials=trials // eta**i, iterations=totals[i + 1] - totals[i]) for i in range(s + 1))
+    return tuple(Stage(trials=max(1, trials // eta**i), iterations=totals[i + 1] - totals[i]) for i in range(s + 1))
 
 
 class _Halving(Words):
@@ -223,6 +237,13 @@ class Hyperband(Words):
     max_t: SizedCount
     """Iterations of a trial that is never stopped; auto: as many as deadline and budget allow."""
     reduction_factor: ReductionFactor = 3
+    num_samples: Trials | None = None
+    """Trials in all, which fill the brackets that halve least first; by default as many as fill each bracket once."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        words: dict[str, Any] = serialize(self)
+        return {key: value for key, value in words.items() if value is not None}
 
     @model_validator(mode="after")
     def _has_brackets(self) -> Hyperband:
@@ -238,7 +259,7 @@ class Hyperband(Words):
         """Its brackets, each a chain of stages. Raises InputError if its size is auto."""
         if self.max_t == "auto":
             raise _unsized(self)
-        return hyperband(self.max_t, self.reduction_factor)
+        return hyperband(self.max_t, self.reduction_factor, self.num_samples)
 
 
 def auto_key(scheduler: BaseModel) -> SizeKey | None:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from tests.mutation import asynchronous, clouds, ec2, faults, first_hour, inputs, money, plans, service, training
+from tests.mutation import (
+    asynchronous,
+    clouds,
+    ec2,
+    faults,
+    first_hour,
+    inputs,
+    money,
+    plans,
+    ray_tune,
+    service,
+    training,
+)
 from tests.mutation.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -16,5 +28,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *first_hour.MUTANTS,
     *inputs.MUTANTS,
     *faults.MUTANTS,
+    *ray_tune.MUTANTS,
 )
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "names are of one bug each"

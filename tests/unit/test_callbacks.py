@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,21 @@ from rubberband.app.run import run_experiment
 from rubberband.errors import InputError
 from rubberband.executor import callbacks as module
 from rubberband.executor import session, trackers
-from rubberband.executor.callbacks import Callback, Follower, ReportInfo, RunInfo, SyncInfo, Tracker, following
+from rubberband.executor.callbacks import (
+    Callback,
+    FailureInfo,
+    Follower,
+    Reader,
+    ReportInfo,
+    RunInfo,
+    SyncInfo,
+    Tracker,
+    following,
+)
+from rubberband.executor.core.events import FailureKind
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result import Result
+from rubberband.executor.virtual.fleet import Faults
 from tests.builders.journalled_runs import recorded, words
 from tests.builders.sessions import dying_after
 from tests.builders.virtual_runs import Killed
@@ -102,6 +115,17 @@ def test_reports_of_other_schedulers_arrive_too(tmp_path: Path, scheduler: dict[
     assert {(report.trial, report.iterations) for report in kept.of(ReportInfo)} == reports_of(result)
     assert all(report.config == result.trials[report.trial].config for report in kept.of(ReportInfo))
     assert kept.calls[-1] == result
+
+
+def test_a_callback_hears_of_trials_that_failed_for_good(tmp_path: Path) -> None:
+    failures: dict[tuple[int, int], FailureKind] = {(1, 1): "raised", (2, 1): "raised", (2, 2): "died"}
+    found = recorded(faults=Faults(failures=failures))
+    with closing(Reader(found.put(tmp_path))) as reader:
+        told = [each.told for each in reader.read()]
+    (failed,) = [each for each in told if isinstance(each, FailureInfo)]
+    assert (failed.trial, failed.iterations) == (2, 0)
+    assert failed.config == found.setup["configurations"][2]
+    assert failed.failure
 
 
 class Broken(Kept):

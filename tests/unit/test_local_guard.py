@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.local import guarding
+from rubberband.cloud.local.guarding import Guards, RayHead
 from rubberband.cloud.local.instance import Record, _Guard, load, save
 
 LEASE_S = 30.0
@@ -121,3 +122,16 @@ def test_an_instance_whose_driver_died_before_it_was_started_is_given_up_in_minu
     monkeypatch.setattr(guarding, "time_of", lambda _folder: 1300.0)
     seen = guarding.observe(path)
     assert (seen.ended_at, seen.reason) == (1300.0, "its process never started")
+
+
+def test_a_cluster_that_is_named_and_not_used_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Guards, "spawn", lambda self, path: None)
+    monkeypatch.setenv("RAY_ADDRESS", "ray://cluster:10001")
+    heads = [RayHead(name, tmp_path / name, token_path=tmp_path / "token") for name in ("one", "other")]
+    for head in heads:
+        head._start()
+        head._exclusive.close()
+    (record,) = caplog.records
+    assert record.message == "RAY_ADDRESS=ray://cluster:10001 is ignored: RubberBand starts a Ray cluster of its own"

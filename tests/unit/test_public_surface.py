@@ -21,6 +21,7 @@ NAMES = [
     "CheckpointError",
     "EntrypointError",
     "Experiment",
+    "FailureInfo",
     "InfeasibleError",
     "InputError",
     "JournalError",

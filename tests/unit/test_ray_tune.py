@@ -1,29 +1,25 @@
-"""A function of Ray Tune as a trial, and `Tuner`: what it makes of Ray Tune's objects."""
+"""What Ray Tune trains, as a trial: functions, bound arguments, class trainables, and rules that end a trial."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray import tune
 from ray.tune import Checkpoint, get_checkpoint, report
-from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule
-from ray.tune.search import ConcurrencyLimiter
-from ray.tune.search.optuna import OptunaSearch
 
-import rubberband
 from rubberband.errors import InputError
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport, SegmentStarted
-from rubberband.integrations.ray_tune import Tuner
-from rubberband.spec.experiment import Experiment
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
+from rubberband.integrations.ray_tune_trials import Stop, trial_of, unwrapped
 from tests.builders import segments
 
 SEGMENT = replace(segments.SEGMENT, until_iterations=4, config={"lr": 0.25})
@@ -78,92 +74,107 @@ def test_a_folder_is_kept_file_by_file(tmp_path):
     assert (there / "config.json").read_text() == "{}"
 
 
-SPACE = {"lr": tune.loguniform(1e-3, 1.0), "epochs": 9}
-OBJECTIVE = {"metric": "loss", "mode": "min"}
+def trained(trainable: Any, store: CheckpointStore, stop: Stop | None = None, until: int = 4) -> list[SegmentReport]:
+    """The reports of a trainable of Ray Tune, pickled as it is sent to the workers; one segment for two iterations."""
+    found = Entrypoint.from_object(trial_of(unwrapped(trainable), stop, 1))
+    reports: list[SegmentReport] = []
+    for end in range(2, until + 1, 2):
+        checkpoint = reports[-1].checkpoint if reports else None
+        segment = replace(SEGMENT, from_iterations=len(reports), until_iterations=end, checkpoint=checkpoint)
+        for each in run_segment(found, segment, store):
+            assert not isinstance(each, SegmentFailure), each.details
+            reports += [each] if isinstance(each, SegmentReport) else []
+    return reports
 
 
-def words_of(monkeypatch: pytest.MonkeyPatch, **given: Any) -> dict[str, Any]:
-    """The words that `fit` tunes with; they make an experiment."""
-    found: dict[str, Any] = {}
-    monkeypatch.setattr(rubberband, "tune", lambda trainable, **words: found.update(words))
-    monkeypatch.setattr("rubberband.integrations.ray_tune.ResultGrid", lambda result, trainable: result)
-    Tuner(train, **{"param_space": SPACE, "constraints": {"deadline": "20m"}, **given}).fit()
-    resources = {"provider": "local", "instance_type": "p3.2xlarge", **found["resources"]}
-    Experiment(**{"entrypoint": "script:train", **found, "resources": resources})
-    return found
+def scaled(config: dict[str, Any], factor: float, data: Any = (0.0,)) -> None:
+    """A function with arguments beside the configuration."""
+    step = 0
+    while True:
+        step += 1
+        tune.report({"loss": config["lr"] * factor + sum(data), "step": step, "nested": {"step": step}})
 
 
-ASHA = {"type": "asha", "num_samples": 9, "grace_period": 1, "max_t": 9, "reduction_factor": 3}
+class Scaled:
+    """Holds a method that trains."""
 
+    factor = 3.0
 
-@pytest.mark.parametrize(
-    ("scheduler", "words"),
-    [
-        (ASHAScheduler(max_t=9, reduction_factor=3, **OBJECTIVE), ASHA),
-        (
-            ASHAScheduler(max_t=16, grace_period=2, reduction_factor=2.0),
-            {**ASHA, "max_t": 16, "grace_period": 2, "reduction_factor": 2},
-        ),
-        (HyperBandScheduler(max_t=9), {"type": "hyperband", "max_t": 9, "reduction_factor": 3}),
-    ],
-)
-def test_schedulers_have_their_counterparts(monkeypatch, scheduler, words):
-    objective = {} if scheduler._metric else OBJECTIVE
-    config = tune.TuneConfig(num_samples=9, scheduler=scheduler, **objective)
-    search = words_of(monkeypatch, tune_config=config)["search"]
-    assert search["scheduler"] == words
-    assert (search["metric"], search["mode"]) == ("loss", "min")
-
-
-def test_without_a_scheduler_all_trials_train_until_the_stop(monkeypatch):
-    config = tune.TuneConfig(time_budget_s=600, **OBJECTIVE)
-    grid = {"lr": tune.grid_search([0.1, 0.2]), "width": tune.grid_search([8, 16, 32])}
-    run = tune.RunConfig(name="ours", stop={"training_iteration": 5})
-    words = words_of(monkeypatch, param_space=grid, tune_config=config, run_config=run, constraints={})
-    assert words["search"]["scheduler"] == {"type": "stages", "stages": [{"trials": 6, "iterations": 5}]}
-    assert words["name"] == "ours"
-    assert words["constraints"] == {"deadline": "600s"}
-
-
-def test_searchers_are_samplers(monkeypatch):
-    searcher = OptunaSearch(points_to_evaluate=[{"lr": 0.1}], seed=3)
-    config = tune.TuneConfig(
-        num_samples=9, search_alg=ConcurrencyLimiter(searcher, 4), scheduler=ASHAScheduler(max_t=9), **OBJECTIVE
-    )
-    search = words_of(monkeypatch, tune_config=config)["search"]
-    assert search["sampler"] == {"type": "optuna", "seed": 3}
-    assert search["points_to_evaluate"] == [{"lr": 0.1}]
-
-
-def test_as_many_samples_as_the_limits_allow(monkeypatch):
-    config = tune.TuneConfig(num_samples=-1, scheduler=ASHAScheduler(max_t=9), **OBJECTIVE)
-    assert words_of(monkeypatch, tune_config=config)["search"]["scheduler"]["num_samples"] == "auto"
+    def train(self, config: dict[str, Any]) -> None:
+        scaled(config, self.factor)
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("trainable", "loss"),
     [
-        ({}, "the search has no metric or mode; write tune.TuneConfig"),
-        ({"tune_config": tune.TuneConfig(**OBJECTIVE)}, "the length of a trial is not known"),
-        (
-            {"tune_config": tune.TuneConfig(scheduler=MedianStoppingRule(), **OBJECTIVE)},
-            "MedianStoppingRule counts time_total_s; RubberBand counts iterations",
-        ),
-        (
-            {"tune_config": tune.TuneConfig(scheduler=MedianStoppingRule(time_attr="training_iteration"), **OBJECTIVE)},
-            "MedianStoppingRule has no counterpart; use ASHAScheduler or HyperBandScheduler",
-        ),
-        (
-            {"tune_config": tune.TuneConfig(scheduler=ASHAScheduler(brackets=3), **OBJECTIVE)},
-            "ASHAScheduler has 3 brackets; use brackets=1, or HyperBandScheduler",
-        ),
+        (partial(scaled, factor=2.0), 0.5),
+        (tune.with_parameters(scaled, factor=2.0, data=[1.0, 2.0]), 3.5),
+        (tune.with_parameters(partial(scaled, factor=4.0), data=[1.0]), 2.0),
+        (tune.with_resources(tune.with_parameters(scaled, factor=1.0), {"cpu": 1}), 0.25),
+        (Scaled().train, 0.75),
     ],
 )
-def test_objects_without_a_counterpart_are_refused(given, line):
+def test_bound_arguments_reach_the_trial(trainable, loss, store):
+    (*_, last) = trained(trainable, store, until=2)
+    assert (last.metrics["loss"], last.metrics["nested/step"]) == (loss, 2)
+
+
+class Counting(tune.Trainable):
+    """Counts its steps, and what is called."""
+
+    def setup(self, config: dict[str, Any], start: int = 0) -> None:
+        self.count, self.lr = start, config["lr"]
+        Path(self.logdir, "file").write_text("in a folder of its own")
+
+    def step(self) -> dict[str, Any]:
+        self.count += 1
+        return {"loss": self.lr / self.count, "count": self.count, "iteration": self.iteration, "done": self.count == 6}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any] | None:
+        return {"count": self.count}
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        self.count = checkpoint["count"]
+
+
+class CountingInFiles(Counting):
+    """Keeps its state in files."""
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "count").write_text(str(self.count))
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        self.count = int(Path(checkpoint, "count").read_text())
+
+
+@pytest.mark.parametrize("trainable", [Counting, CountingInFiles, tune.with_resources(Counting, {"gpu": 1})])
+def test_a_class_trainable_resumes(trainable, store):
+    reports = trained(trainable, store, until=6)
+    assert [each.metrics["count"] for each in reports] == [1, 2, 3, 4, 5, 6]
+    assert [each.metrics["iteration"] for each in reports] == [0, 1, 2, 3, 4, 5], "counted on after each checkpoint"
+
+
+def test_parameters_reach_the_setup_of_a_class(store):
+    (first, *_) = trained(tune.with_parameters(Counting, start=3), store, until=2)
+    assert first.metrics["count"] == 4
+
+
+class Unsaved(tune.Trainable):
+    """Lacks the methods of a checkpoint."""
+
+    def step(self) -> dict[str, Any]:
+        return {"loss": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("trainable", "line"),
+    [
+        (Unsaved, "Unsaved has no save_checkpoint(); write it"),
+        (dict, "dict is no subclass of tune.Trainable"),
+        ("registered", "Tuner got the registered name 'registered'; give the function"),
+        (3, "Tuner got int; give the function"),
+    ],
+)
+def test_an_object_that_is_no_trainable_is_refused(trainable, line):
     with pytest.raises(InputError, match=re.escape(line)):
-        Tuner(train, param_space=SPACE, **given)
-
-
-def test_a_class_of_ray_tune_is_refused():
-    with pytest.raises(InputError, match="Trainable is a class; write a"):
-        Tuner(tune.Trainable)
+        unwrapped(trainable)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rubberband.errors import InputError
 from rubberband.spec.experiment import Experiment
-from rubberband.spec.search import hyperband, sha
+from rubberband.spec.search import Search, hyperband, sha
 from rubberband.values.plan import Stage, total_iterations
 from tests.builders.experiment_words import words
 
@@ -127,3 +127,22 @@ def test_every_bracket_of_hyperband_ends_at_max_t_with_survivors_only(max_t: int
 def test_a_whole_power_has_no_rounding_in_its_logarithm(power: int) -> None:
     assert len(hyperband(3**power, 3)) == power + 1
     assert len(hyperband(3**power - 1, 3)) == power
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "expected"),
+    [
+        (3, [[(3, 9)]]),
+        (8, [[(5, 3), (1, 9)], [(3, 9)]]),
+        (17, [[(9, 1), (3, 3), (1, 9)], [(5, 3), (1, 9)], [(3, 9)]]),
+        (10, [[(2, 1), (1, 3), (1, 9)], [(5, 3), (1, 9)], [(3, 9)]]),
+        (37, [[(18, 1), (6, 3), (2, 9)], [(10, 3), (3, 9)], [(9, 9)]]),
+    ],
+)
+def test_hyperband_has_as_many_trials_as_are_asked_for(num_samples: int, expected: list[list[tuple[int, int]]]) -> None:
+    """The brackets that halve least are filled first, and all again once all are full."""
+    assert [totals(bracket) for bracket in hyperband(9, 3, num_samples)] == expected
+    scheduler = {"type": "hyperband", "max_t": 9, "num_samples": num_samples}
+    search = Search(scheduler=scheduler, metric="loss", mode="min")
+    assert len(search.configurations()) == num_samples
+    assert search.model_dump(by_alias=True)["scheduler"] == {**scheduler, "reduction_factor": 3}

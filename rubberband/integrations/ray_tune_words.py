@@ -1,0 +1,480 @@
+"""The words of an experiment that follow from Ray Tune's TuneConfig, RunConfig, schedulers and searchers.
+
+Every word that differs from its default is taken over, or refused by name. `WORDS` lists those that are known: a test
+compares them with the installed Ray Tune, and a word that a later one adds is refused until it is listed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rubberband.cloud.catalogue import offers, table_of
+from rubberband.errors import InputError
+from rubberband.integrations.ray_tune_space import space_of_function
+from rubberband.integrations.ray_tune_trials import Stop
+from rubberband.spec.fields import name_like
+from rubberband.spec.resources import Resources
+from rubberband.spec.space import Domain, foreign
+from rubberband.units import shown
+
+_ELSEWHERE = "experiments are kept in home=..., and checkpoints in resources={'checkpoints': ...}; leave it out"
+_LATEST = "each trial's latest checkpoint is kept; leave it out"
+_DEPRECATED = "Ray Tune has removed it; leave it out"
+
+WORDS: Mapping[str, Mapping[str, str | None]] = {
+    "TuneConfig": {
+        **dict.fromkeys(("mode", "metric", "search_alg", "scheduler", "num_samples", "max_concurrent_trials")),
+        **dict.fromkeys(("time_budget_s", "reuse_actors", "trial_name_creator", "trial_dirname_creator")),
+        "chdir_to_trial_dir": _DEPRECATED,
+    },
+    "RunConfig": {
+        **dict.fromkeys(("name", "failure_config", "checkpoint_config", "verbose", "stop", "callbacks", "log_to_file")),
+        "storage_path": _ELSEWHERE,
+        "storage_filesystem": _ELSEWHERE,
+        "sync_config": "nothing is synchronised: checkpoints are written to their store; leave it out",
+        "progress_reporter": "the run shows its own progress; leave it out, or set verbose",
+        "local_dir": _DEPRECATED,
+    },
+    "FailureConfig": dict.fromkeys(("max_failures", "fail_fast")),
+    "CheckpointConfig": {
+        **dict.fromkeys(("num_to_keep", "checkpoint_frequency", "checkpoint_at_end")),
+        "checkpoint_score_attribute": _LATEST,
+        "checkpoint_score_order": _LATEST,
+        "_checkpoint_keep_all_ranks": _DEPRECATED,
+        "_checkpoint_upload_from_workers": _DEPRECATED,
+    },
+    "AsyncHyperBandScheduler": dict.fromkeys(
+        ("time_attr", "metric", "mode", "max_t", "grace_period", "reduction_factor", "brackets", "stop_last_trials")
+    ),
+    "HyperBandScheduler": dict.fromkeys(
+        ("time_attr", "metric", "mode", "max_t", "reduction_factor", "stop_last_trials")
+    ),
+    "FIFOScheduler": {},
+    "BasicVariantGenerator": dict.fromkeys(
+        ("points_to_evaluate", "max_concurrent", "constant_grid_search", "random_state")
+    ),
+    "ConcurrencyLimiter": dict.fromkeys(("searcher", "max_concurrent", "batch")),
+    "OptunaSearch": {
+        **dict.fromkeys(("space", "metric", "mode", "points_to_evaluate", "sampler", "study_name", "storage", "seed")),
+        "evaluated_rewards": None,
+    },
+}
+"""Class of Ray Tune -> its words; the reason and the remedy of those that are refused."""
+
+ALONE = 1_000_000
+"""Reduction factor of a search that never stops a trial for another."""
+
+
+def check_fields(config: Any) -> None:
+    """Raise InputError for a field of a config that differs from its default and is refused, or not known."""
+    if config is None:
+        return
+    kind = type(config).__name__
+    known, default = WORDS.get(kind, {}), type(config)()
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in known and known[field.name] is None:
+            continue
+        if value != getattr(default, field.name):
+            why = known.get(field.name) or "RubberBand does not know it; leave it out"
+            raise InputError(f"{kind}({field.name}={shown(value)}): {why}")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Found:
+    """The meaning of Ray Tune's objects, in RubberBand's words."""
+
+    search: dict[str, Any] = dataclasses.field(default_factory=dict)
+    constraints: dict[str, Any] = dataclasses.field(default_factory=dict)
+    max_concurrent: int | None = None
+    """Most trials at a time; None: no limit."""
+    stop: Stop | None = None
+    """The rule that ends a single trial."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """Lines to show before the run."""
+
+
+def words_of(space: Mapping[str, Any], tune_config: Any, run_config: Any, limits: Mapping[str, Any]) -> Found:
+    """Return the words for the configs, which may be None. `limits` are the caller's constraints.
+
+    Raises InputError for a word without a counterpart.
+    """
+    check_fields(tune_config)
+    check_fields(run_config)
+    found = Found()
+    failure = getattr(run_config, "failure_config", None)
+    check_fields(failure)
+    if (retries := getattr(failure, "max_failures", 0)) or getattr(failure, "fail_fast", False):
+        if retries < 0:
+            raise InputError("FailureConfig(max_failures=-1): retries have a limit; give a number such as 10")
+        found.constraints["max_failures"] = retries
+    if (budget := getattr(tune_config, "time_budget_s", None)) is not None:
+        seconds = budget.total_seconds() if isinstance(budget, datetime.timedelta) else budget
+        found.constraints["deadline"] = f"{seconds}s"
+    iterations = _read_stop(getattr(run_config, "stop", None), found)
+    searcher = _searcher_of(tune_config, found)
+    _fill_search(dict(space), tune_config, searcher, iterations, {**found.constraints, **limits}, found)
+    return found
+
+
+# The rules that end trials.
+
+
+def _read_stop(stop: Any, found: Found) -> int | None:
+    """Take over `RunConfig(stop=...)`; return the most iterations of a trial, None if it does not say."""
+    thresholds: dict[str, Any] = {}
+    functions: list[Callable[..., Any]] = []
+    most: list[int] = []
+    for rule in _rules(stop):
+        kind = type(rule).__name__
+        if isinstance(rule, Mapping):
+            thresholds |= _thresholds(rule, most)
+        elif kind == "MaximumIterationStopper":
+            most.append(rule._max_iter)
+        elif kind == "TimeoutStopper":
+            found.constraints["deadline"] = f"{rule._timeout_seconds}s"
+        elif kind == "FunctionStopper":
+            functions.append(_stateless(rule._fn))
+        elif callable(rule) and not hasattr(rule, "stop_all"):
+            functions.append(_stateless(rule))
+        elif kind != "NoopStopper":
+            raise InputError(
+                f"RunConfig(stop={kind}(...)) has no counterpart; return from the function, or report done=True, "
+                "where a trial should end, or give stop={'METRIC': threshold}"
+            )
+    if thresholds or functions:
+        found.stop = Stop(thresholds, tuple(functions))
+    return min(most) if most else None
+
+
+def _rules(stop: Any) -> list[Any]:
+    if stop is None:
+        return []
+    if type(stop).__name__ == "CombinedStopper":
+        return [rule for each in stop._stoppers for rule in _rules(each)]
+    if isinstance(stop, list | tuple):
+        return [rule for each in stop for rule in _rules(each)]
+    return [stop]
+
+
+_OF_THE_CLOCK = ("time_total_s", "time_since_restore", "time_this_iter_s", "timestamp")
+_COUNTED_BY_TUNE = ("iterations_since_restore", "timesteps_since_restore", "timesteps_total", "episodes_total")
+
+
+def _thresholds(rule: Mapping[str, Any], most: list[int]) -> dict[str, Any]:
+    found = dict(rule)
+    if (iterations := found.pop("training_iteration", None)) is not None:
+        if isinstance(iterations, bool) or not isinstance(iterations, int | float) or iterations < 1:
+            raise InputError(f"RunConfig(stop={{'training_iteration': {shown(iterations)}}}): write a number from 1")
+        most.append(math.ceil(iterations))
+    for metric, threshold in found.items():
+        at = f"RunConfig(stop={{{metric!r}: {shown(threshold)}}})"
+        if metric in _OF_THE_CLOCK:
+            raise InputError(f"{at}: a trial's time depends on its GPUs; give training_iteration, or time_budget_s")
+        if metric in _COUNTED_BY_TUNE:
+            raise InputError(f"{at}: RubberBand counts reports; give training_iteration, or report it by another name")
+        if not isinstance(threshold, int | float):
+            raise InputError(f"{at}: a threshold is a number; a trial ends once the metric is at least that")
+    return found
+
+
+def _stateless(function: Any) -> Any:
+    """Return a function of a trial's own result. Raises InputError for one that keeps something between calls."""
+    if getattr(function, "__closure__", None) or not hasattr(function, "__code__"):
+        name = getattr(function, "__name__", type(function).__name__)
+        raise InputError(
+            f"RunConfig(stop={name}): it is called in each trial's own process, where what it keeps between calls is "
+            "not shared; give a function of (trial_id, result) alone"
+        )
+    return function
+
+
+# The search.
+
+
+def _searcher_of(config: Any, found: Found) -> Any:
+    """Return the searcher without its limiter, whose limit is taken over."""
+    searcher: Any = getattr(config, "search_alg", None)
+    if isinstance(searcher, str):
+        from ray import tune
+
+        searcher = tune.create_searcher(searcher)
+    limits = [getattr(config, "max_concurrent_trials", None), getattr(searcher, "max_concurrent", None)]
+    if type(searcher).__name__ == "ConcurrencyLimiter":
+        if searcher.batch:
+            raise InputError("ConcurrencyLimiter(batch=True): results are used as they come; leave batch out")
+        searcher = searcher.searcher
+    given = [limit for limit in limits if limit]
+    found.max_concurrent = min(given) if given else None
+    return searcher
+
+
+def _fill_search(
+    space: dict[str, Any],
+    config: Any,
+    searcher: Any,
+    iterations: int | None,
+    limits: Mapping[str, Any],
+    found: Found,
+) -> None:
+    scheduler = getattr(config, "scheduler", None)
+    if isinstance(scheduler, str):
+        from ray import tune
+
+        scheduler = tune.create_scheduler(scheduler)
+    by, points, space = _sampler(searcher, space)
+    num_samples = getattr(config, "num_samples", 1)
+    learns = by.get("sampler", {}).get("type") == "optuna"
+    space, points, trials = _with_grids(space, points, num_samples, learns)
+    found.search = {
+        "space": space,
+        **_objective(config, scheduler, searcher, found),
+        "scheduler": _scheduler(scheduler, trials, iterations, limits, learns=learns),
+        **({"points_to_evaluate": points} if points else {}),
+        **by,
+    }
+
+
+def _objective(config: Any, scheduler: Any, searcher: Any, found: Found) -> dict[str, Any]:
+    """Return `metric` and `mode`, and the further metrics of a multi-objective search as `also`."""
+    owners = [(config, "metric", "mode"), (scheduler, "_metric", "_mode"), (searcher, "_metric", "_mode")]
+    metrics = [getattr(owner, metric, None) for owner, metric, _ in owners]
+    modes = [getattr(owner, mode, None) for owner, _, mode in owners]
+    metric, mode = next((each for each in metrics if each), None), next((each for each in modes if each), None)
+    if metric is None or mode is None:
+        raise InputError("the search has no metric or mode; write tune.TuneConfig(metric=..., mode='min' or 'max')")
+    if isinstance(metric, str):
+        return {"metric": metric, "mode": mode}
+    named, ways = list(metric), list(mode) if isinstance(mode, list | tuple) else [mode] * len(metric)
+    if len(named) != len(ways):
+        raise InputError(f"{type(searcher).__name__} has {len(named)} metrics and {len(ways)} modes; give one for each")
+    others = ", ".join(named[1:])
+    found.notes.append(
+        f"{named[0]} ranks the trials, and the sampler learns from it alone; {others} is shown beside it, with the "
+        "Pareto front"
+    )
+    also = [{"metric": one, "mode": way} for one, way in zip(named[1:], ways[1:], strict=True)]
+    return {"metric": named[0], "mode": ways[0], "also": also}
+
+
+def _with_grids(
+    space: dict[str, Any], points: list[dict[str, Any]], num_samples: int, learns: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]], int | str]:
+    """Return space, points and trials: each sample has all points of the grid, and draws the rest for each."""
+    grids = {name: domain for name, value in space.items() if (domain := _grid(value)) is not None}
+    if not grids:
+        return space, points, "auto" if num_samples == -1 else num_samples
+    if learns:
+        raise InputError(f"param_space: {next(iter(grids))} is a grid, which no sampler learns; write tune.choice")
+    if num_samples == -1:
+        raise InputError("num_samples=-1 repeats a grid without an end; give the number of times to train it")
+    is_whole = all(_grid(value) is not None or not _is_drawn(value) for value in space.values())
+    if is_whole and num_samples == 1 and not points:
+        return space, points, math.prod(len(domain.options) for domain in grids.values())
+    rows = []
+    for sample in range(num_samples):
+        point = points[sample] if sample < len(points) else {}
+        free = [name for name in grids if name not in point]
+        rows += [
+            {**point, **dict(zip(free, values, strict=True))}
+            for values in itertools.product(*(grids[name].options for name in free))
+        ]
+    drawn = {name: Domain("choice", {"values": list(domain.options)}) for name, domain in grids.items()}
+    return {**space, **drawn}, rows, len(rows)
+
+
+def _grid(value: Any) -> Domain | None:
+    domain = value if isinstance(value, Domain) else foreign(value) if isinstance(value, Mapping) else None
+    return domain if domain is not None and domain.kind == "grid" else None
+
+
+def _is_drawn(value: Any) -> bool:
+    return isinstance(value, Domain) or foreign(value) is not None
+
+
+# Schedulers.
+
+
+def _scheduler(
+    scheduler: Any, trials: int | str, iterations: int | None, limits: Mapping[str, Any], *, learns: bool
+) -> dict[str, Any]:
+    kind = type(scheduler).__name__.replace("AsyncHyperBandScheduler", "ASHAScheduler")
+    if scheduler is None or kind == "FIFOScheduler":
+        return _fifo(trials, iterations, limits, learns=learns)
+    if kind in ("PopulationBasedTraining", "PB2", "PopulationBasedTrainingReplay"):
+        raise InputError(f"{kind} has no counterpart yet; use ASHAScheduler, or HyperBandScheduler")
+    if kind not in ("ASHAScheduler", "HyperBandScheduler"):
+        raise InputError(f"{kind} has no counterpart; use ASHAScheduler or HyperBandScheduler")
+    if scheduler._time_attr != "training_iteration":
+        raise InputError(
+            f"{kind}(time_attr={scheduler._time_attr!r}): RubberBand counts reports; write "
+            "time_attr='training_iteration', with max_t in reports"
+        )
+    if not scheduler._stop_last_trials:
+        raise InputError(f"{kind}(stop_last_trials=False): no trial trains beyond max_t; leave it out, and raise max_t")
+    if kind == "ASHAScheduler":
+        if len(scheduler._brackets) > 1:
+            raise InputError(
+                f"ASHAScheduler has {len(scheduler._brackets)} brackets; use brackets=1, or HyperBandScheduler"
+            )
+        max_t = _whole(min(scheduler._max_t, iterations or math.inf))
+        return {
+            "type": "asha",
+            "num_samples": trials,
+            "grace_period": min(_whole(scheduler._brackets[0]._rungs[-1][0]), max_t),
+            "max_t": max_t,
+            "reduction_factor": _whole(scheduler._reduction_factor),
+        }
+    if trials == "auto":
+        raise InputError("num_samples=-1 with HyperBandScheduler: give the number of trials, or use ASHAScheduler")
+    return {
+        "type": "hyperband",
+        "num_samples": trials,
+        "max_t": _whole(min(scheduler._max_t_attr, iterations or math.inf)),
+        "reduction_factor": _whole(scheduler._eta),
+    }
+
+
+def _fifo(trials: int | str, iterations: int | None, limits: Mapping[str, Any], *, learns: bool) -> dict[str, Any]:
+    """Return the scheduler that stops no trial: each trains to its own end, at most for `iterations`."""
+    if iterations is None and (trials == "auto" or not {"deadline", "max_cost"} & limits.keys()):
+        raise InputError(
+            "without a scheduler the length of a trial is not known; add RunConfig(stop={'training_iteration': N}), or "
+            "constraints={'deadline': ...} within which the trials train to their own end"
+        )
+    if iterations is None or trials == "auto" or learns:
+        # With a sampler that learns, each trial is drawn when it starts.
+        size = {"num_samples": trials, "max_t": "auto" if iterations is None else iterations}
+        return {"type": "asha" if learns else "sha", **size, "reduction_factor": ALONE}
+    return {"type": "stages", "stages": [{"trials": trials, "iterations": iterations}]}
+
+
+def _whole(number: float) -> Any:
+    return int(number) if float(number).is_integer() else number
+
+
+# Searchers.
+
+
+def _sampler(searcher: Any, space: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """Return the words of the sampler, the points to evaluate, and the space."""
+    kind = type(searcher).__name__
+    points = [dict(point) for point in getattr(searcher, "_points_to_evaluate", None) or []]
+    if searcher is None:
+        return {}, [], space
+    if kind == "BasicVariantGenerator":
+        if searcher._constant_grid_search:
+            raise InputError("BasicVariantGenerator(constant_grid_search=True): each trial draws anew; leave it out")
+        if searcher._random_state._rng is not None:
+            raise InputError(
+                "BasicVariantGenerator(random_state=...): RubberBand draws by a seed of its own; leave it out"
+            )
+        return {}, points, space
+    if kind != "OptunaSearch":
+        raise InputError(f"{kind} has no counterpart; use OptunaSearch, or leave search_alg out for random search")
+    if searcher._storage is not None or searcher._study_name != "optuna":
+        raise InputError(
+            "OptunaSearch(storage=..., study_name=...): the study is made anew from the journal; leave them out"
+        )
+    sampler = {"type": "optuna", **_optuna_sampler(searcher._sampler)}
+    if searcher._seed is not None:
+        sampler["seed"] = searcher._seed
+    rewards = {"evaluated_rewards": list(searcher._evaluated_rewards)} if searcher._evaluated_rewards else {}
+    return {"sampler": sampler, **rewards}, points, _own_space(searcher._space, space)
+
+
+def _own_space(own: Any, space: dict[str, Any]) -> dict[str, Any]:
+    """Return the space of an OptunaSearch that has one, with the constants of param_space."""
+    if not own:
+        return space
+    if drawn := [name for name, value in space.items() if _is_drawn(value)]:
+        raise InputError(f"OptunaSearch has a space of its own, and param_space draws {drawn[0]}; keep one of the two")
+    if callable(own):
+        return {**space, **space_of_function(own)}
+    return {**space, **own}
+
+
+_SAMPLERS = ("TPESampler", "GPSampler", "CmaEsSampler", "NSGAIISampler")
+
+
+def _optuna_sampler(sampler: Any) -> dict[str, str]:
+    if sampler is None:
+        return {}
+    kind = type(sampler).__name__
+    if kind not in _SAMPLERS:
+        raise InputError(f"{kind} is not among Optuna's TPE, GP, CmaEs and NSGAII; use one")
+    one, other = type(sampler)(), type(sampler)()
+    for name, value in vars(one).items():
+        if vars(other)[name] == value and vars(sampler).get(name) != value:
+            raise InputError(f"{kind}({name.lstrip('_')}=...): RubberBand sets it itself; leave it out")
+    if getattr(getattr(sampler, "_rng", None), "_rng", None) is not None:
+        raise InputError(f"{kind}(seed=...): write OptunaSearch(seed=...), which seeds the sampler")
+    return {"sampler": kind.removesuffix("Sampler").lower()}
+
+
+# The resources of a trial, and how many train at once.
+
+
+def check_resources(request: Any, name: str, resources: Resources) -> None:
+    """Raise InputError unless a trial of one worker process on one GPU of `resources` has what it asks for."""
+    if request is None:
+        return
+    at = f"tune.with_resources({name}, ...)"
+    bundles = getattr(request, "bundles", None)
+    if bundles is None:
+        raise InputError(f"{at}: a function of the configuration has no counterpart; give {{'cpu': 1, 'gpu': 1}}")
+    if len(bundles) > 1:
+        raise InputError(f"{at} asks for {len(bundles)} bundles; a trial is one process: ask for one, as {{'gpu': 1}}")
+    asked = {key: value for key, value in (bundles[0] if bundles else {}).items() if value}
+    gpus, cpus = asked.pop("GPU", 0), asked.pop("CPU", 0)
+    if asked:
+        raise InputError(f"{at} asks for {next(iter(asked))}, which is not managed; leave it out")
+    if gpus not in (0, 1):
+        raise InputError(
+            f"{at} asks for {gpus:g} GPUs, and a trial of Ray Tune has one of its own; ask for 1, or write a "
+            "rubberband.TorchTrial for several"
+        )
+    for instance_type, vcpus in _vcpus(resources) if cpus > 1 else ():
+        if cpus > vcpus:
+            raise InputError(
+                f"{at} asks for {cpus:g} CPUs, and a GPU of {instance_type} comes with {vcpus:g}; ask for that, or "
+                "choose another instance_type"
+            )
+
+
+def _vcpus(resources: Resources) -> list[tuple[str, float]]:
+    """Return the instance types whose CPUs are known, with those that come with each GPU."""
+    table, rented = table_of(resources), offers(resources)
+    known = [(offer, table[offer.instance_type].vcpus) for offer in rented if offer.instance_type in table]
+    return [(offer.instance_type, vcpus / offer.gpus) for offer, vcpus in known if vcpus is not None]
+
+
+def most_instances(limit: int | None, resources: Resources) -> dict[str, int]:
+    """Return `max_instances` by which at most `limit` trials of one GPU train at once. Raises InputError."""
+    if limit is None:
+        return {}
+    if resources.pool is not None:
+        raise InputError(f"max_concurrent={limit}: a pool decides how many trials train at once; leave it out")
+    gpus = max(offer.gpus for offer in offers(resources))
+    if limit < gpus:
+        raise InputError(
+            f"max_concurrent={limit}: an instance trains {gpus} trials at once, one on each GPU; choose an "
+            f"instance_type with at most {limit}, or leave it out"
+        )
+    return {"max_instances": min(resources.max_instances, limit // gpus)}
+
+
+def name_of(run_config: Any, trainable: str, now: datetime.datetime, notes: list[str]) -> str:
+    """Return the experiment's name: the given one in RubberBand's letters, or that of the trainable with the time."""
+    given: str | None = getattr(run_config, "name", None)
+    if given is None:
+        return f"{name_like(trainable)[:47] or 'tune'}-{now:%Y%m%d-%H%M%S}"
+    name = name_like(given)
+    if name != given:
+        notes.append(f"the experiment {given!r} is named {name}")
+    return name

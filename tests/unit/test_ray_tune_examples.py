@@ -1,0 +1,152 @@
+"""Ray Tune's own examples, found in the installed wheel, with our `Tuner` in place of Ray Tune's."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from ray import tune
+
+from rubberband.errors import InputError
+from rubberband.integrations import ray_tune
+from rubberband.spec.experiment import Experiment
+
+EXAMPLES = {
+    "tune_basic_example": ("easy_objective", 10, 5),
+    "async_hyperband_example": ("easy_objective", 20, 1),
+    "custom_func_checkpointing": ("train_func", 5, 1),
+    "custom_checkpointing_with_callback": ("OptimizationTrainable", 3, 1),
+    "hyperband_example": ("MyTrainableClass", 20, 1),
+    "hyperband_function_example": ("train_func", 20, 10),
+    "logging_example": ("easy_objective", 5, 1),
+    "optuna_example": ("easy_objective", 10, 100),
+    "optuna_define_by_run_example": ("easy_objective", 10, 100),
+    "optuna_multiobjective_example": ("easy_objective", 10, 100),
+}
+"""Example -> what it trains, its trials and the most iterations of one; all with --smoke-test, as Ray Tune trains."""
+REFUSED = {
+    "pbt_example": "PopulationBasedTraining",
+    "pbt_function": "PopulationBasedTraining",
+    "pb2_example": "PB2",
+}
+LOCAL = {"provider": "local", "instance_type": "p3.2xlarge", "max_instances": 2}
+LIMITS = {"deadline": "20m", "max_cost": 20}
+
+
+def path_of(example: str) -> str:
+    """The file of an example, or a skip where this Ray Tune does not ship it."""
+    found = find_spec(f"ray.tune.examples.{example}")
+    if found is None or found.origin is None:
+        pytest.skip(f"this Ray Tune ships no {example}")
+    return found.origin
+
+
+class Accepted(Exception):
+    """A Tuner would tune now."""
+
+
+class Checked(ray_tune.Tuner):
+    """A Tuner that ends where the run would begin."""
+
+    def fit(self) -> Any:
+        words = {key: value for key, value in self._words.items() if key not in ("verbose", "callbacks")}
+        found = Experiment(**words)
+        raise Accepted(found.probed().search.num_trials)
+
+
+def run_accepted(example: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run an example up to its run; return its number of trials."""
+    monkeypatch.setattr(tune, "Tuner", partial(Checked, constraints=LIMITS, resources=LOCAL))
+    monkeypatch.setattr("ray.init", lambda **words: None)
+    monkeypatch.setattr(sys, "argv", [example, "--smoke-test"])
+    with pytest.raises(Accepted) as accepted:
+        runpy.run_path(path_of(example), run_name="__main__")
+    (trials,) = accepted.value.args
+    return int(trials)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_ray_tune_is_accepted(example, monkeypatch):
+    assert run_accepted(example, monkeypatch) == EXAMPLES[example][1]
+
+
+@pytest.mark.parametrize("example", REFUSED)
+def test_population_based_training_is_refused_in_one_line(example, monkeypatch):
+    monkeypatch.setattr(tune, "Tuner", partial(Checked, constraints=LIMITS, resources=LOCAL))
+    monkeypatch.setattr("ray.init", lambda **words: None)
+    monkeypatch.setattr(sys, "argv", [example, "--smoke-test"])
+    with pytest.raises(InputError, match=f"^{REFUSED[example]} has no counterpart yet; use ASHAScheduler") as caught:
+        runpy.run_path(path_of(example), run_name="__main__")
+    assert "\n" not in str(caught.value)
+
+
+REPLACED = """
+import functools, json, runpy, sys
+import ray.tune
+from rubberband.integrations import ray_tune
+
+class Kept(ray_tune.Tuner):
+    def fit(self):
+        found = super().fit()
+        result = found.result
+        trials = [(dict(each.config), each.iterations, dict(each.metrics), each.status) for each in result.trials]
+        best = (dict(result.best.config), result.best.metrics[result.metric])
+        print("KEPT " + json.dumps({"trials": trials, "best": best, "metric": result.metric, "mode": result.mode}))
+        return found
+
+limits, resources, path = json.loads(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+ray.tune.Tuner = functools.partial(Kept, constraints=limits, resources=resources)
+sys.argv = [path, "--smoke-test"]
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+def curve(trained: Any, config: Mapping[str, Any], iterations: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the example itself reports for a configuration, without any tuner; at most that many reports."""
+    if isinstance(trained, type):
+        made = trained(config=dict(config))
+        return [made.step() for _ in range(iterations)]
+    reports: list[Any] = []
+    monkeypatch.setattr(tune, "report", lambda metrics, checkpoint=None: reports.append(metrics))
+    monkeypatch.setattr(tune, "get_checkpoint", lambda: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    trained(dict(config))
+    return reports[:iterations]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_ray_tune_runs_to_its_end_with_its_own_answer(example, tmp_path, monkeypatch):
+    """Each trial has what its function reports for its configuration, and the best is the best of them."""
+    name, num_trials, most = EXAMPLES[example]
+    script = tmp_path / "replaced.py"
+    script.write_text(REPLACED)
+    command = [sys.executable, str(script), json.dumps(LIMITS), json.dumps(LOCAL), path_of(example)]
+    environment = {**os.environ, "HOME": str(tmp_path), "RUBBERBAND_HOME": str(tmp_path / "home")}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "est hyperparameters" in ran.stdout, "the example's own last line"
+    kept = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("KEPT "))[5:])
+    trained: Callable[[Any], Any] = getattr(importlib.import_module(f"ray.tune.examples.{example}"), name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
+    metric, sign = kept["metric"], 1 if kept["mode"] == "min" else -1
+    assert len(kept["trials"]) == num_trials
+    for config, iterations, metrics, status in kept["trials"]:
+        own = curve(trained, config, iterations, monkeypatch)
+        assert (status, len(own)) == ("completed", iterations)
+        assert metrics[metric] == pytest.approx(own[-1][metric])
+    assert max(iterations for _, iterations, *_ in kept["trials"]) == most
+    best, value = kept["best"]
+    full = [(sign * metrics[metric], config) for config, iterations, metrics, _ in kept["trials"] if iterations == most]
+    assert (sign * value, best) == min(full, key=lambda each: each[0])

@@ -1,0 +1,425 @@
+"""`Tuner`: every word of Ray Tune's objects is taken over, or refused by name in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+from datetime import timedelta
+from typing import Any
+
+import optuna
+import pytest
+from ray import tune
+from ray.tune import schedulers
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule, PopulationBasedTraining
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.stopper import (
+    CombinedStopper,
+    FunctionStopper,
+    MaximumIterationStopper,
+    NoopStopper,
+    TimeoutStopper,
+    TrialPlateauStopper,
+)
+
+import rubberband
+from rubberband.errors import InputError
+from rubberband.executor.callbacks import FailureInfo, ReportInfo, RunInfo
+from rubberband.integrations.ray_tune import Tuner
+from rubberband.integrations.ray_tune_callbacks import FailFast, TuneCallbacks
+from rubberband.integrations.ray_tune_words import ALONE, WORDS
+from rubberband.spec.experiment import Experiment
+
+SPACE = {"lr": tune.loguniform(1e-3, 1.0), "epochs": 9}
+OBJECTIVE = {"metric": "loss", "mode": "min"}
+LOCAL = {"provider": "virtual", "instance_type": "p3.2xlarge"}
+
+
+def easy_train(config: dict[str, Any]) -> None:
+    """A function of Ray Tune."""
+
+
+def words_of(monkeypatch: pytest.MonkeyPatch, trainable: Any = easy_train, **given: Any) -> dict[str, Any]:
+    """The words that `fit` tunes with; they make an experiment."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(rubberband, "tune", lambda trainable, **words: found.update(words, entrypoint=trainable))
+    monkeypatch.setattr("rubberband.integrations.ray_tune.ResultGrid", lambda result: result)
+    given = {"param_space": SPACE, "constraints": {"deadline": "20m"}, "resources": LOCAL, **given}
+    Tuner(trainable, **given).fit()
+    Experiment(**{key: value for key, value in found.items() if key not in ("verbose", "callbacks")})
+    return found
+
+
+ASHA = {"type": "asha", "num_samples": 9, "grace_period": 1, "max_t": 9, "reduction_factor": 3}
+HYPERBAND = {"type": "hyperband", "num_samples": 9, "max_t": 9, "reduction_factor": 3}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words"),
+    [
+        (ASHAScheduler(max_t=9, reduction_factor=3, **OBJECTIVE), ASHA),
+        (
+            ASHAScheduler(max_t=16, grace_period=2, reduction_factor=2.0),
+            {**ASHA, "max_t": 16, "grace_period": 2, "reduction_factor": 2},
+        ),
+        (HyperBandScheduler(max_t=9), HYPERBAND),
+        ("asynchyperband", {**ASHA, "max_t": 100, "reduction_factor": 4}),
+    ],
+)
+def test_schedulers_have_their_counterparts(monkeypatch, scheduler, words):
+    objective = {} if getattr(scheduler, "_metric", None) else OBJECTIVE
+    config = tune.TuneConfig(num_samples=9, scheduler=scheduler, **objective)
+    search = words_of(monkeypatch, tune_config=config)["search"]
+    assert search["scheduler"] == words
+    assert (search["metric"], search["mode"]) == ("loss", "min")
+
+
+def above(trial_id: str, result: dict[str, Any]) -> bool:
+    """A rule of one trial."""
+    return bool(result["loss"] > 3)
+
+
+@pytest.mark.parametrize(
+    ("stop", "max_t", "ends"),
+    [
+        ({"training_iteration": 5}, 5, False),
+        ({"training_iteration": 5000}, 9, False),
+        ({"training_iteration": 4.5, "loss": 0.1}, 5, True),
+        (MaximumIterationStopper(7), 7, False),
+        ([MaximumIterationStopper(7), CombinedStopper(MaximumIterationStopper(4), FunctionStopper(above))], 4, True),
+        (above, 9, True),
+        (NoopStopper(), 9, False),
+        (None, 9, False),
+    ],
+)
+@pytest.mark.parametrize("scheduler", [ASHAScheduler, HyperBandScheduler])
+def test_the_smaller_of_stop_and_max_t_holds(monkeypatch, scheduler, stop, max_t, ends):
+    config = tune.TuneConfig(num_samples=9, scheduler=scheduler(max_t=9, reduction_factor=3), **OBJECTIVE)
+    words = words_of(monkeypatch, tune_config=config, run_config=tune.RunConfig(stop=stop))
+    assert words["search"]["scheduler"]["max_t"] == max_t
+    assert (words["entrypoint"] is not easy_train) == ends, "a rule goes to the workers"
+
+
+def test_a_grace_period_beyond_the_stop_is_the_stop(monkeypatch):
+    config = tune.TuneConfig(scheduler=ASHAScheduler(grace_period=5), **OBJECTIVE)
+    words = words_of(monkeypatch, tune_config=config, run_config=tune.RunConfig(stop={"training_iteration": 1}))
+    assert words["search"]["scheduler"] | {"grace_period": 1, "max_t": 1} == words["search"]["scheduler"]
+
+
+def test_without_a_scheduler_all_trials_train_until_the_stop(monkeypatch):
+    config = tune.TuneConfig(time_budget_s=600, **OBJECTIVE)
+    grid = {"lr": tune.grid_search([0.1, 0.2]), "width": tune.grid_search([8, 16, 32])}
+    run = tune.RunConfig(name="ours", stop={"training_iteration": 5})
+    words = words_of(monkeypatch, param_space=grid, tune_config=config, run_config=run, constraints={})
+    assert words["search"]["scheduler"] == {"type": "stages", "stages": [{"trials": 6, "iterations": 5}]}
+    assert words["name"] == "ours"
+    assert words["constraints"] == {"deadline": "600s"}
+
+
+@pytest.mark.parametrize(
+    ("searcher", "num_samples", "stop", "words"),
+    [
+        (None, 4, None, {"type": "sha", "num_samples": 4, "max_t": "auto"}),
+        (None, -1, 5, {"type": "sha", "num_samples": "auto", "max_t": 5}),
+        (OptunaSearch(), 4, 5, {"type": "asha", "num_samples": 4, "max_t": 5}),
+        (OptunaSearch(), 4, None, {"type": "asha", "num_samples": 4, "max_t": "auto"}),
+    ],
+)
+def test_without_a_scheduler_no_trial_is_stopped_for_another(monkeypatch, searcher, num_samples, stop, words):
+    """Trials train to their own end, as long as the limits allow; a sampler that learns draws each when it starts."""
+    config = tune.TuneConfig(num_samples=num_samples, search_alg=searcher, **OBJECTIVE)
+    run = tune.RunConfig(stop=stop and {"training_iteration": stop})
+    found = words_of(monkeypatch, tune_config=config, run_config=run)["search"]["scheduler"]
+    assert found == {**words, "reduction_factor": ALONE}
+
+
+def test_each_sample_has_the_whole_grid_and_draws_the_rest(monkeypatch):
+    space = {"lr": tune.uniform(0, 1), "kind": tune.grid_search(["a", "b"]), "width": tune.grid_search([1, 2])}
+    given = [{"kind": "b", "lr": 0.5}]
+    config = tune.TuneConfig(num_samples=3, search_alg=BasicVariantGenerator(given), **OBJECTIVE)
+    run = tune.RunConfig(stop={"training_iteration": 5})
+    words = words_of(monkeypatch, param_space=space, tune_config=config, run_config=run)
+    assert words["search"]["scheduler"]["stages"] == [{"trials": 10, "iterations": 5}]
+    drawn = Experiment(**{key: words[key] for key in ("name", "search")}).search.configurations()
+    assert [(each["kind"], each["width"]) for each in drawn] == [
+        *[("b", 1), ("b", 2)],
+        *[("a", 1), ("a", 2), ("b", 1), ("b", 2)] * 2,
+    ]
+    assert [each["lr"] for each in drawn[:2]] == [0.5, 0.5]
+    assert len({each["lr"] for each in drawn[2:]}) == 8
+
+
+def test_searchers_are_samplers(monkeypatch):
+    searcher = OptunaSearch(points_to_evaluate=[{"lr": 0.1}], seed=3)
+    config = tune.TuneConfig(
+        num_samples=9, search_alg=ConcurrencyLimiter(searcher, 4), scheduler=ASHAScheduler(max_t=9), **OBJECTIVE
+    )
+    words = words_of(monkeypatch, tune_config=config)
+    assert words["search"]["sampler"] == {"type": "optuna", "seed": 3}
+    assert words["search"]["points_to_evaluate"] == [{"lr": 0.1}]
+    assert words["resources"]["max_instances"] == 4, "of one GPU each: four trials at a time"
+
+
+def test_distributions_of_the_searcher_are_the_space(monkeypatch):
+    own = {"lr": optuna.distributions.FloatDistribution(1e-3, 1.0, log=True)}
+    config = tune.TuneConfig(search_alg=OptunaSearch(own, **OBJECTIVE), scheduler=ASHAScheduler())
+    assert words_of(monkeypatch, param_space={"epochs": 9}, tune_config=config)["search"]["space"] == own | {
+        "epochs": 9
+    }
+
+
+def test_as_many_samples_as_the_limits_allow(monkeypatch):
+    config = tune.TuneConfig(num_samples=-1, scheduler=ASHAScheduler(max_t=9), **OBJECTIVE)
+    assert words_of(monkeypatch, tune_config=config)["search"]["scheduler"]["num_samples"] == "auto"
+
+
+def test_several_objectives_are_shown_with_their_front(monkeypatch, capsys):
+    searcher = OptunaSearch(metric=["loss", "gain"], mode=["min", "max"])
+    config = tune.TuneConfig(search_alg=searcher)
+    search = words_of(monkeypatch, tune_config=config)["search"]
+    assert (search["metric"], search["mode"]) == ("loss", "min")
+    assert search["also"] == [{"metric": "gain", "mode": "max"}]
+    assert "the sampler learns from it alone" in capsys.readouterr().err
+
+
+FIFO = {"tune_config": tune.TuneConfig(**OBJECTIVE)}
+
+
+@pytest.mark.parametrize(
+    ("run", "key", "value"),
+    [
+        (tune.RunConfig(name="easy_objective"), "name", "easy-objective"),
+        (tune.RunConfig(verbose=0), "verbose", 0),
+        (tune.RunConfig(verbose=3), "verbose", 2),
+        (tune.RunConfig(log_to_file=True), "verbose", 1),
+        (tune.RunConfig(failure_config=tune.FailureConfig(max_failures=3)), "constraints", {"max_failures": 3}),
+        (tune.RunConfig(failure_config=tune.FailureConfig(fail_fast=True)), "constraints", {"max_failures": 0}),
+        (tune.RunConfig(stop=TimeoutStopper(timedelta(minutes=2))), "constraints", {"deadline": "120.0s"}),
+    ],
+)
+def test_words_of_a_run_config(monkeypatch, run, key, value):
+    given = {"constraints": {}} if key == "constraints" and "deadline" in value else {}
+    found = words_of(monkeypatch, run_config=run, **FIFO, **given)
+    assert found[key] == value | {**found[key], **value} if isinstance(value, dict) else found[key] == value
+    assert any(isinstance(each, FailFast) for each in found.get("callbacks", ())) == bool(run.failure_config.fail_fast)
+
+
+def test_a_trainable_without_a_name_has_its_own_with_letters_of_an_experiment(monkeypatch):
+    assert re.fullmatch(r"easy-train-\d{8}-\d{6}", words_of(monkeypatch, **FIFO)["name"])
+
+
+def with_gpus(**asked: Any) -> Any:
+    """A function that asks for resources."""
+    return tune.with_resources(lambda config: None, asked)
+
+
+class Silent(tune.Callback):
+    """A callback that needs what is not called."""
+
+    def on_checkpoint(self, **info: Any) -> None:
+        """Nothing."""
+
+
+class Pausing(schedulers.TrialScheduler):
+    """A scheduler of the user's own."""
+
+
+def count(state: list[int]) -> Any:
+    """Return a rule that keeps something between its calls."""
+    return lambda trial_id, result: bool(state)
+
+
+CHECKPOINTS = tune.CheckpointConfig
+TPE = optuna.samplers.TPESampler
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"mode": None}, "the search has no metric or mode; write tune.TuneConfig"),
+    ({"scheduler": MedianStoppingRule()}, "MedianStoppingRule has no counterpart; use ASHAScheduler"),
+    ({"scheduler": Pausing()}, "Pausing has no counterpart; use ASHAScheduler"),
+    ({"scheduler": ASHAScheduler(time_attr="epoch")}, "ASHAScheduler(time_attr='epoch'): RubberBand counts reports"),
+    ({"scheduler": ASHAScheduler(brackets=3)}, "ASHAScheduler has 3 brackets; use brackets=1"),
+    ({"scheduler": ASHAScheduler(stop_last_trials=False)}, "ASHAScheduler(stop_last_trials=False): no trial trains"),
+    ({"scheduler": HyperBandScheduler(time_attr="epoch")}, "HyperBandScheduler(time_attr='epoch'): RubberBand counts"),
+    ({"scheduler": HyperBandScheduler(stop_last_trials=False)}, "HyperBandScheduler(stop_last_trials=False): no trial"),
+    ({"scheduler": HyperBandScheduler(), "num_samples": -1}, "num_samples=-1 with HyperBandScheduler: give the number"),
+    (
+        {"scheduler": PopulationBasedTraining(hyperparam_mutations={"lr": [1, 2]})},
+        "PopulationBasedTraining has no counterpart yet; use ASHAScheduler",
+    ),
+    ({"num_samples": -1}, "without a scheduler the length of a trial is not known; add RunConfig(stop="),
+    ({"constraints": {}}, "without a scheduler the length of a trial is not known; add RunConfig(stop="),
+    ({"stop": {"time_total_s": 60}}, "RunConfig(stop={'time_total_s': 60}): a trial's time depends on its GPUs"),
+    ({"stop": {"timesteps_total": 60}}, "RunConfig(stop={'timesteps_total': 60}): RubberBand counts reports"),
+    ({"stop": {"training_iteration": 0}}, "RunConfig(stop={'training_iteration': 0}): write a number from 1"),
+    ({"stop": {"loss": "low"}}, "RunConfig(stop={'loss': 'low'}): a threshold is a number"),
+    ({"stop": TrialPlateauStopper("loss")}, "RunConfig(stop=TrialPlateauStopper(...)) has no counterpart; return from"),
+    ({"stop": count([])}, "RunConfig(stop=<lambda>): it is called in each trial's own process"),
+    ({"storage_path": "s3://bucket"}, "RunConfig(storage_path='s3://bucket'): experiments are kept in home="),
+    ({"progress_reporter": tune.CLIReporter()}, "RunConfig(progress_reporter="),
+    ({"log_to_file": "out.txt"}, "RunConfig(log_to_file='out.txt'): `rubberband logs` has each trial's output"),
+    ({"callbacks": [Silent()]}, "RunConfig(callbacks=[Silent(...)]): on_checkpoint() is not called"),
+    ({"callbacks": [object()]}, "RunConfig(callbacks=[object(...)]): it is no ray.tune.Callback"),
+    ({"callbacks": [rubberband.Callback()]}, "it is a callback of RubberBand; give it as Tuner(..., callbacks=[...])"),
+    ({"callbacks": [tune.logger.CSVLoggerCallback()]}, "loggers of Ray Tune write into its own folders; use Tuner("),
+    ({"trial_name_creator": str}, "TuneConfig(trial_name_creator=...): only callbacks read it"),
+    ({"chdir_to_trial_dir": True}, "TuneConfig(chdir_to_trial_dir=True): Ray Tune has removed it"),
+    ({"failure_config": tune.FailureConfig(max_failures=-1)}, "FailureConfig(max_failures=-1): retries have a limit"),
+    ({"checkpoint_config": CHECKPOINTS(num_to_keep=2)}, "CheckpointConfig(num_to_keep=2): each trial's latest checkpo"),
+    (
+        {"checkpoint_config": CHECKPOINTS(checkpoint_score_attribute="loss")},
+        "CheckpointConfig(checkpoint_score_attribute='loss'): each trial's latest checkpoint is kept",
+    ),
+    ({"checkpoint_config": CHECKPOINTS(checkpoint_frequency=2)}, "are for class trainables; a function passes"),
+    ({"trainable": with_gpus(gpu=0.5)}, "asks for 0.5 GPUs, and a trial of Ray Tune has one of its own; ask for 1"),
+    ({"trainable": with_gpus(gpu=2)}, "asks for 2 GPUs, and a trial of Ray Tune has one of its own; ask for 1"),
+    ({"trainable": with_gpus(cpu=16)}, "asks for 16 CPUs, and a GPU of p3.2xlarge comes with 8; ask for that"),
+    ({"trainable": with_gpus(gpu=1, tpu=1)}, "asks for tpu, which is not managed; leave it out"),
+    ({"trainable": with_gpus(memory=1e9)}, "asks for memory, which is not managed; leave it out"),
+    (
+        {"trainable": tune.with_resources(lambda config: None, tune.PlacementGroupFactory([{"CPU": 1}, {"GPU": 1}]))},
+        "asks for 2 bundles; a trial is one process",
+    ),
+    (
+        {"max_concurrent_trials": 2, "resources": {**LOCAL, "instance_type": "p3.8xlarge"}},
+        "an instance trains 4 trials",
+    ),
+    ({"search_alg": ConcurrencyLimiter(OptunaSearch(), 2, batch=True)}, "ConcurrencyLimiter(batch=True): results are"),
+    ({"search_alg": BasicVariantGenerator(constant_grid_search=True)}, "BasicVariantGenerator(constant_grid_search="),
+    (
+        {"search_alg": BasicVariantGenerator(random_state=3)},
+        "BasicVariantGenerator(random_state=...): RubberBand draws",
+    ),
+    ({"search_alg": OptunaSearch(study_name="own")}, "OptunaSearch(storage=..., study_name=...): the study is made"),
+    (
+        {"search_alg": OptunaSearch(sampler=TPE(n_startup_trials=3))},
+        "TPESampler(n_startup_trials=...): RubberBand sets",
+    ),
+    ({"search_alg": OptunaSearch(sampler=TPE(seed=3))}, "TPESampler(seed=...): write OptunaSearch(seed=...)"),
+    ({"search_alg": OptunaSearch(sampler=optuna.samplers.RandomSampler())}, "RandomSampler is not among Optuna's TPE"),
+    ({"search_alg": OptunaSearch({"a": optuna.distributions.FloatDistribution(0, 1)}, **OBJECTIVE)}, "draws lr; keep"),
+    (
+        {"param_space": {"lr": tune.grid_search([1, 2])}, "search_alg": OptunaSearch()},
+        "param_space: lr is a grid, which no sampler learns; write tune.choice",
+    ),
+    (
+        {"param_space": {"lr": tune.grid_search([1, 2])}, "num_samples": -1},
+        "num_samples=-1 repeats a grid without an end",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "line"), REFUSED, ids=[line[:50] for _, line in REFUSED])
+def test_words_without_a_counterpart_are_refused_by_name(given, line):
+    fields = {field.name for field in dataclasses.fields(tune.TuneConfig)}
+    config = {**OBJECTIVE, **{key: value for key, value in given.items() if key in fields}}
+    run = {
+        key: value for key, value in given.items() if key in {each.name for each in dataclasses.fields(tune.RunConfig)}
+    }
+    words = {key: value for key, value in given.items() if key not in {*config, *run, "trainable"}}
+    words = {"param_space": SPACE, "constraints": {"deadline": "1h"}, "resources": LOCAL, **words}
+    with pytest.raises(InputError, match=re.escape(line)) as caught:
+        Tuner(
+            given.get("trainable", easy_train),
+            tune_config=tune.TuneConfig(**config),
+            run_config=tune.RunConfig(**run),
+            **words,
+        )
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [tune.TuneConfig, tune.RunConfig, tune.FailureConfig, tune.CheckpointConfig])
+def test_every_field_of_the_configs_is_known(config):
+    """If this fails, a Ray Tune is installed with other words: say in WORDS what becomes of each."""
+    assert {field.name for field in dataclasses.fields(config)} == WORDS[config.__name__].keys()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(ASHAScheduler, HyperBandScheduler, schedulers.FIFOScheduler),
+        *(OptunaSearch, BasicVariantGenerator, ConcurrencyLimiter),
+    ],
+)
+def test_every_parameter_of_schedulers_and_searchers_is_known(kind):
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    named = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    assert named - {"self"} == WORDS[kind.__name__].keys()
+
+
+def test_a_field_of_a_later_ray_tune_is_refused_until_it_is_known(monkeypatch):
+    @dataclasses.dataclass
+    class Later(tune.TuneConfig):
+        pruning: str | None = None
+
+    Later.__name__ = "TuneConfig"
+    words_of(monkeypatch, tune_config=Later(**OBJECTIVE))
+    with pytest.raises(InputError, match=re.escape("TuneConfig(pruning='hard'): RubberBand does not know it")):
+        words_of(monkeypatch, tune_config=Later(pruning="hard", **OBJECTIVE))
+
+
+def test_an_experiment_is_not_restored_by_its_folder():
+    with pytest.raises(InputError, match="resume an experiment with `rubberband resume NAME`"):
+        Tuner.restore("/somewhere/experiment")
+
+
+# Callbacks.
+
+
+class Telling(tune.Callback):
+    """Keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def setup(self, **info: Any) -> None:
+        self.calls.append(("setup", info["total_num_samples"]))
+
+    def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self.calls.append(("start", str(trial), trial.config))
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **info: Any) -> None:
+        self.calls.append((str(trial), iteration, result["loss"], result["training_iteration"]))
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self.calls.append(("complete", str(trial), trial.status))
+
+    def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        self.calls.append(("error", str(trial)))
+
+    def on_experiment_end(self, trials: Any, **info: Any) -> None:
+        self.calls.append(("end", len(trials)))
+
+
+def test_callbacks_of_ray_tune_are_called(tmp_path):
+    telling = Telling()
+    called = TuneCallbacks([telling], "train", tmp_path, None, lambda trial: f"folder-{trial.trial_id}")
+    run = RunInfo(name="n", metric="loss", mode="min", num_trials=2, experiment={}, is_resumed=False)
+    called.on_experiment_start(run)
+    for trial in (0, 1):
+        called.on_trial_report(
+            ReportInfo(
+                trial=trial,
+                config={"lr": trial},
+                iterations=1,
+                metrics={"loss": 0.5},
+                stage=0,
+                elapsed_s=1.0,
+                reported_at=2.0,
+            )
+        )
+    called.on_trial_failure(FailureInfo(trial=1, config={"lr": 1}, iterations=1, failure="it failed", elapsed_s=2.0))
+    result: Any = types.SimpleNamespace(trials=[types.SimpleNamespace(iterations=1)] * 2)
+    called.on_end(result)
+    assert telling.calls == [
+        ("setup", 2),
+        ("start", "train_00000", {"lr": 0}),
+        ("train_00000", 1, 0.5, 1),
+        ("start", "train_00001", {"lr": 1}),
+        ("train_00001", 1, 0.5, 1),
+        ("error", "train_00001"),
+        ("complete", "train_00000", "TERMINATED"),
+        ("end", 2),
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder-00000", "folder-00001"]
