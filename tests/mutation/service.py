@@ -359,4 +359,28 @@ MUTANTS: tuple[Mutant, ...] = (
         new="write_atomically(folder.order, data, durable=False, mode=0o600)",
         tests=("tests/unit/test_service_runs_standing.py",),
     ),
+    Mutant(
+        name="promise-that-is-over-starves",
+        harm="an experiment that is late for its promise gets nothing from then on",
+        file="planner/sharing/calendar.py",
+        old="return max(span.gpus for span in plan) if at < start_at + _ends(plan)[-1] else 0",
+        new="return max(span.gpus for span in plan)",
+        tests=("tests/unit/test_demand.py",),
+    ),
+    Mutant(
+        name="remembered-from-the-future",
+        harm="where the clock is set back, a revoked token opens until it has caught up",
+        file="api/security/tokens.py",
+        old="not 0 <= now - found.read_at < REMEMBERED_S",
+        new="not now - found.read_at < REMEMBERED_S",
+        tests=("tests/unit/test_security_tokens.py",),
+    ),
+    Mutant(
+        name="origin-by-its-begin",
+        harm="a page of localhost:8265.evil.example cancels experiments in the name of who looks at it",
+        file="api/security/checks.py",
+        old="own = origin is None or _netloc(origin) == host.lower()",
+        new="own = origin is None or _netloc(origin).startswith(host.lower())",
+        tests=("tests/unit/test_security_hosts.py",),
+    ),
 )

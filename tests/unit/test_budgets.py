@@ -17,7 +17,7 @@ from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, with_limits
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
-from rubberband.app.month_cap import Expense
+from rubberband.app.month_cap import Expense, MonthCap
 from rubberband.client.client import raise_for
 from rubberband.cloud.pool import month_begin, month_end
 from rubberband.errors import InfeasibleError
@@ -138,6 +138,36 @@ def test_a_month_that_ends_during_an_experiment_gets_its_part(service: FakeServi
     assert short is not None
     assert (short.month, short.part_usd, short.left_usd) == (JAN, pytest.approx(0.15), pytest.approx(0.05))
     assert short.next_at == month_end(JAN)
+
+
+def test_an_experiment_counts_what_it_has_cost_will_cost_or_is_promised_and_only_on_its_pool(
+    service: FakeService,
+) -> None:
+    mine, elsewhere = ({"resources": {"provider": provider}} for provider in ("virtual", "aws"))
+    service.add(
+        "dearer-than-forecast", words=mine, summary=Summary(cost_usd=0.3, forecast_cost_usd=0.2), created_at=DEC
+    )
+    service.add("elsewhere", words=elsewhere, summary=Summary(cost_usd=7.0), created_at=DEC)
+    row = service.add("earlier", words=mine, summary=Summary(cost_usd=3.0), created_at=DEC - 1.0)
+    service.store.change("earlier", at=DEC, state=ExperimentState.DONE)
+    resumes = replace(row, name="resumes", state=ExperimentState.INTERRUPTED, created_at=DEC, summary=Summary())
+    assert service.store.add(resumes, Promise(experiment="resumes", start_at=DEC, spans=[(1, 60.0)], cost_usd=0.04))
+    budgets = Budgets(POOL, service.store)
+    assert budgets.committed_usd(DEC) == {DEC: pytest.approx(0.34)}
+    assert budgets.used_usd("", DEC) == pytest.approx(7.34), "a token's budget is for all pools, and for this month"
+
+
+def test_the_month_in_which_least_is_left_is_told_and_the_next_one_that_has_room_for_all() -> None:
+    later = month_end(JAN)
+    committed = {DEC: 0.4, JAN: 0.45, later: 0.2}
+    cap = MonthCap(pool="team", cap_usd=0.5, committed_usd=committed, used_words="spent or planned")
+    halves = Expense(cost_usd=0.4, start_at=JAN - 60.0, spans=[Span(gpus=1, duration_s=120.0)])
+    short = cap.shortage(halves, DEC)
+    assert short is not None
+    assert (short.month, short.left_usd) == (JAN, pytest.approx(0.05))
+    at_once = cap.shortage(Expense(cost_usd=0.25, start_at=DEC, spans=[Span(gpus=1, duration_s=60.0)]), DEC)
+    assert at_once is not None
+    assert (at_once.month, at_once.next_at) == (DEC, later), "January has room for a part of it only"
 
 
 def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(

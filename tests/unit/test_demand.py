@@ -163,6 +163,15 @@ def test_a_promise_comes_before_the_shares(tmp_path: Path) -> None:
     assert pool.decide() == {"one": 1, "two": 3}
 
 
+def test_an_experiment_whose_promise_is_over_gets_what_the_policy_gives(tmp_path: Path) -> None:
+    """As one whose plan was late, and whose promise could not move, since others have what comes after it."""
+    pool = Pool(tmp_path)
+    pool.add("late")
+    over = Promise(experiment="late", start_at=10.0, spans=[(8, 50.0)])
+    pool.store.kept = [over, Promise(experiment="starts", start_at=100.0, spans=[(6, 500.0)])]
+    assert pool.decide() == {"late": 1}
+
+
 def test_a_promise_follows_the_plan_it_was_made_for(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     pool.add("early")

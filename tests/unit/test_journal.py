@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,19 @@ import sqlalchemy as sql
 from rubberband.errors import JournalError
 from rubberband.executor.core import events
 from rubberband.executor.core.events import Event, RestPlanned, TrialFailed, TrialReported
-from rubberband.executor.journal.journal import Journal, decode_event, decode_job, encode_event, encode_job, sqlite_url
+from rubberband.executor.journal.journal import (
+    Journal,
+    begin,
+    decode_event,
+    decode_job,
+    encode_event,
+    encode_job,
+    sqlite_url,
+)
 from rubberband.executor.training.runner import describe
 from rubberband.values.balance import BalanceUse
 from tests.builders.jobs import EVENTS, JOB
+from tests.builders.power_cut import PowerCut
 
 
 @pytest.fixture
@@ -84,6 +94,31 @@ def test_sqlite_survives_a_crash_of_the_machine(journal: Journal) -> None:
     with journal._database.writing() as connection:
         assert connection.execute(sql.text("PRAGMA journal_mode")).scalar() == "wal"
         assert connection.execute(sql.text("PRAGMA synchronous")).scalar() == 2
+
+
+def test_a_log_that_an_earlier_journal_left_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    """SQLite would add its events to the new file: those of a run that was deleted, but for its log."""
+    path, log = tmp_path / "journal.db", tmp_path / "journal.db-wal"
+    begin(path, "test", created_at=1.0, job=JOB, setup={})
+    with closing(Journal(sqlite_url(path), "test")) as earlier:
+        earlier.append(EVENTS)
+        left = log.read_bytes()
+    path.unlink()
+    log.write_bytes(left)
+    begin(path, "test", created_at=2.0, job=JOB, setup={})
+    with closing(Journal(sqlite_url(path), "test")) as journal:
+        assert list(journal.events()) == []
+        header = journal.header()
+        assert header is not None
+        assert header.created_at == 2.0
+
+
+def test_a_journal_that_was_begun_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    power = PowerCut(home, monkeypatch)
+    begin(home / "journal.db", "test", created_at=1.0, job=JOB, setup={})
+    assert (power.survivors(tmp_path / "after") / "journal.db").exists()
 
 
 def test_invalid_utf_8_is_made_printable_before_it_gets_here() -> None:

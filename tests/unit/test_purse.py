@@ -21,9 +21,9 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.virtual.backend import Faults
-from rubberband.values.offer import Billing
+from rubberband.values.offer import Billing, BillLine, SideCost
 from tests.builders.jobs import JOB, SPOT
-from tests.builders.stories import LEASED, Story, at_its_sync
+from tests.builders.stories import LEASED, Story, at_its_sync, begun
 from tests.builders.virtual_runs import run_virtual
 
 OFFER = dataclasses.replace(JOB.offer, data_usd_per_instance=0.01, head_price_usd_per_hour=0.36)
@@ -74,17 +74,32 @@ def test_an_instance_that_was_asked_for_and_never_comes_does_not_bring_the_stop_
 
 def test_an_instance_that_starts_up_is_reserved_up_to_its_first_lease() -> None:
     """It cannot be told to end sooner, should the driver die now."""
-    story = Story(dataclasses.replace(LEASED, max_cost_usd=1.3))
+    story = Story(dataclasses.replace(LEASED, max_cost_usd=1.3, release_margin_s=4.0))
     story.tell(Started)
     first_s = story.state.instances["i-001"].first_lease_s
     assert first_s is not None
     story.tell(InstanceRunning, instance="i-001", running_at=story.at)
     running_at = story.at - 1.0
     purse = budget.purse(story.controller.job, story.state)
-    assert purse.lines[0].bound_until >= running_at + first_s
+    assert purse.lines[0].bound_until == running_at + first_s + 2.0, (
+        "and it notices that its lease is over a while later"
+    )
     story.ready("i-001")
     purse = budget.purse(story.controller.job, story.state)
     assert purse.lines[0].bound_until <= story.at
+
+
+def test_an_instance_that_is_being_released_is_reserved_until_it_notices_the_end_of_its_lease() -> None:
+    story = begun(dataclasses.replace(LEASED, max_cost_usd=2.0, release_margin_s=4.0))
+    for trial in range(4):
+        story.report(trial, trial / 10)
+    released = [one for one in story.state.fleet.current() if one.status is InstanceStatus.RELEASING]
+    assert released
+    lines = {line.since: line for line in budget.purse(story.controller.job, story.state).lines}
+    for record in released:
+        assert record.running_at is not None
+        assert record.leased_until is not None
+        assert lines[record.running_at].bound_until == record.leased_until + 2.0
 
 
 def test_the_data_of_instances_on_their_way_is_reserved() -> None:
@@ -122,3 +137,12 @@ def test_a_price_that_is_known_after_an_instance_has_gone_is_in_what_is_left_of_
     told_usd, spent_usd = budget.bill_usd(job, state, state.now), budget.purse(job, state).spent_usd(state.now)
     assert spent_usd == pytest.approx(told_usd)
     assert abs(spent_usd - at_once_usd) > 0.005
+
+
+def test_an_instance_that_ended_before_it_ran_had_its_volume() -> None:
+    volumes = SideCost(line="root volumes", usd_per_hour=0.01, usd_once=0.002)
+    story = Story(dataclasses.replace(JOB, offer=dataclasses.replace(JOB.offer, side_costs=(volumes,))))
+    story.tell(Started)
+    story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="it did not start", preempted=False)
+    assert budget.bill_usd(story.controller.job, story.state, story.at) == pytest.approx(0.002)
+    assert budget.bill_lines(story.controller.job, story.state, story.at) == (BillLine(line="root volumes", usd=0.002),)

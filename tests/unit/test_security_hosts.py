@@ -52,6 +52,8 @@ def test_every_host_is_answered_only_if_the_operator_says_so() -> None:
         (None, "http://localhost:8265", True),
         (None, "http://localhost:9", False),
         (None, "http://evil.example", False),
+        (None, "http://localhost:8265.evil.example", False),
+        (None, "http://evil.example/localhost:8265", False),
         (None, "null", False),
         (None, "http://[", False),
     ],

@@ -149,6 +149,15 @@ def test_a_revocation_by_another_process_takes_effect_within_seconds(
     assert looked_up(tokens, Bearer(text)) is None
 
 
+def test_a_clock_that_is_set_back_delays_no_revocation(store: Store, tokens: Tokens, clock: Clock) -> None:
+    record, text = tokens.create("ci", "read")
+    looked_up(tokens, Bearer(text))
+    clock.now -= 86_400.0
+    Tokens(store, clock=clock).revoke(record.id)
+    assert tokens.recall(Bearer(text)) is None
+    assert looked_up(tokens, Bearer(text)) is None
+
+
 def test_a_use_is_noted_once_a_minute(tokens: Tokens, clock: Clock) -> None:
     _, text = tokens.create("ci", "read")
     used = []
