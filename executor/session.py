@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +26,6 @@ from rubberband.executor.backend import Backend
 from rubberband.executor.callbacks import Callback, following
 from rubberband.executor.checkpoints import CheckpointStore, make_store, open_store, reopen_store
 from rubberband.executor.core.controller import Controller
-from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Draw, Observer, drive
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -50,6 +51,9 @@ from rubberband.values.offer import Offer
 
 READY_TIMEOUT_S = 180.0
 
+
+_MOST_NAMED = 5
+"""Files that changed, of those that are named."""
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
 
@@ -81,6 +85,8 @@ class Setup:
     """How the workers of a trial divide a batch."""
     training: AsyncTraining | None = None
     """How trials are trained asynchronously; None: they are not."""
+    code: Mapping[str, str] | None = None
+    """Path -> digest of the user's files that trials are made of; None: an earlier version did not note them."""
     profiling_s: float = 0.0
     profiling_cost_usd: float = 0.0
     experiment: Mapping[str, Any]
@@ -176,20 +182,19 @@ def run(
     if is_over:
         return settled
     try:
-        known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
-        return _run(folder, known, view, cancelled, callbacks)
+        return _run(folder, settled, view, cancelled, callbacks)
     except StoreAwayError as error:
         raise StoreAwayError(f"{error}, then continue with `rubberband resume {folder.name}`") from error
 
 
 def _run(
     folder: ExperimentFolder,
-    known: Sequence[CheckpointRef],
+    settled: Result,
     view: View,
     cancelled: Callable[[], bool],
     callbacks: Sequence[Callback],
 ) -> Result:
-    """Drive it; `known` are the checkpoints that its store should hold."""
+    """Drive it from where it is `settled`."""
     with ExitStack() as stack:
         stack.enter_context(folder.driving())
         reader = JournalReader(folder)
@@ -203,9 +208,12 @@ def _run(
         store = None
         if setup.entrypoint is not None:
             require(f"provider: {setup.provider}", "ray")
+            known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
             store = reopen_store(setup.checkpoints, setup.store_mark, known)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
             setup.entrypoint.check(widest, adaptive=setup.batch is not None, asynchronous=setup.training is not None)
+        if any(trial.iterations for trial in settled.trials):
+            _say_what_changed(setup)
         # Left after the backend is closed: no instance is held while a tracker takes its time.
         told = stack.enter_context(following(followers(folder, setup.experiment, setup.run, callbacks)))
         with ExitStack() as views:
@@ -219,6 +227,20 @@ def _run(
             drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox, draw=draw)
             now = backend.now()
         return summarise(controller.job, controller.state, header.setup, now)
+
+
+def _say_what_changed(setup: Setup) -> None:
+    """Print a line that names the files which are not as they were when the run began; none if all are."""
+    from rubberband.executor.training.content import changed_files
+
+    if changed := [os.path.relpath(path) for path in changed_files(setup.code or {})]:
+        more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        print(
+            f"code: {', '.join(changed[:_MOST_NAMED])}{more} changed since the first trials were trained; results of "
+            "before and of now are compared with each other",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _drawing(setup: Setup, controller: Controller) -> tuple[Setup, Draw | None]:

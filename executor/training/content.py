@@ -33,21 +33,49 @@ def content_of(entrypoint: Entrypoint) -> Mapping[str, str] | None:
 
     None if that does not say what the trial is: it is defined in a notebook or in a function, or cannot be found.
     """
-    if "<" in entrypoint.attribute:
+    first = _first_file(entrypoint)
+    if "<" in entrypoint.attribute or first is None:
         return None
+    found = {"python": ".".join(map(str, sys.version_info[:2])), "rubberband": rubberband.__version__}
+    return found | _walk(entrypoint.module, first, _Places(entrypoint.search_path), {})
+
+
+def files_of(entrypoint: Entrypoint) -> dict[str, str]:
+    """Return path -> digest of the user's files that it is made of, but for the one that it was pickled from.
+
+    A resume takes those as they are then, and what was pickled as it was.
+    """
+    first, files = _first_file(entrypoint), dict[str, str]()
+    if first is not None:
+        _walk(entrypoint.module, first, _Places(entrypoint.search_path), files)
+        if entrypoint.pickled is not None:
+            del files[str(first.absolute())]
+    return files
+
+
+def changed_files(files: Mapping[str, str]) -> list[str]:
+    """Return those of the `files_of` an entry point that are not as they were, by their paths."""
+    return [path for path, before in sorted(files.items()) if _digest_of(Path(path)) != before]
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _first_file(entrypoint: Entrypoint) -> Path | None:
     if entrypoint.module == "__main__":
         script = getattr(sys.modules.get("__main__"), "__file__", None)
         first = None if script is None else Path(script)
     else:
         first = _Places(entrypoint.search_path).file_of(entrypoint.module)
-    if first is None or not first.is_file():
-        return None
-    found = {"python": ".".join(map(str, sys.version_info[:2])), "rubberband": rubberband.__version__}
-    return found | _walk(entrypoint.module, first, _Places(entrypoint.search_path))
+    return first if first is not None and first.is_file() else None
 
 
-def _walk(name: str, first: Path, places: _Places) -> dict[str, str]:
-    """Return the content of a module's file, and of all that it imports, directly or not."""
+def _walk(name: str, first: Path, places: _Places, files: dict[str, str]) -> dict[str, str]:
+    """Return the content of a module's file, and of all that it imports; put the digests of the files into `files`."""
     found: dict[str, str] = {}
     waiting = [(name, first)]
     while waiting:
@@ -55,7 +83,7 @@ def _walk(name: str, first: Path, places: _Places) -> dict[str, str]:
         if name in found:
             continue
         source = path.read_bytes()
-        found[name] = hashlib.sha256(source).hexdigest()
+        found[name] = files[str(path.absolute())] = hashlib.sha256(source).hexdigest()
         for imported in _imports(source, name, is_package=path.name == "__init__.py"):
             top = imported.partition(".")[0]
             if top in sys.stdlib_module_names or top == "rubberband" or imported in found:

@@ -23,6 +23,7 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.profiling import ProfilingLimits, ProfilingResult, measure
 from rubberband.executor.profiling_points import Component, InstanceStarts, MeasuredNoise, Point
 from rubberband.executor.session import Rental, Setup, make_ray_backend, open_cluster
+from rubberband.executor.training.content import files_of
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.interrupts import uninterrupted
 from rubberband.planner.goodput.planning import scaled_size
@@ -394,6 +395,7 @@ def make_setup(experiment: Experiment, entrypoint: Entrypoint | None, folder: Ex
         seeds=trial_seeds(experiment),
         data_seed=experiment.search.sampler.seed,
         entrypoint=entrypoint,
+        code=None if entrypoint is None else files_of(entrypoint),
         checkpoints=_store_url(experiment.resources.checkpoints or str(folder.checkpoints), f"{experiment.name}-{run}"),
         run=run,
         lease_s=experiment.resources.lease_length_s,

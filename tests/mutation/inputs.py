@@ -11,6 +11,8 @@ _FILES = ("tests/unit/test_files.py",)
 
 _SAMPLING = ("tests/unit/test_sampling.py",)
 
+_SESSION = ("tests/unit/test_session.py",)
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="training-data-by-the-trial",
@@ -99,5 +101,21 @@ MUTANTS: tuple[Mutant, ...] = (
         old="for at in range(at_once, num_brackets) if",
         new="for at in range(num_brackets) if",
         tests=_SAMPLING,
+    ),
+    Mutant(
+        name="changed-code-without-a-word",
+        harm="results of old and of new code are ranked together after a resume",
+        file="executor/session.py",
+        old="if changed := [os.path.relpath(path) for path in changed_files(setup.code or {})]:",
+        new="if changed := []:",
+        tests=_SESSION,
+    ),
+    Mutant(
+        name="only-the-first-file-is-noted",
+        harm="a helper module that changed is not named at a resume",
+        file="executor/training/content.py",
+        old="found[name] = files[str(path.absolute())] = hashlib.sha256(source).hexdigest()",
+        new="found[name] = files[str(first.absolute())] = hashlib.sha256(source).hexdigest()",
+        tests=_SESSION,
     ),
 )

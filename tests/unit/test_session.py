@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import resource
 import threading
 import types
@@ -26,6 +27,7 @@ from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.journal import Journal, sqlite_url
 from rubberband.executor.journal.reading import read
 from rubberband.executor.session import Setup
+from rubberband.executor.training.content import files_of
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputProfile, Throughput
@@ -73,6 +75,38 @@ def test_a_virtual_run_that_was_cut_off_resumes_at_its_own_time(folder: Experime
     assert result.outcome == "done"
     assert result.actual_jct_s >= cut.actual_jct_s
     assert result.resumes == 1
+
+
+@pytest.mark.parametrize(("num_events", "is_told"), [(0, False), (12, True)])
+def test_a_resume_names_the_files_that_changed_since_trials_were_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_events: int, is_told: bool
+) -> None:
+    for name in ("net", "same"):
+        (tmp_path / f"{name}.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "job.py").write_text("import net, same\ndef train(config): ...\n")
+    code = files_of(Entrypoint.parse("job:train", (tmp_path,)))
+    assert set(code) == {str(tmp_path / f"{name}.py") for name in ("job", "net", "same")}
+    made = ExperimentFolder(home=tmp_path / "a home", name="test")
+    session.create(made, JOB, setup(checkpoints=str(made.checkpoints), code=code))
+    with contextlib.suppress(Killed):
+        session.run(made, view=dying_after(num_events))
+    (tmp_path / "net.py").write_text("SCALE = 100.0\n")
+    (tmp_path / "same.py").unlink()
+    assert capsys.readouterr().err == ""
+    with contextlib.suppress(Killed):
+        session.run(made, view=dying_after(num_events + 2))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == is_told
+    if is_told:
+        assert re.fullmatch(r"code: \S*net.py, \S*same.py changed since the first trials were trained; .*", told[0])
+
+
+def test_a_pickled_trial_is_resumed_as_it_was_and_its_modules_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("")
+    (tmp_path / "job.py").write_text("import net\n")
+    entrypoint = Entrypoint(module="job", attribute="f.<locals>.train", search_path=(str(tmp_path),), pickled=b"")
+    assert set(files_of(entrypoint)) == {str(tmp_path / "net.py")}
+    assert files_of(Entrypoint.parse("nosuch:train")) == {}
 
 
 def test_an_ended_run_is_only_read(folder: ExperimentFolder) -> None:
