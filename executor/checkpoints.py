@@ -6,7 +6,6 @@ that the empty folder where a disk was mounted is not taken for the store.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import tempfile
@@ -53,13 +52,30 @@ class CheckpointStore(ABC):
         Raises CheckpointError.
         """
 
-    @abstractmethod
     def load(self, ref: CheckpointRef) -> bytes:
         """Return the bytes that `save` wrote, compared by size and SHA-256.
 
-        Raises CheckpointLostError if the store is well and they are gone, or have changed; StoreAwayError if the store
-        is away; CheckpointError if it does not answer.
+        Raises CheckpointLostError if the store is well and they are gone, cannot be read, or have changed;
+        StoreAwayError if the store as a whole is away.
         """
+        place = self._place(ref)
+        try:
+            payload = self._read(place)
+        except CheckpointError:
+            self._require_mark()
+            try:  # it may have been away for a moment, or a file handle stale
+                payload = self._read(place)
+            except CheckpointError as error:
+                raise CheckpointLostError(str(error)) from error
+        return _checked(payload, ref)
+
+    @abstractmethod
+    def _place(self, ref: CheckpointRef) -> str:
+        """Return the name that the store itself has for it. Raises CheckpointError if it is of another store."""
+
+    @abstractmethod
+    def _read(self, place: str) -> bytes:
+        """Return all bytes of a place. Raises CheckpointError."""
 
     @abstractmethod
     def discard(self, ref: CheckpointRef) -> None:
@@ -83,7 +99,8 @@ class CheckpointStore(ABC):
 
     def _require_mark(self) -> None:
         """Raise StoreAwayError if it is another store than it was, such as an empty mount point."""
-        if self.mark and (found := self.read_mark()) != self.mark:
+        found = self.read_mark()
+        if self.mark and found != self.mark:
             raise _other(self.url, self.mark, found, "")
 
 
@@ -223,27 +240,22 @@ class LocalCheckpointStore(CheckpointStore):
                 f"{error.strerror or error}"
             ) from error
 
-    def load(self, ref: CheckpointRef) -> bytes:
-        path = self._path(ref)
+    def _read(self, place: str) -> bytes:
         try:
-            payload = path.read_bytes()
-        except FileNotFoundError as error:
-            self._require_mark()
-            raise CheckpointLostError(f"the checkpoint {path} is missing") from error
+            return Path(place).read_bytes()
         except OSError as error:
-            kind = CheckpointLostError if error.errno == errno.EIO else CheckpointError
-            raise kind(f"the checkpoint {path} could not be read: {error.strerror or error}") from error
-        return _checked(payload, ref, str(path))
+            why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
+            raise CheckpointError(f"the checkpoint {place} {why}") from error
 
     def discard(self, ref: CheckpointRef) -> None:
-        path = self._path(ref)
+        path = Path(self._place(ref))
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {path} could not be deleted: {error.strerror or error}") from error
 
     def holds(self, ref: CheckpointRef) -> bool:
-        path = self._path(ref)
+        path = Path(self._place(ref))
         try:
             return path.exists()
         except OSError as error:
@@ -283,12 +295,12 @@ class LocalCheckpointStore(CheckpointStore):
                 f"give access"
             ) from error
 
-    def _path(self, ref: CheckpointRef) -> Path:
+    def _place(self, ref: CheckpointRef) -> str:
         parts = urlsplit(ref.url)
         path = Path(os.path.abspath(unquote(parts.path)))
         if parts.scheme != "file" or path.parent != self.directory:
             raise CheckpointError(f"the checkpoint {ref.url} is not in the store {self.directory}")
-        return path
+        return str(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,21 +328,19 @@ class S3CheckpointStore(CheckpointStore):
                 ) from error
             return _reference_to(self.folder.put(name, draft), draft)
 
-    def load(self, ref: CheckpointRef) -> bytes:
+    def _read(self, place: str) -> bytes:
         from rubberband.cloud.aws.s3 import S3Gone
 
         try:
-            payload = self.folder.get(self._name(ref))
+            return self.folder.get(place)
         except S3Gone as error:
-            self._require_mark()
-            raise CheckpointLostError(f"the checkpoint {ref.url} is missing") from error
-        return _checked(payload, ref, ref.url)
+            raise CheckpointError(f"the checkpoint {error} is missing") from error
 
     def discard(self, ref: CheckpointRef) -> None:
-        self.folder.delete(self._name(ref))
+        self.folder.delete(self._place(ref))
 
     def holds(self, ref: CheckpointRef) -> bool:
-        return self.folder.has(self._name(ref))
+        return self.folder.has(self._place(ref))
 
     def read_mark(self) -> str:
         from rubberband.cloud.aws.s3 import S3Gone
@@ -348,7 +358,7 @@ class S3CheckpointStore(CheckpointStore):
         """Put the object of the mark. Each run has its own folder in the bucket: no other run has marked it."""
         self.folder.put(MARK, f"{mark}\n".encode())
 
-    def _name(self, ref: CheckpointRef) -> str:
+    def _place(self, ref: CheckpointRef) -> str:
         folder, _, name = ref.url.rpartition("/")
         if folder != self.folder.url or not name:
             raise CheckpointError(f"the checkpoint {ref.url} is not in the store {self.folder.url}")
@@ -370,15 +380,15 @@ def _reference_to(url: str, path: Path) -> CheckpointRef:
         return CheckpointRef(url=url, digest=digest, size_bytes=os.fstat(file.fileno()).st_size)
 
 
-def _checked(payload: bytes, ref: CheckpointRef, place: str) -> bytes:
+def _checked(payload: bytes, ref: CheckpointRef) -> bytes:
     """Return the payload. Raises CheckpointLostError unless it matches the reference."""
     if len(payload) != ref.size_bytes:
         raise CheckpointLostError(
-            f"the checkpoint {place} has {len(payload)} bytes instead of {ref.size_bytes}: its content has changed"
+            f"the checkpoint {ref.url} has {len(payload)} bytes instead of {ref.size_bytes}: its content has changed"
         )
     digest = hashlib.sha256(payload).hexdigest()
     if digest != ref.digest:
         raise CheckpointLostError(
-            f"the checkpoint {place} has SHA-256 {digest[:12]}… instead of {ref.digest[:12]}…: its content has changed"
+            f"the checkpoint {ref.url} has changed: its SHA-256 is {digest[:12]}… instead of {ref.digest[:12]}…"
         )
     return payload

@@ -6,6 +6,7 @@ from tests.mutation.mutant import Mutant
 
 _INTERRUPTS = ("tests/unit/test_interrupts.py",)
 _CONNECTION = ("tests/integration/test_ray_connection.py::test_ray_takes_no_signal_over",)
+_CHECKPOINTS = ("tests/unit/test_checkpoints.py",)
 _ENDS = ("tests/integration/test_ends.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -56,5 +57,29 @@ MUTANTS: tuple[Mutant, ...] = (
         old="    before = signal.signal(signal.SIGINT, signal.SIG_IGN)\n",
         new="    before = signal.getsignal(signal.SIGINT)\n",
         tests=_INTERRUPTS,
+    ),
+    Mutant(
+        name="unreadable-checkpoints-fail-their-trial",
+        harm="a trial whose newest checkpoint cannot be opened is given up, though the one before is there",
+        file="executor/checkpoints.py",
+        old="                raise CheckpointLostError(str(error)) from error\n",
+        new="                raise CheckpointError(str(error)) from error\n",
+        tests=_CHECKPOINTS,
+    ),
+    Mutant(
+        name="unplugged-stores-lose-checkpoints",
+        harm="trials go back to their beginning while the disk with their checkpoints is not mounted",
+        file="executor/checkpoints.py",
+        old="            self._require_mark()\n            try:  #",
+        new="            try:  #",
+        tests=_CHECKPOINTS,
+    ),
+    Mutant(
+        name="stale-handles-lose-checkpoints",
+        harm="a trial goes back an iteration for a file handle that was stale for a moment",
+        file="executor/checkpoints.py",
+        old="                payload = self._read(place)\n            except",
+        new="                raise\n            except",
+        tests=_CHECKPOINTS,
     ),
 )

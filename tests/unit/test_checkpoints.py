@@ -1,6 +1,8 @@
 """Checkpoint stores: one suite that every implementation passes, and what is particular to directories."""
 
+import errno
 import hashlib
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -311,6 +313,67 @@ def test_a_damaged_file_is_refused(tmp_path, damage, message):
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(CheckpointError, match=message):
         store.load(ref)
+
+
+def _unreadable(monkeypatch, code: int, *, times: int, path: str) -> None:
+    """Let each read of a path that ends so fail with an error of the system, so many times."""
+    read, left = Path.read_bytes, [times]
+
+    def read_bytes(file: Path) -> bytes:
+        if str(file).endswith(path) and left[0]:
+            left[0] -= 1
+            raise OSError(code, os.strerror(code))
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EISDIR, errno.ESTALE, errno.EIO])
+def test_one_file_that_cannot_be_read_is_lost_and_its_store_is_well(tmp_path, monkeypatch, code):
+    store = make_store(str(tmp_path))
+    before, newest = store.save(0, 1, b"before"), store.save(0, 2, b"newest")
+    _unreadable(monkeypatch, code, times=10, path=newest.url[-12:])
+    with pytest.raises(CheckpointLostError, match=os.strerror(code)):
+        store.load(newest)
+    assert store.load(before) == b"before"
+
+
+def test_a_handle_that_is_stale_for_a_moment_loses_nothing(tmp_path, monkeypatch):
+    store = make_store(str(tmp_path))
+    ref = store.save(0, 1, b"good")
+    _unreadable(monkeypatch, errno.ESTALE, times=1, path=".ckpt")
+    assert store.load(ref) == b"good"
+
+
+@pytest.mark.parametrize("has_mark", [True, False])
+def test_a_store_that_cannot_be_read_as_a_whole_is_away_and_nothing_is_lost(tmp_path, has_mark):
+    store = make_store(str(tmp_path / "store"))
+    store = store if has_mark else store.with_mark("")
+    ref = store.save(0, 1, b"good")
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreAwayError):
+        store.load(ref)
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    assert store.load(ref) == b"good"
+
+
+def test_an_object_that_may_not_be_read_is_lost_and_its_bucket_is_well(s3, monkeypatch):
+    store = make_store(f"s3://{s3}/x")
+    before, newest = store.save(0, 1, b"before"), store.save(0, 2, b"newest")
+    get = S3Folder.get
+
+    def refused(folder: S3Folder, name: str) -> bytes:
+        if newest.url.endswith(name):
+            raise CheckpointError(f"{folder.url}/{name} could not be read: AccessDenied")
+        return get(folder, name)
+
+    monkeypatch.setattr(S3Folder, "get", refused)
+    with pytest.raises(CheckpointLostError, match="AccessDenied"):
+        store.load(newest)
+    assert store.load(before) == b"before"
+    monkeypatch.setattr(S3Folder, "get", lambda folder, name: refused(folder, newest.url.rpartition("/")[2]))
+    with pytest.raises(StoreAwayError, match="cannot be read"):
+        store.load(newest)
 
 
 def test_a_failed_write_is_a_checkpoint_error_and_leaves_nothing(tmp_path, monkeypatch):
