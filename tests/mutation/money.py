@@ -664,4 +664,21 @@ MUTANTS: tuple[Mutant, ...] = (
         new="        pass\n",
         tests=("tests/unit/test_journal.py",),
     ),
+    # Placement.
+    Mutant(
+        name="scattered-gpus-taken-for-room",
+        harm="single GPUs of several instances count as room for a gang: trials are moved, and do not start",
+        file="executor/core/placement.py",
+        old="sum(len(free) // size for free in self._free.values())",
+        new="self.gpus // size",
+        tests=("tests/property/test_free_slots.py",),
+    ),
+    Mutant(
+        name="more-trials-moved-than-needed",
+        harm="all trials of an instance start anew elsewhere to make room for one gang",
+        file="executor/core/placement.py",
+        old="            if room >= wanted:\n                break\n",
+        new="",
+        tests=("tests/property/test_placement.py",),
+    ),
 )

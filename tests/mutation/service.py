@@ -383,4 +383,20 @@ MUTANTS: tuple[Mutant, ...] = (
         new="own = origin is None or _netloc(origin).startswith(host.lower())",
         tests=("tests/unit/test_security_hosts.py",),
     ),
+    Mutant(
+        name="all-promises-move-with-one",
+        harm="a plan that is late moves what every other experiment was promised",
+        file="api/store/sql.py",
+        old="connection.execute(sql.update(PROMISES).where(of_it).values(values))",
+        new="connection.execute(sql.update(PROMISES).values(values))",
+        tests=("tests/unit/test_store.py::test_a_promise_that_moves_moves_no_other",),
+    ),
+    Mutant(
+        name="promised-waits-for-a-slot",
+        harm="an experiment that is promised GPUs now waits for others without a promise, and misses its deadline",
+        file="api/experiments/watcher.py",
+        old="if running >= self._settings.limits.max_running and name not in promised:",
+        new="if running >= self._settings.limits.max_running:",
+        tests=("tests/unit/test_service_runs.py::test_an_experiment_with_a_promise_waits_for_no_slot",),
+    ),
 )

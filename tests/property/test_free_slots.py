@@ -22,6 +22,14 @@ def test_gangs_are_placed_as_by_a_walk_through_all_instances(width: int, count: 
             free.give_back(running.pop(trial))
         room = width * count - sum(map(len, running.values()))
         assert free.gpus == room
+        for size in sizes:
+            gangs = place(
+                {trial: len(gang) for trial, gang in running.items()} | dict.fromkeys(range(50, 50 + room), size),
+                running,
+                instances,
+                locked=running,
+            )
+            assert free.room(size) == len(gangs) - len(running)
         size = data.draw(st.sampled_from(sizes))
         waiting = [trial for trial in range(20) if trial not in running][: room // size]
         allocation = {trial: len(gang) for trial, gang in running.items()} | dict.fromkeys(waiting, size)

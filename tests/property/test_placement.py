@@ -105,6 +105,18 @@ def test_best_fit_takes_the_fullest_instance_that_still_fits() -> None:
     assert placed[1] == (Slot(instance="b", gpu=2), Slot(instance="b", gpu=3))
 
 
+def test_no_more_trials_move_than_make_room() -> None:
+    instances = {"a": 4}
+    placed = {trial: (Slot(instance="a", gpu=trial),) for trial in range(4)}
+    moved = place(dict.fromkeys(placed, 1) | {9: 2}, placed, instances)
+    assert len(moved[9]) == 2
+    assert len(moved.keys() - {9}) == 2
+    instances = {"a": 4, "b": 2}
+    moved = place(dict.fromkeys(placed, 1) | {9: 3}, placed, instances)
+    assert len(moved) == 4, "one trial finds no room"
+    assert sum(moved.get(trial) == gang for trial, gang in placed.items()) == 1
+
+
 def test_a_gang_that_left_its_instance_is_placed_anew() -> None:
     gone = {0: (Slot(instance="gone", gpu=0),)}
     assert place({0: 1}, gone, {"here": 1}) == {0: (Slot(instance="here", gpu=0),)}

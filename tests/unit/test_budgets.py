@@ -157,7 +157,7 @@ def test_an_experiment_counts_what_it_has_cost_will_cost_or_is_promised_and_only
     assert budgets.used_usd("", DEC) == pytest.approx(7.34), "a token's budget is for all pools, and for this month"
 
 
-def test_the_month_in_which_least_is_left_is_told_and_the_next_one_that_has_room_for_all() -> None:
+def test_a_refusal_names_the_month_in_which_least_is_left_and_the_next_one_with_room_for_all() -> None:
     later = month_end(JAN)
     committed = {DEC: 0.4, JAN: 0.45, later: 0.2}
     cap = MonthCap(pool="team", cap_usd=0.5, committed_usd=committed, used_words="spent or planned")

@@ -185,6 +185,17 @@ def test_an_idle_machine_is_released_after_its_minimum_and_its_time() -> None:
     assert [status.state for status in world.below.describe()] == ["terminated"]
 
 
+def test_an_idle_machine_is_there_for_others_as_long_as_it_is_paid_and_no_longer() -> None:
+    world = World(replace(LIMITS, idle_s=10.0))
+    world.ask("a")
+    world.wait(30)
+    world.pool.release("a", "i")
+    world.wait(35)
+    assert [status.state for status in world.below.describe()] == ["running"], "its first minute is paid"
+    world.wait(20)
+    assert world.below.bill_usd(world.clock.now()) == pytest.approx(0.06)
+
+
 def test_the_bills_and_the_idle_time_add_up_to_the_providers_bill() -> None:
     world = World()
     world.ask("a", gpus=2)
@@ -288,6 +299,17 @@ def test_a_lease_that_a_budget_cut_gets_no_more_time_from_a_new_broker() -> None
     world.wait(11)
     world.pool.renew("a", world.clock.now() + 5.0)
     world.clock.advance_to(world.clock.now() + 6.0)
+    world.reopen()
+    world.wait(1)
+    assert world.state("a") == "terminated"
+
+
+def test_a_first_lease_gets_no_more_time_from_a_new_broker() -> None:
+    world = World()
+    world.pool.renew("a", world.clock.now() + 3600.0)
+    world.pool.launch("a", "a", "i", 4, 30.0)
+    world.wait(11)
+    world.clock.advance_to(world.clock.now() + 31.0)
     world.reopen()
     world.wait(1)
     assert world.state("a") == "terminated"
@@ -418,6 +440,7 @@ def test_a_month_is_that_of_utc_wherever_the_pool_runs(zone: str, monkeypatch: p
         world = World(clock=VirtualClock(at))
         world.ask("a")
         world.wait(110)
+        world.pool.close()
         return world.pool.state.month_usd(world.clock.now())
 
     monkeypatch.setenv("TZ", zone)
@@ -429,6 +452,14 @@ def test_a_month_is_that_of_utc_wherever_the_pool_runs(zone: str, monkeypatch: p
         time.tzset()
     assert before_midnight == pytest.approx(0.1, abs=1e-3)
     assert over_midnight == pytest.approx(0.03, abs=1e-3), "the rest is the bill of September"
+
+
+def test_nothing_is_announced_at_the_end_of_a_month_whose_budget_ends_only_in_the_next() -> None:
+    world = World(replace(LIMITS, max_usd_per_month=0.5), clock=VirtualClock(OCTOBER - 470.0))
+    world.ask("a")
+    world.wait(800)
+    (seen,) = world.pool.describe("a")
+    assert (seen.status.state, seen.status.interrupted_at) == ("running", None)
 
 
 class SlowToEnd(VirtualProvider):

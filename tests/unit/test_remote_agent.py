@@ -68,6 +68,24 @@ def test_a_release_takes_the_last_lines_also_after_a_beat_that_is_answered_late(
     assert (tmp_path / "trial-000.log").read_text() == "one\ntwo\n"
 
 
+def test_every_line_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The instance answers with the rest of its log, beyond what it is said that the driver has."""
+    log = b"one\ntwo\n"
+    agent = agent_that_asks(monkeypatch, lambda _is_last, _timeout: Beat(interruption=None, logs=()), logs=tmp_path)
+
+    def beat(_until: float | None, taken: dict[str, int], _is_last: bool) -> Beat:
+        offset = taken.get("trial-000.log", 0)
+        rest = LogPart(name="trial-000.log", offset=offset, content=log[offset : offset + 4])
+        return Beat(interruption=None, logs=[rest] if rest.content else [])
+
+    actor = SimpleNamespace(beat=SimpleNamespace(remote=beat))
+    monkeypatch.setattr(agent, "_actor", actor)
+    monkeypatch.setattr(module.ray, "get", lambda answer, timeout: answer)
+    for _ in range(4):
+        agent.collect()
+    assert (tmp_path / "trial-000.log").read_bytes() == log
+
+
 def test_an_agent_needs_a_resource_so_that_ray_does_not_order_it_from_a_node_that_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

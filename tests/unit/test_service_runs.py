@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rubberband.api.problems import Problem
-from rubberband.api.settings import ServiceLimits, Settings
+from rubberband.api.settings import ServiceLimits, Settings, SharedPool
+from rubberband.api.store.schema import Promise
 from rubberband.errors import JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_order
@@ -47,6 +50,24 @@ def test_events_of_a_virtual_run_are_reported_in_unix_time(house: House) -> None
         accepted = runs.submit(experiment())
         house.wait("one", DONE)
     assert all(event.occurred_at >= accepted.created_at for event in house.feed("one"))
+
+
+def test_an_experiment_with_a_promise_waits_for_no_slot(tmp_path: Path, done_run: Path) -> None:
+    house = House(tmp_path, done_run, max_running=1)
+    pool = SharedPool(name="p", provider="virtual", instances=4, gpus_per_instance=1)
+    house.settings = replace(house.settings, pool=pool)
+    house.tell(first="hold")
+    with house.open() as runs:
+        runs.submit(experiment("first"))
+        house.wait("first", RUNNING)
+        runs.submit(experiment("waits"))
+        promise = Promise(experiment="one", start_at=time.time(), spans=[(4, 600.0)])
+        runs.submit(experiment(), promise=promise)
+        house.wait("one", DONE)
+        assert house.row("waits").state is QUEUED
+        house.go()
+        house.wait("waits", DONE)
+    house.store.close()
 
 
 def test_no_more_run_at_once_than_may_and_the_others_follow_in_turn(tmp_path: Path, done_run: Path) -> None:

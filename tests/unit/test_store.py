@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rubberband.api.settings import Keeping
-from rubberband.api.store.schema import METADATA, NUMBERS, Entry, KeptAnswer, Page, StoredPlan, TokenRecord
+from rubberband.api.store.schema import METADATA, NUMBERS, Entry, KeptAnswer, Page, Promise, StoredPlan, TokenRecord
 from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, JournalError
 from rubberband.states import ExperimentState
@@ -100,6 +100,16 @@ def test_lists_are_newest_first_by_state_and_page(store: Store) -> None:
     last = store.submissions(limit=2, after=second.next)
     assert (names(last), last.next) == (["x0"], None)
     assert store.submissions(limit=5).next is None
+
+
+def test_a_promise_that_moves_moves_no_other(store: Store) -> None:
+    first = Promise(experiment="one", start_at=10.0, spans=[[1, 60.0]], cost_usd=0.1)
+    second = dataclasses.replace(first, experiment="two", start_at=70.0)
+    for promise in (first, second):
+        assert store.add(submission(promise.experiment), promise)
+    later = dataclasses.replace(second, start_at=90.0, spans=[[2, 30.0]])
+    store.move(later)
+    assert store.promises() == [first, later]
 
 
 def test_a_search_is_for_all_its_words_in_names_owners_and_states(store: Store) -> None:
