@@ -74,7 +74,7 @@ def check_fields(config: Any) -> None:
     """Raise InputError for a field of a config that differs from its default and is refused, or not known."""
     if config is None:
         return
-    kind = type(config).__name__
+    kind = next((base.__name__ for base in type(config).__mro__ if base.__name__ in WORDS), type(config).__name__)
     known, default = WORDS.get(kind, {}), type(config)()
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

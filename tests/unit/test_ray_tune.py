@@ -84,6 +84,8 @@ def trained(trainable: Any, store: CheckpointStore, stop: Stop | None = None, un
         for each in run_segment(found, segment, store):
             assert not isinstance(each, SegmentFailure), each.details
             reports += [each] if isinstance(each, SegmentReport) else []
+        if reports[-1].ended:
+            break
     return reports
 
 
@@ -148,10 +150,11 @@ class CountingInFiles(Counting):
 
 
 @pytest.mark.parametrize("trainable", [Counting, CountingInFiles, tune.with_resources(Counting, {"gpu": 1})])
-def test_a_class_trainable_resumes(trainable, store):
-    reports = trained(trainable, store, until=6)
+def test_a_class_trainable_resumes_and_ends_when_it_is_done(trainable, store):
+    reports = trained(trainable, store, until=8)
     assert [each.metrics["count"] for each in reports] == [1, 2, 3, 4, 5, 6]
     assert [each.metrics["iteration"] for each in reports] == [0, 1, 2, 3, 4, 5], "counted on after each checkpoint"
+    assert [each.ended for each in reports] == [False] * 5 + [True]
 
 
 def test_parameters_reach_the_setup_of_a_class(store):
@@ -178,3 +181,35 @@ class Unsaved(tune.Trainable):
 def test_an_object_that_is_no_trainable_is_refused(trainable, line):
     with pytest.raises(InputError, match=re.escape(line)):
         unwrapped(trainable)
+
+
+def above_two(trial_id: str, result: dict[str, Any]) -> bool:
+    """A rule that is a function."""
+    return bool(result["step"] > 2)
+
+
+@pytest.mark.parametrize(
+    ("stop", "iterations"),
+    [
+        (Stop({"step": 3}), 3),
+        (Stop({"nested/step": 2.5}), 3),
+        (Stop({"training_iteration": 1}), 1),
+        (Stop({"loss": 9.0, "missing": 1}, (above_two,)), 3),
+        (Stop({"loss": 9.0}), 4),
+        (None, 4),
+    ],
+)
+def test_a_threshold_ends_a_trial_at_the_report_that_reaches_it(stop, iterations, store, capfd):
+    reports = trained(partial(scaled, factor=1.0), store, stop)
+    assert len(reports) == iterations
+    assert [each.ended for each in reports] == [False] * (iterations - 1) + [iterations < 4]
+
+
+def done_at_two(config: dict[str, Any]) -> None:
+    """A function that says itself when it is done."""
+    for step in range(1, 9):
+        tune.report({"loss": config["lr"], "done": step == 2})
+
+
+def test_done_in_a_report_ends_the_trial(store):
+    assert [each.ended for each in trained(done_at_two, store)] == [False, True]

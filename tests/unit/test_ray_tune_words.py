@@ -28,6 +28,7 @@ from ray.tune.stopper import (
 import rubberband
 from rubberband.errors import InputError
 from rubberband.executor.callbacks import FailureInfo, ReportInfo, RunInfo
+from rubberband.executor.journal.inbox import Inbox
 from rubberband.integrations.ray_tune import Tuner
 from rubberband.integrations.ray_tune_callbacks import FailFast, TuneCallbacks
 from rubberband.integrations.ray_tune_words import ALONE, WORDS
@@ -353,10 +354,29 @@ def test_a_field_of_a_later_ray_tune_is_refused_until_it_is_known(monkeypatch):
     class Later(tune.TuneConfig):
         pruning: str | None = None
 
-    Later.__name__ = "TuneConfig"
     words_of(monkeypatch, tune_config=Later(**OBJECTIVE))
     with pytest.raises(InputError, match=re.escape("TuneConfig(pruning='hard'): RubberBand does not know it")):
         words_of(monkeypatch, tune_config=Later(pruning="hard", **OBJECTIVE))
+
+
+def test_the_first_failure_cancels_an_experiment_that_fails_fast(monkeypatch, tmp_path):
+    run = tune.RunConfig(name="fast", failure_config=tune.FailureConfig(fail_fast="raise"))
+    tuner = Tuner(
+        easy_train, tune_config=tune.TuneConfig(**OBJECTIVE), run_config=run, resources=LOCAL, home=tmp_path,
+        constraints={"deadline": "1h"},
+    )  # fmt: skip
+
+    def fails(trainable: Any, callbacks: Any, **words: Any) -> None:
+        (fail_fast,) = callbacks
+        for trial in (4, 5):
+            failed = FailureInfo(trial=trial, config={}, iterations=1, failure="it was too hot", elapsed_s=2.0)
+            fail_fast.on_trial_failure(failed)
+
+    monkeypatch.setattr(rubberband, "tune", fails)
+    with pytest.raises(RuntimeError, match="trial 4 failed: it was too hot"):
+        tuner.fit()
+    (request,) = Inbox(tmp_path / "experiments" / "fast" / "inbox").pending()
+    assert request.kind == "cancel"
 
 
 def test_an_experiment_is_not_restored_by_its_folder():

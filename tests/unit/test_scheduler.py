@@ -61,7 +61,7 @@ def test_sha(arguments: tuple[int, int, int, int], expected: list[tuple[int, int
             {"type": "hyperband", "max_t": 10**9, "reduction_factor": 2},
             "trials, more than 1,000,000; lower max_t or raise reduction_factor",
         ),
-        ({"type": "hyperband", "max_t": 81.0}, "max_t: 81.0 is not a whole number"),
+        ({"type": "hyperband", "max_t": 81.5}, "max_t: 81.5 is not a whole number"),
     ],
 )
 def test_a_scheduler_is_refused(scheduler: dict[str, Any], why: str) -> None:
