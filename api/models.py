@@ -176,6 +176,7 @@ class TrialView(Answer):
     checkpoint: dict[str, Any] | None
     bracket: int | None = Field(description="The bracket that it belongs to; null where there is only one.")
     seed: int = Field(description="The seed of its initial weights and the order of its data.")
+    ended: bool = Field(description="Whether it has ended by itself, after its iterations.")
 
 
 class TrialPage(Answer):
@@ -437,6 +438,7 @@ TRIALS: dict[str, Any] = {
             "checkpoint": {"url": "checkpoints/trial-003/3", "digest": "9f86d081", "size_bytes": 20480},
             "bracket": 0,
             "seed": 7,
+            "ended": False,
         }
     ],
     "next": "4",

@@ -5,7 +5,8 @@ neighbours, and in a stage it has neighbours. The same trials are measured with 
 another place on the instances, so that a slow place is not taken for a slow trial. The speed of an instance itself is
 not fitted, since no plan uses it. Everything but batch sizes is measured at the initial batch size.
 
-A trial that fails or hangs is dropped, so that a few bad configurations do no harm. A limit, or a hang of all trials of
+A trial that fails or hangs is dropped, so that a few bad configurations do no harm. One that ends by itself is timed by
+what it did, by its warm-up if there is no more. A limit, or a hang of all trials of
 a round, ends the measurement with the points so far.
 """
 
@@ -37,6 +38,7 @@ from rubberband.executor.core.events import (
     Slot,
     StartTrial,
     StopTrial,
+    TrialEnded,
     TrialFailed,
     TrialRepeated,
     TrialReported,
@@ -126,6 +128,10 @@ class ProfilingSession:
         """Trials that have not failed."""
         self._running: dict[str, float] = {}
         self._ended: dict[str, float] = {}
+        self._over: set[int] = set()
+        """Trials that ended by themselves in their latest segment."""
+        self.times_warm_up = False
+        """Whether a trial ended too soon to be timed after its warm-up."""
         self._checkpoints: dict[int, CheckpointRef] = {}
         self._held: set[str] = set()
         self._timed: dict[int, Gang] = {}
@@ -251,14 +257,18 @@ class ProfilingSession:
         self.cold_starts_s += [max(0.0, instants[1] - instants[0]) for trial, instants in warm.items() if trial in cold]
         if not warm:
             return []
-        self._timed = {trial: gangs[trial] for trial in warm}
+        self._timed = {trial: gangs[trial] for trial in warm if trial not in self._over}
         each_s = min((times[-1] - times[1]) / (len(times) - 2) for times in warm.values())
         if self._job_s is None and self._limits.job_iterations is not None:
             self._job_s = self._limits.job_iterations * each_s
         iterations = int(max(1, min(iterations, self.left_s() / each_s if each_s > 0.0 else iterations)))
         self.done = warm_up + iterations
-        timed = self._train(self._timed, warm_up, self.done, "time")
-        self._timed = {trial: gangs[trial] for trial in timed}
+        ended = {trial: times for trial, times in warm.items() if trial in self._over}
+        timed = self._train(self._timed, warm_up, self.done, "time") | ended
+        self._timed = {trial: gangs[trial] for trial in timed if trial not in self._over | ended.keys()}
+        ended |= {trial: warm[trial] for trial, times in timed.items() if len(times) == 2}
+        self.times_warm_up |= bool(ended)
+        timed |= ended
         return [
             Timed(
                 trial=trial,
@@ -280,6 +290,7 @@ class ProfilingSession:
         """
         self._attempt += 1
         self._purpose = purpose
+        self._over.clear()
         for trial, gang in gangs.items():
             self._backend.execute(
                 StartTrial(
@@ -293,7 +304,11 @@ class ProfilingSession:
                 )
             )
         instants = {trial: [self._backend.now()] for trial in gangs}
-        while waiting := {trial: times for trial, times in instants.items() if len(times) < until - start + 2}:
+        while waiting := {
+            trial: times
+            for trial, times in instants.items()
+            if trial not in self._over and len(times) < until - start + 2
+        }:
             wake_at = min(max(times[-1], self._woke_at) + self._patience_s(times) for times in waiting.values())
             for event in self._next(wake_at):
                 self._take_in(event, instants)
@@ -313,6 +328,10 @@ class ProfilingSession:
         match event:
             case TrialStarted() | TrialReported() if event.attempt == self._attempt and event.trial in instants:
                 instants[event.trial].append(event.occurred_at)
+                if isinstance(event, TrialReported) and event.ended:
+                    self._over.add(event.trial)
+            case TrialEnded() if event.attempt == self._attempt and event.trial in instants:
+                self._over.add(event.trial)
             case TrialRepeated() if event.attempt == self._attempt and event.trial in instants:
                 ordered_at, started_at = instants[event.trial]
                 repeated_s = event.occurred_at - started_at  # is no part of the start-up
@@ -545,6 +564,8 @@ def _measured(
 def _remarks(session: ProfilingSession, *, sweep: bool) -> Iterator[str]:
     if session.is_unsaved:
         yield f"the function {WITHOUT_CHECKPOINT}, which a plan does not count"
+    if session.times_warm_up:
+        yield "some trials ended by themselves in the warm-up, which is timed: it has the work of a first iteration too"
     if session.left_out:
         gpus = ", ".join(map(str, sorted(session.left_out)))
         yield f"the job is short: speeds with {gpus} GPUs are interpolated; `rubberband profile` measures them"

@@ -129,6 +129,17 @@ class TrialResult:
     """Its iterations of asynchronous training, in order; empty if it is synchronous."""
     seed: int = 0
     """The seed of its initial weights and the order of its data."""
+    ended: bool = False
+    """Whether it has ended by itself, after its `iterations`."""
+
+    @property
+    def standing(self) -> str:
+        """Return its status, with its end by itself: `completed (ended at 5)`."""
+        return self.with_end(self.status)
+
+    def with_end(self, status: str) -> str:
+        """Return a status with the trial's end by itself."""
+        return f"{status} (ended at {self.iterations})" if self.ended else status
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -426,7 +437,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         instead_of_spot=_instead_of_spot(state),
         resumable=state.phase is not Phase.FINISHED or rules.can_go_on(job, state),
         unsaved_trials=sum(
-            trial.checkpoint is not None and trial.reports[-1].saved_iterations == 0
+            trial.checkpoint is not None and trial.reports[-1].saved_iterations == 0 and job.max_iterations > 1
             for trial in state.trials
             if trial.reports
         ),
@@ -484,6 +495,7 @@ def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: 
         balance=balance_history(record.reports, (u for u in state.allocations if u.trial == trial), state.started_at),
         updates=tuple(report.updates for report in record.reports if report.updates is not None),
         seed=seed,
+        ended=record.ended,
     )
 
 
@@ -535,7 +547,7 @@ def _rungs(job: Job, state: State) -> list[RungResult]:
             rung=rung,
             iterations=total,
             trials=sum(trial.rung >= rung for trial in begun),
-            ended=sum(trial.rung > rung or trial.iterations >= total for trial in begun),
+            ended=sum(t.rung > rung or t.iterations >= total or (t.ended and t.rung == rung) for t in begun),
             promoted=sum(trial.rung > rung for trial in begun),
         )
         for rung, total in enumerate(job.ladder.totals)

@@ -24,6 +24,7 @@ _OF_TRIALS = (
     "trial",
     "status",
     "iterations",
+    "ended",
     "failures",
     "failure",
     "bracket",
@@ -49,7 +50,8 @@ def trial_rows(result: Result) -> list[Row]:
         row |= {"bracket": trial.bracket} if several else {}
         row |= {f"config.{name}": value for name, value in _flat(trial.configuration)}
         row |= {_column(name): trial.metrics.get(name) for name in metrics}
-        row |= {"iterations": trial.iterations, "failures": trial.failures, "failure": trial.failure}
+        row |= {"iterations": trial.iterations, "ended": trial.ended}
+        row |= {"failures": trial.failures, "failure": trial.failure}
         row |= {"gpu_s": gpu_s.get(trial.trial, 0.0), "cost_usd": cost_usd.get(trial.trial, 0.0)}
         row["checkpoint"] = None if trial.checkpoint is None else trial.checkpoint.url
         rows.append(row)
@@ -266,7 +268,7 @@ def _trials(result: Result) -> str:
             str(trial.trial),
             _value(trial.metrics[result.metric]) if result.metric in trial.metrics else "",
             str(trial.iterations),
-            trial.status,
+            trial.standing,
             *(_value(trial.configuration[name]) if name in trial.configuration else "" for name in names),
         ]
         for trial in trials

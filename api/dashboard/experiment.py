@@ -275,7 +275,7 @@ def _kinds(result: Result) -> list[_Kind]:
         return trial.metrics.get(result.metric)
 
     def standing(trial: TrialResult) -> str:
-        return status(result, trial)
+        return trial.with_end(status(result, trial))
 
     return [
         _Kind("trial", "trial", lambda t: t.trial, lambda t: str(t.trial)),

@@ -305,7 +305,7 @@ def stage_rows(result: Result, target_iterations: int = 0) -> list[StageRow]:
 
 def _stage_row(result: Result, stage: StageResult, before: int, decimals: int, target_iterations: int) -> StageRow:
     begun, over = stage.actual_s is not None, bool(stage.promoted)
-    target = target_iterations if result.rungs else stage.trials * stage.iterations
+    target = target_iterations if result.rungs else stage.trials * stage.iterations - _unneeded(result, stage, before)
     ours = [trial.iterations for trial in result.trials if trial.bracket == stage.bracket]
     done = sum([min(iterations - before, stage.iterations) for iterations in ours if iterations > before])
     standing = "done" if over else "current" if result.outcome == "unfinished" else "ended"
@@ -323,6 +323,17 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int, t
         planned_cost=usd(stage.planned_cost_usd, decimals),
         cost="-" if stage.actual_cost_usd is None else usd(stage.actual_cost_usd, decimals),
     )
+
+
+def _unneeded(result: Result, stage: StageResult, before: int) -> int:
+    """Return the iterations of a begun stage that its trials do not train, as they have ended by themselves."""
+    if stage.actual_s is None:
+        return 0
+    ours = [trial for trial in result.trials if trial.ended and trial.bracket == stage.bracket]
+    if stage.rung:
+        promoted = next(one for one in result.stages if (one.bracket, one.rung) == (stage.bracket, stage.rung - 1))
+        ours = [trial for trial in ours if trial.trial in promoted.promoted]
+    return sum(max(0, before + stage.iterations - max(before, trial.iterations)) for trial in ours)
 
 
 def happenings(result: Result) -> list[Happening]:

@@ -232,10 +232,14 @@ def _to_come(job: Job, state: State, ladder: Ladder) -> list[tuple[int, int]]:
 
 
 def expected_iterations(job: Job, state: State) -> int:
-    """Return the iterations of all trials at the end, as far as they are known; those of the stages without rungs."""
+    """Return the iterations of all trials at the end, as far as they are known; those of the stages without rungs.
+
+    A trial that has ended by itself does none of those that its stages had left for it.
+    """
     ladder = job.ladder
     if ladder is None:
-        return sum(stage.trials * stage.iterations for stage in job.stages)
+        left_out = sum(job.iterations_by(t.last_stage) - t.iterations for t in state.trials if t.ended)
+        return sum(stage.trials * stage.iterations for stage in job.stages) - left_out
     active = (TrialStatus.QUEUED, TrialStatus.RUNNING)
     begun = sum(ladder.totals[t.rung] if t.status in active else t.iterations for t in state.trials)
     if state.course in ("ending", "finished"):

@@ -34,6 +34,7 @@ from rubberband.executor.training.runner import (
     GangBroken,
     LacksMemory,
     Runner,
+    TrainingEnded,
     TrialFailure,
     WorkerTrace,
     describe,
@@ -227,7 +228,7 @@ class _Check:
         finally:
             _close(resources)
         self._found.checkpoint_bytes = len(payload)
-        if saved == 0:
+        if saved == 0 and segment.max_iterations != 1:
             self._found.remarks.append(f"the function {WITHOUT_CHECKPOINT}")
         elif segment.max_iterations != 1:
             self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
@@ -275,7 +276,7 @@ class _Check:
             is_function = self._found.kind == "function"  # it restores by itself, once it runs
             is_short = self._found.seconds["iteration"] <= _CONTINUED_S
             if not self._found.problems and (is_function or is_short):
-                with self._step("continue"):
+                with self._step("continue"), suppress(TrainingEnded):
                     runner.iterate(2)
         finally:
             _close(resources)

@@ -119,7 +119,7 @@ class FunctionRunner(Runner):
             except Exception as error:
                 raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
             self._state_iterations = self._iteration
-        elif self._iteration == 1 and self._segment.from_iterations == 0:
+        elif self._iteration == 1 and self._segment.from_iterations == 0 and self._segment.max_iterations != 1:
             name = getattr(self._function, "__name__", "train")
             print(f"rubberband: {name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
         self._answers.put(metrics)

@@ -124,6 +124,7 @@ def trial_view(trial: TrialResult, *, curves: bool) -> dict[str, Any]:
         "checkpoint",
         "bracket",
         "seed",
+        "ended",
     )
     return _some(trial, (*names, "curve", "batches", "balance", "updates") if curves else names)
 

@@ -206,7 +206,7 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
         iterations_done=sum(min(max(state.trials[t].iterations - before, 0), stage.iterations) for t in trials),
         iterations=expected_iterations(job, state)
         if stage.ladder
-        else stage.iterations * (len(trials) or stage.trials),
+        else stage.iterations * (len(trials) or stage.trials) - _unneeded(state, trials, before, stage.iterations),
         instances=instances,
         planned_instances=chosen.instances,
         gpus_per_trial=chosen.gpus_per_trial,
@@ -216,6 +216,12 @@ def _stage(job: Job, state: State, index: int) -> StageProgress:
         before_usd=(spent_usd(started_at) or 0.0) if index else 0.0,
         ended_usd=spent_usd(ended_at),
     )
+
+
+def _unneeded(state: State, trials: Sequence[int], before: int, iterations: int) -> int:
+    """Return the iterations of a stage that trials leave out which have ended by themselves."""
+    done = [state.trials[trial].iterations for trial in trials if state.trials[trial].ended]
+    return sum(max(0, before + iterations - max(before, each)) for each in done)
 
 
 def _trials(state: State, record: StageRecord) -> Counter[str]:

@@ -112,7 +112,8 @@ class Narrator:
         said += self._instance(event, state) if self._details else []
         said += self._failed(state)
         said += self._went_back(state)
-        if isinstance(event, TrialReported) and event.checkpoint is not None and not self._warned:
+        repeats = not self._warned and self._job.max_iterations > 1
+        if isinstance(event, TrialReported) and event.checkpoint is not None and repeats:
             self._warned = event.saved_iterations == 0
             said += [f"trial {event.trial}: the function {WITHOUT_CHECKPOINT}"] * self._warned
         said += self._unequal(event, state) if isinstance(event, TrialReported) else []
@@ -272,7 +273,8 @@ class Narrator:
         self._stages_begun = len(state.stages)
         for lane in state.lanes:
             ours = [record for record in asked if record.lane == lane.lane]
-            stage = next((stage for stage in begun if stage is lane.stages[-1]), None) if lane.stages else None
+            going = [stage for stage in begun if stage.ended_at is None]  # others had no trial left to train
+            stage = next((stage for stage in going if stage is lane.stages[-1]), None) if lane.stages else None
             launching = self._launching(state, lane, ours)
             if stage is not None:
                 held = counted(len(state.held(lane).live), "instance")
@@ -292,7 +294,7 @@ class Narrator:
         stage, held = lane.stage, state.held(lane).live
         iterations = self._job.stages[stage.stage].iterations
         line = (
-            f"{self._job.stage_name(stage.stage)}: {counted(len(stage.trials), 'trial')} x "
+            f"{self._job.stage_name(stage.stage)}: {_to_train(stage, state)} x "
             f"{'up to ' * (self._job.ladder is not None)}{counted(iterations, 'iteration')}"
         )
         before = [record for record in self._live if record.lane == lane.lane]
@@ -313,7 +315,7 @@ class Narrator:
             self._stages_trained.add(stage.stage)
             ready = len(state.held(lane).ready)
             said.append(
-                f"{job.stage_name(stage.stage)}: training {counted(len(stage.trials), 'trial')} on "
+                f"{job.stage_name(stage.stage)}: training {_to_train(stage, state)} on "
                 f"{counted(ready, 'instance')} x {counted(per_instance, 'GPU')}, {counted(size, 'GPU')} per trial, "
                 f"{slots(ready, per_instance, size)} at once"
             )
@@ -373,6 +375,8 @@ class Narrator:
             parts.append(f"promoted {len(promoted)} of {len(stage.trials)} ({_trials(promoted)})")
             parts.append(f"stopped {stopped}" if stopped else "")
         parts.append(f"{failed} failed" if failed else "")
+        ended = sum(state.trials[trial].ended for trial in stage.trials)
+        parts.append(f"{ended} ended early" if ended else "")
         expected = forecast(job, state, state.now)
         parts.append(f"spent {format_usd(bill_usd(job, state, state.now))}")
         if state.course == "running":
@@ -415,6 +419,12 @@ class Narrator:
             how = "stopped to keep the budget" if state.outcome == "budget" else state.outcome
             said.append(f"{how}: {found}; {duration(state.ended_at - state.started_at)}, {cost}")
         return said
+
+
+def _to_train(stage: StageRecord, state: State) -> str:
+    """Return the number of a stage's trials that have not ended by themselves."""
+    ended = sum(state.trials[trial].ended for trial in stage.trials)
+    return counted(len(stage.trials) - ended, "trial") + (f" of {len(stage.trials)}" if ended else "")
 
 
 def _extended(event: LimitsChanged, state: State) -> list[str]:

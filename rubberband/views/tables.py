@@ -505,7 +505,7 @@ def trial_rows(result: Result, shown: Sequence[TrialResult], metrics: Sequence[s
             str(trial.trial),
             *(measured(trial, metric) for metric in metrics),
             str(trial.iterations),
-            status(result, trial),
+            trial.with_end(status(result, trial)),
             config_line(trial.configuration),
         )
         for trial in shown

@@ -18,7 +18,7 @@ from rubberband.executor.profiling import ProfilingLimits, gpu_counts, measure
 from rubberband.executor.profiling_points import Point
 from rubberband.executor.ray.backend import RayBackend
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
 from rubberband.planner.goodput import step_s
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, GoodputProfile, Throughput
 from rubberband.values.offer import Offer
@@ -94,6 +94,16 @@ def test_a_virtual_backend_is_measured_exactly_with_every_slot_busy() -> None:
     assert list(measured.points) == points
     assert measured.held_s == pytest.approx((7.0 + 3 * 2 * 3.0 + 4 * (4.0 + 2.5 + 1.5),) * 2)
     assert all(status.state == "terminated" for status in backend.provider.describe())
+
+
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize(("iterations", "timed"), [(1, 1), (2, 1), (3, 2), (9, 3)])
+def test_a_trial_that_ends_by_itself_is_timed_by_what_it_did(iterations: int, timed: int, returns: bool) -> None:
+    ends = dict.fromkeys(range(2), TrialEnd(iterations=iterations, returns=returns))
+    measured = measure(virtual(Faults(ends=ends)), gpus_per_instance=2, max_gpus_per_trial=2, least_trials=1)
+    assert [len(one.iterations_s) for point in measured.points for one in point.timed] == [timed] * 3
+    assert measured.profile.seconds_per_iteration == pytest.approx({1: 4.0, 2: 2.5}, rel=0.01)
+    assert any("ended by themselves in the warm-up" in line for line in measured.remarks) == (iterations == 1)
 
 
 def test_instances_that_start_in_turn_predict_the_last_ones_time_and_the_cost() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import rubberband
+from rubberband.api.dashboard.experiment_words import stage_rows
+from rubberband.executor import rows
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
@@ -20,10 +22,13 @@ from rubberband.executor.core.events import (
     TrialEnded,
     TrialReported,
 )
+from rubberband.executor.core.forecast import expected_iterations
 from rubberband.executor.core.replanning import remaining
 from rubberband.executor.core.state import Job, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.journal import decode_event
+from rubberband.executor.result import Result, summarise
+from rubberband.executor.training.checking import CheckOrder, check
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport
@@ -33,6 +38,10 @@ from rubberband.planner.model import predict
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, Stage, StagePlan
+from rubberband.views import tables
+from rubberband.views.experiment import trial_view
+from rubberband.views.live import observe
+from rubberband.views.narration import Narrator
 from tests.builders.jobs import JOB, OFFER, PROFILE
 from tests.builders.memory import MemoryJournal
 from tests.builders.segments import SEGMENT
@@ -131,6 +140,19 @@ def test_other_ranks_stop_with_the_iteration_that_ended_the_trial(
 
     assert run(Counted, store, rank=1, num_workers=2) == []
     assert capsys.readouterr().out.split() == ["0", "1", "2"]
+
+
+def test_a_first_report_is_all_that_a_check_asks_for(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(
+        "import rubberband\n"
+        "def fit(config):\n"
+        "    if rubberband.get_checkpoint() is None:\n"
+        "        rubberband.report({'loss': 1.0}, checkpoint='model')\n"
+    )
+    segment = dataclasses.replace(SEGMENT, until_iterations=1)
+    order = CheckOrder(entrypoint=Entrypoint.parse("jobs:fit", [tmp_path]), segment=segment, max_gpus=1)
+    found = check(order, limit_s=60.0, output=None)
+    assert (found.problems, found.is_finished, found.step) == ([], True, "continue")
 
 
 # What the controller makes of it
@@ -282,6 +304,34 @@ def test_a_journal_that_is_cut_anywhere_leads_to_the_same_ends(replan: bool) -> 
         resumed, _, finish = run_virtual(job, journal=kept, backend=backend)
         assert finish.outcome == "done"
         assert [(t.iterations, t.ended, t.status, t.failures) for t in resumed.state.trials] == ends
+
+
+def test_a_trials_end_is_shown_beside_its_status() -> None:
+    ends = {0: TrialEnd(iterations=2, returns=True), 1: TrialEnd(iterations=4), 2: TrialEnd(iterations=1)}
+    narrator, said = Narrator(LONG), list[str]()
+    controller, _, _ = run_virtual(
+        LONG, Faults(ends=ends), observers=[lambda event, controller: said.extend(narrator.lines(event, controller))]
+    )
+    result = summarise(LONG, controller.state, {"configurations": [{}] * 4, "seeds": [0] * 4}, controller.state.now)
+    shown = {row[0]: row[-2] for row in tables.trials(result, None).rows}
+    assert shown == {
+        "0": "winner (ended at 2)",
+        "1": "stopped (ended at 4)",
+        "2": "stopped (ended at 1)",
+        "3": "stopped",
+    }
+    assert [trial_view(trial, curves=False)["ended"] for trial in result.trials] == [True, True, True, False]
+    assert [row["ended"] for row in rows.trial_rows(result)] == [True, True, True, False]
+    assert "completed (ended at 2)" in rows.result_html(result)
+    assert Result.from_json(result.to_json()).trials[0].standing == "completed (ended at 2)"
+    assert any(line.startswith("stage 1: 1 trial of 2 x 2 iterations") for line in said)
+    assert any(line.startswith("stage 1: training 1 trial of 2 on") for line in said)
+    assert any(line.startswith("SYNC 0") and line.count("2 ended early") == 1 for line in said)
+    assert not any(line.startswith("stage 2") for line in said)
+    assert [row.iterations for row in stage_rows(result)] == ["9 of 9", "1 of 1", "0 of 0"]
+    progress = observe(LONG, controller.state)
+    assert [(stage.iterations_done, stage.iterations) for stage in progress.stages] == [(9, 9), (1, 1), (0, 0)]
+    assert expected_iterations(LONG, controller.state) == 10
 
 
 def test_events_of_older_journals_have_no_end() -> None:
