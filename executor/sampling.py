@@ -33,10 +33,10 @@ _POPULATION = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """A configuration and its metric; None: it trains, or waits for training, and counts as a bad one meanwhile."""
+    """A configuration and its metrics; None: it trains, or waits for training, and counts as a bad one meanwhile."""
 
     configuration: Mapping[str, Any]
-    value: float | None
+    values: tuple[float, ...] | None
 
 
 def draw(
@@ -61,7 +61,7 @@ def draw(
         )
     enough = search.results_needed
     iterations, known = _results(search, job, state, drawn, enough)
-    results = sum(each.value is not None for each in known)
+    results = sum(each.values is not None for each in known)
     if results < enough:
         count = first + len(trials)
         every = sample(search.space, "random", count, search.sampler.seed, search.points_to_train[:count])
@@ -97,29 +97,33 @@ def _results(
     Results that the user gave count at every number of iterations. A failed trial is as bad as the worst one.
     """
     given = [
-        _Known(configuration=point, value=value)
+        _Known(configuration=point, values=(value,))
         for point, value in zip(search.points_to_evaluate, search.evaluated_rewards, strict=False)
     ]
     done = sorted((len(state.trials[trial].reports) for trial in drawn), reverse=True)
     iterations = max(1, done[min(max(0, enough - len(given)), len(done)) - 1] if done else 1)
-    values = {trial: _value(job, state.trials[trial], iterations) for trial in drawn}
-    every = [*values.values(), *(each.value for each in given)]
-    finite = [value for value in every if value is not None and math.isfinite(value)]
-    if not finite:
+    objectives = search.objectives
+    values = {trial: _values(objectives, state.trials[trial], iterations) for trial in drawn}
+    every = [each for each in (*values.values(), *(each.values for each in given)) if each is not None]
+    columns = [[value for value in column if math.isfinite(value)] for column in zip(*every, strict=True)]
+    if not columns or not all(columns):
         return iterations, given
-    worst = max(finite) if job.mode == "min" else min(finite)
-    found = [
-        _Known(configuration=drawn[trial], value=value if value is None or math.isfinite(value) else worst)
-        for trial, value in values.items()
-    ]
+    worst = [(max if mode == "min" else min)(column) for (_, mode), column in zip(objectives, columns, strict=True)]
+    found = [_Known(configuration=drawn[trial], values=_finite(each, worst)) for trial, each in values.items()]
     return iterations, [*given, *found]
 
 
-def _value(job: Job, trial: TrialState, iterations: int) -> float | None:
-    """Return the trial's metric after `iterations`: None if it may come, nan if it never will."""
-    if len(trial.reports) >= iterations:
-        return trial.reports[iterations - 1].metrics.get(job.metric, math.nan)
-    return math.nan if trial.status is TrialStatus.FAILED else None
+def _values(objectives: Sequence[tuple[str, str]], trial: TrialState, iterations: int) -> tuple[float, ...] | None:
+    """Return the trial's metrics after `iterations`, or at its end: None if they may come, nan if they never will."""
+    if len(trial.reports) >= iterations or (trial.ended and trial.reports):
+        metrics = trial.reports[min(iterations, len(trial.reports)) - 1].metrics
+        return tuple(metrics.get(metric, math.nan) for metric, _ in objectives)
+    return (math.nan,) * len(objectives) if trial.status is TrialStatus.FAILED else None
+
+
+def _finite(values: tuple[float, ...] | None, worst: Sequence[float]) -> tuple[float, ...] | None:
+    """Return the values; if one is missing, the worst of all: the trial failed, or did not report it."""
+    return values if values is None or all(map(math.isfinite, values)) else tuple(worst)
 
 
 # A study of one batch.
@@ -129,14 +133,14 @@ def _propose(search: Search, known: Sequence[_Known], first: int, count: int) ->
     import optuna
 
     with quiet():
-        done = [each for each in known if each.value is not None]
+        done = [each for each in known if each.values is not None]
         seed = hashed(search.sampler.seed, "optuna", first) >> 33
         study = optuna.create_study(
-            direction="minimize" if search.mode == "min" else "maximize",
+            directions=["minimize" if mode == "min" else "maximize" for _, mode in search.objectives],
             sampler=_SAMPLERS[search.sampler.algorithm](search, done, seed),
         )
         for each in known:
-            study.add_trial(_frozen(search.space, each, population=each.value is not None))
+            study.add_trial(_frozen(search.space, each, population=each.values is not None))
         points = search.points_to_train[first : first + count]
         for point in points:
             study.enqueue_trial(_params_of_point(search.space, point))
@@ -237,8 +241,8 @@ def _frozen(
 
     params = {path: each for path, each in _params(space, known.configuration).items() if only is None or path in only}
     return create_trial(
-        state=OptunaState.RUNNING if known.value is None else OptunaState.COMPLETE,
-        value=known.value,
+        state=OptunaState.RUNNING if known.values is None else OptunaState.COMPLETE,
+        values=known.values,
         params={key(path): value for path, (_, value) in params.items()},
         distributions={key(path): distribution(domain) for path, (domain, _) in params.items()},
         system_attrs={"NSGAIISampler:generation": 0} if population else {},

@@ -231,9 +231,12 @@ def _fill_search(
     num_samples = getattr(config, "num_samples", 1)
     learns = by.get("sampler", {}).get("type") == "optuna"
     space, points, trials = _with_grids(space, points, num_samples, learns)
+    objective = _objective(config, scheduler, searcher, found)
+    if "also" in objective:
+        by["sampler"]["multi_objective"] = True
     found.search = {
         "space": space,
-        **_objective(config, scheduler, searcher, found),
+        **objective,
         "scheduler": _scheduler(scheduler, trials, iterations, limits, learns=learns),
         **({"points_to_evaluate": points} if points else {}),
         **by,
@@ -253,11 +256,7 @@ def _objective(config: Any, scheduler: Any, searcher: Any, found: Found) -> dict
     named, ways = list(metric), list(mode) if isinstance(mode, list | tuple) else [mode] * len(metric)
     if len(named) != len(ways):
         raise InputError(f"{type(searcher).__name__} has {len(named)} metrics and {len(ways)} modes; give one for each")
-    others = ", ".join(named[1:])
-    found.notes.append(
-        f"{named[0]} ranks the trials, and the sampler learns from it alone; {others} is shown beside it, with the "
-        "Pareto front"
-    )
+    found.notes.append(f"{named[0]} ranks the trials; the sampler learns from {' and '.join(named)} alike")
     also = [{"metric": one, "mode": way} for one, way in zip(named[1:], ways[1:], strict=True)]
     return {"metric": named[0], "mode": ways[0], "also": also}
 

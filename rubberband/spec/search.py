@@ -306,6 +306,10 @@ class WrittenStages(Words):
 Point = Annotated[dict[str, Any], PlainValidator(input_checked(_point), json_schema_input_type=dict[str, Any])]
 
 
+_OF_SEVERAL = ("tpe", "gp", "nsgaii")
+"""Samplers of Optuna that learn from several metrics."""
+
+
 class Sampler(Words):
     """The drawing of configurations from the space."""
 
@@ -315,18 +319,22 @@ class Sampler(Words):
     asha when a trial starts."""
     sampler: Literal["tpe", "gp", "cmaes", "nsgaii"] | None = None
     """For `optuna`: its sampler; by default tpe."""
+    multi_objective: Annotated[bool, Field(strict=True)] = False
+    """For `optuna`: whether it learns from `metric` and the metrics of `also` alike, to find their Pareto front."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE] = 0
 
     @model_validator(mode="after")
     def _agrees(self) -> Sampler:
         if self.sampler is not None and not self.learns:
             raise fault("is for type: optuna; leave it out, or set type: optuna", at="sampler")
+        if self.multi_objective and self.algorithm not in _OF_SEVERAL:
+            raise fault(f"is for the samplers {', '.join(_OF_SEVERAL)} of type: optuna; use one", at="multi_objective")
         return self
 
     @model_serializer(mode="wrap")
     def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         words: dict[str, Any] = serialize(self)
-        return {key: value for key, value in words.items() if value is not None}
+        return {key: value for key, value in words.items() if value is not None and value is not False}
 
     @property
     def learns(self) -> bool:
@@ -401,6 +409,10 @@ class Search(Words):
         return self
 
     def _check_rewards(self) -> None:
+        if self.sampler.multi_objective and not self.also:
+            raise InputError(
+                "sampler.multi_objective needs more metrics than one; name the others in also, or leave it out"
+            )
         points, rewards = len(self.points_to_evaluate), len(self.evaluated_rewards)
         if not rewards:
             return
@@ -409,6 +421,8 @@ class Search(Words):
                 f"evaluated_rewards: the {self.sampler.type} sampler learns nothing from them; write sampler: "
                 "{type: optuna}, or leave them out to train the points first"
             )
+        if self.sampler.multi_objective:
+            raise InputError("evaluated_rewards are of one metric, and the sampler is multi_objective; leave them out")
         if rewards != points:
             raise InputError(
                 f"evaluated_rewards has {rewards} numbers and points_to_evaluate {points} points; give one for each"
@@ -430,6 +444,12 @@ class Search(Words):
     def results_needed(self) -> int:
         """Results before which a sampler that learns draws at random: as in Optuna, and as BOHB for many parameters."""
         return max(_START, sum(1 for _ in leaves(self.space)) + 3)
+
+    @property
+    def objectives(self) -> list[tuple[str, str]]:
+        """The metrics that a sampler learns from, each with its mode: `metric`, or all if it is multi-objective."""
+        also = self.also if self.sampler.multi_objective else ()
+        return [(self.metric, self.mode), *((one.metric, one.mode) for one in also)]
 
     def require_sampler(self) -> None:
         """Raise InputError if the sampler needs a library that is not installed."""

@@ -73,6 +73,22 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_ray_tune_space.py",),
     ),
     Mutant(
+        name="other-objectives-read-past",
+        harm="a search of several objectives proposes for the first one alone",
+        file="rubberband/spec/search.py",
+        old="also = self.also if self.sampler.multi_objective else ()",
+        new="also = ()",
+        tests=("tests/unit/test_sampling.py",),
+    ),
+    Mutant(
+        name="ended-trials-teach-nothing",
+        harm="a sampler takes the best trials, which ended by themselves, for bad ones",
+        file="executor/sampling.py",
+        old="or (trial.ended and trial.reports)",
+        new="",
+        tests=("tests/unit/test_sampling.py",),
+    ),
+    Mutant(
         name="hyperband-counts-its-trials-itself",
         harm="hyperband trains, and pays for, another number of trials than num_samples",
         file="rubberband/spec/search.py",

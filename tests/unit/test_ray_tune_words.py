@@ -177,13 +177,14 @@ def test_as_many_samples_as_the_limits_allow(monkeypatch):
     assert words_of(monkeypatch, tune_config=config)["search"]["scheduler"]["num_samples"] == "auto"
 
 
-def test_several_objectives_are_shown_with_their_front(monkeypatch, capsys):
+def test_several_objectives_teach_the_sampler_alike(monkeypatch, capsys):
     searcher = OptunaSearch(metric=["loss", "gain"], mode=["min", "max"])
     config = tune.TuneConfig(search_alg=searcher)
     search = words_of(monkeypatch, tune_config=config)["search"]
     assert (search["metric"], search["mode"]) == ("loss", "min")
     assert search["also"] == [{"metric": "gain", "mode": "max"}]
-    assert "the sampler learns from it alone" in capsys.readouterr().err
+    assert search["sampler"] == {"type": "optuna", "multi_objective": True}
+    assert "loss ranks the trials; the sampler learns from loss and gain alike" in capsys.readouterr().err
 
 
 FIFO = {"tune_config": tune.TuneConfig(**OBJECTIVE)}

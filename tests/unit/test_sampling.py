@@ -195,14 +195,63 @@ def test_a_failed_trial_counts_as_the_worst_and_one_that_trains_as_unknown() -> 
     state.trials[0].reports[0] = dataclasses.replace(state.trials[0].reports[0], metrics={"loss": math.nan})
     iterations, known = sampling._results(run.experiment.search, run.job, state, {0: seen[0], 1: seen[1]}, 1)
     assert iterations >= 1
-    values = [each.value for each in known if each.value is not None]
+    values = [value for each in known if each.values is not None for value in each.values]
     assert all(map(math.isfinite, values))
     assert len(known) == 2
+
+
+LATENCY = [{"metric": "latency", "mode": "min"}]
+
+
+@pytest.mark.parametrize("algorithm", ["tpe", pytest.param("gp", marks=pytest.mark.long), "nsgaii"])
+def test_a_sampler_of_several_objectives_learns_from_all(algorithm: str) -> None:
+    """Where x is small, the second metric is low and the first the same everywhere."""
+    sampler = {"type": "optuna", "sampler": algorithm}
+    run = SampledRun(an_experiment(0, scheduler={**SMALL, "max_t": 27}, also=LATENCY)).drive()
+    state, seen = run.controller.state, dict(run.controller.state.drawn)
+    for trial, configuration in seen.items():
+        reports = state.trials[trial].reports
+        metrics = {"loss": 1.0, "latency": configuration["x"] + configuration["y"]}
+        reports[:] = [dataclasses.replace(each, metrics=metrics) for each in reports]
+
+    def proposed(several: bool) -> float:
+        search = an_experiment(0, sampler={**sampler, "multi_objective": several}, also=LATENCY).search
+        _, known = sampling._results(search, run.job, state, seen, 10)
+        found = sampling._propose(search, known, 100, 40 if algorithm == "nsgaii" else 8)
+        return sum(each["x"] + each["y"] for each in found) / len(found)
+
+    assert proposed(True) < proposed(False)
+
+
+def test_a_trial_that_ended_by_itself_teaches_the_sampler_with_its_latest_report() -> None:
+    run = SampledRun(an_experiment(0, scheduler=SMALL)).drive()
+    state, seen = run.controller.state, dict(run.controller.state.drawn)
+    state.trials[0].ended = True
+    del state.trials[0].reports[1:]
+    _, (first, *_) = sampling._results(run.experiment.search, run.job, state, seen, 1)
+    assert first.values == (state.trials[0].reports[0].metrics["loss"],)
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        (
+            {"sampler": {"multi_objective": True}},
+            "sampler.multi_objective needs more metrics than one; name the others in also",
+        ),
+        (
+            {"sampler": {"sampler": "cmaes", "multi_objective": True}, "also": LATENCY},
+            "search.sampler.multi_objective: is for the samplers tpe, gp, nsgaii of type: optuna; use one",
+        ),
+        (
+            {
+                "sampler": {"multi_objective": True},
+                "also": LATENCY,
+                "points_to_evaluate": [{"x": 1.0, "y": 2.0}],
+                "evaluated_rewards": [1.0],
+            },
+            "evaluated_rewards are of one metric, and the sampler is multi_objective; leave them out",
+        ),
         (
             {"sampler": {"type": "random", "sampler": "tpe"}},
             "search.sampler.sampler: is for type: optuna; leave it out",
