@@ -97,6 +97,15 @@ def test_equal_follows_weights_and_fifo_the_order() -> None:
     assert set(make_policy("fifo").allot([late, early], capacity, {}, 2.0)) == {"early"}
 
 
+def test_tiresias_lets_jobs_that_have_had_much_wait_for_those_that_have_not() -> None:
+    capacity = Capacity(instances=1, gpus_per_instance=4)
+    old, new = (
+        Demand(name=name, arrived_at=at, seconds_left=[9.0] * 5, min_gpus=4, attained_gpu_s=had_s)
+        for name, at, had_s in (("old", 0.0, 1e6), ("new", 9.0, 10.0))
+    )
+    assert set(make_policy("tiresias").allot([old, new], capacity, {"old": {0: 4}}, 10.0)) == {"new"}
+
+
 def test_an_unknown_policy_is_one_line() -> None:
     with pytest.raises(InputError, match="policy 'best' does not exist; choose one of default, fitness, hell"):
         make_policy("best")

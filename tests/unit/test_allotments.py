@@ -144,6 +144,20 @@ def test_the_rest_is_planned_at_once_with_wider_gangs_from_checkpoint_to_checkpo
     assert story.report(0, 0.1) == []
 
 
+@pytest.mark.parametrize(("startup_s", "is_worth_it"), [(97.0, True), (99.0, False)])
+def test_a_wider_gang_has_to_save_more_than_its_start_takes(startup_s: float, is_worth_it: bool) -> None:
+    profile = Profile(seconds_per_iteration={1: 100.0, 2: 51.0}, trial_startup_s=startup_s)
+    plan = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instances=1, gpus_per_trial=2)))
+    story = Story(job(plan, profile=profile, replan=True, objective="min_time", max_gpus_per_trial=2))
+    story.tell(AllotmentChanged, request="r", max_instances=2)
+    story.tell(Started)
+    story.ready("i-001", "i-002")
+    allot(story, 4)
+    assert story.state.plan.stages[0] == StagePlan(instances=4, gpus_per_trial=2)
+    story.ready("i-003", "i-004")
+    assert kinds(story.report(0, 0.1)) == (["StopTrial", "StartTrial"] if is_worth_it else [])
+
+
 def test_instances_that_another_was_promised_are_given_back_at_once() -> None:
     story = begun(job())
     allot(story, 1)

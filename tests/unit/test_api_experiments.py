@@ -193,6 +193,9 @@ def test_trials_come_page_by_page_and_by_status(service: FakeService) -> None:
     assert rest["next"] is None
     stopped = service.client.get("/v1/experiments/test/trials?status=stopped&limit=1").json()
     assert [trial["status"] for trial in stopped["items"]] == ["stopped"]
+    more = service.client.get(f"/v1/experiments/test/trials?status=stopped&cursor={stopped['next']}").json()
+    expected = [trial.trial for trial in result.trials if trial.status == "stopped"]
+    assert [trial["trial"] for trial in stopped["items"] + more["items"]] == expected
 
 
 def test_nan_becomes_null(service: FakeService) -> None:

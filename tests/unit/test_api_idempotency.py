@@ -70,6 +70,13 @@ def test_another_request_may_not_have_the_key(service: FakeService) -> None:
         assert (answer.status_code, answer.json()["type"]) == (422, "/problems/idempotency-key-reused")
 
 
+def test_the_same_request_to_another_experiment_may_not_have_the_key(service: FakeService) -> None:
+    service.add("other")
+    assert ask(service, "/there/cancel").is_success
+    answer = ask(service, "/other/cancel")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/idempotency-key-reused")
+
+
 def test_another_key_is_another_request(service: FakeService) -> None:
     assert ask(service, "", words(), "a").status_code == 201
     assert ask(service, "", words(), "b").json()["type"] == "/problems/name-taken"

@@ -106,6 +106,22 @@ def test_the_content_is_the_trial_its_space_and_the_hardware(file: Path, overrid
     assert (content(file).key != content(file, override).key) == is_other
 
 
+@pytest.mark.parametrize(
+    ("override", "is_other"),
+    [
+        ("resources.instance_type=g5.2xlarge", True),
+        ("resources.region=eu-west-1", True),
+        ("resources.aws={image: ami-0123456789abcdef0}", True),
+        ("resources.aws={setup: [pip install more]}", True),
+        ("resources.aws={install: requirements.txt}", True),
+        ("resources.aws={owner: me}", False),
+    ],
+)
+def test_on_ec2_the_content_is_the_machine_too(file: Path, override: str, is_other: bool) -> None:
+    rented = ("resources.provider=aws", "resources.instance_type=g5.xlarge")
+    assert (content(file, *rented).key != content(file, *rented, override).key) == is_other
+
+
 def test_an_estimate_uses_the_kept_profile(file: Path) -> None:
     refused = CliRunner().invoke(cli.app, ["estimate", str(file)])
     assert "has no profile" in str(refused.exception)

@@ -102,6 +102,17 @@ def test_an_instance_that_is_being_released_is_reserved_until_it_notices_the_end
         assert lines[record.running_at].bound_until == record.leased_until + 2.0
 
 
+def test_instances_that_no_driver_ends_cost_no_more_than_the_cap() -> None:
+    """They run from the request on, and notice the end of their first leases half of the release margin later."""
+    story = Story(dataclasses.replace(LEASED, max_cost_usd=0.5, release_margin_s=4.0))
+    story.tell(Started)
+    lives_s = [one.first_lease_s + 2.0 for one in story.state.instances.values() if one.first_lease_s is not None]
+    assert len(lives_s) == 2
+    usd_per_s = story.controller.job.reserved_usd_per_hour / 3600.0
+    assert sum(lives_s) * usd_per_s == pytest.approx(0.5, abs=0.01)
+    assert sum(lives_s) * usd_per_s <= 0.5 + 1e-9
+
+
 def test_the_data_of_instances_on_their_way_is_reserved() -> None:
     dear = dataclasses.replace(SPOT, offer=dataclasses.replace(SPOT.offer, data_usd_per_instance=1.0))
     assert len(Story(dataclasses.replace(dear, max_cost_usd=2.0)).tell(Started)) == 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rubberband.api.experiments.following import Sight, Standing, standing
+from rubberband.api.experiments.following import MISREADS, Follower, Sight, Standing, standing
+from rubberband.api.store.sql import open_store
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import (
     Ending,
@@ -18,9 +20,11 @@ from rubberband.executor.journal.hosting import (
     write_ending,
     write_order,
 )
+from rubberband.executor.observed import Observed
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.power_cut import PowerCut
+from tests.builders.service_runs import template
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
 INTERRUPTED, REFUSED, CANCELLED = ExperimentState.INTERRUPTED, ExperimentState.REFUSED, ExperimentState.CANCELLED
@@ -89,6 +93,31 @@ def test_an_ending_of_an_earlier_process_is_not_that_of_this_one() -> None:
 def test_the_last_words_of_its_process_are_the_reason() -> None:
     found = standing(row(RUNNING), replace(BEGUN, ending=told(1)))
     assert found == Standing(state=INTERRUPTED, reason="this went wrong; resume it to continue")
+
+
+def test_a_journal_that_is_read_in_between_is_not_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one on a disk that is slow now and then: the experiment is given up after several failures in a row."""
+    store, folder = open_store(None, tmp_path), ExperimentFolder(home=tmp_path, name="template")
+    template(tmp_path)
+    found = replace(row(RUNNING), name="template")
+    assert store.add(found)
+    really, is_slow = Observed.refresh, iter([*[True] * (MISREADS - 1), False] * 2 + [True])
+
+    def refresh(observed: Observed, *, live: bool) -> Any:
+        if next(is_slow):
+            raise OSError("Input/output error")
+        return really(observed, live=live)
+
+    monkeypatch.setattr(Observed, "refresh", refresh)
+    follower, seen = Follower(folder, store, lambda: None), []
+    for _ in range(2 * MISREADS + 1):
+        step = follower.step(found)
+        assert step is not None
+        found = step
+        seen.append(found.state)
+    follower.close()
+    store.close()
+    assert seen == [RUNNING] * (MISREADS - 1) + [DONE] * (MISREADS + 2)
 
 
 def test_an_order_and_how_its_process_ended_outlive_a_power_cut(

@@ -154,6 +154,38 @@ def test_a_taken_name_is_refused_and_loses_nothing(folder: ExperimentFolder) -> 
     assert read(folder) == result
 
 
+def test_a_name_that_two_begin_at_once_is_given_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ExperimentFolder(home=tmp_path, name="test")
+    really = ExperimentFolder.make
+
+    def make(folder: ExperimentFolder) -> None:
+        really(folder)
+        monkeypatch.setattr(ExperimentFolder, "make", really)
+        session.create(made, dataclasses.replace(JOB, metric="the other's"), setup(checkpoints=str(made.checkpoints)))
+
+    monkeypatch.setattr(ExperimentFolder, "make", make)
+    with pytest.raises(NameTakenError):
+        session.create(made, JOB, setup(checkpoints=str(made.checkpoints)))
+    assert read(made).metric == "the other's"
+
+
+@pytest.mark.parametrize(("provider", "is_durable"), [("virtual", False), ("local", True)])
+def test_events_of_runs_that_cost_something_outlive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, is_durable: bool
+) -> None:
+    made, seen = ExperimentFolder(home=tmp_path, name="test"), list[bool]()
+    session.create(made, JOB, setup(provider=provider, checkpoints=str(made.checkpoints)))
+    drive = session.drive
+
+    def watched(controller: Controller, backend: VirtualBackend, journal: Journal, **others: object) -> object:
+        seen.append(journal.durable)
+        return drive(controller, backend, journal, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(session, "drive", watched)
+    assert session.run(made).outcome == "done"
+    assert seen == [is_durable]
+
+
 def test_an_experiment_that_is_not_there_is_reported_with_those_that_are(folder: ExperimentFolder) -> None:
     with pytest.raises(InputError, match=r"experiment 'nosuch' not found in .*; known: test"):
         read(ExperimentFolder(home=folder.home, name="nosuch"))
