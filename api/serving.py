@@ -263,8 +263,8 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
             app = create_app(settings, store=store)
             server = _Server(_config(app, settings, transport), app.state.service.feed)
             port = listener.getsockname()[1]
-            announce(url_of(settings.host, port, https=transport.certfile is not None), store)
             with _signals_are_an_end(server):
+                announce(url_of(settings.host, port, https=transport.certfile is not None), store)
                 server.run(sockets=[listener])
 
 

@@ -428,16 +428,20 @@ def local_devices(offer: Offer) -> tuple[tuple[str, ...], str]:
     They are shared out if there are enough for all of `max_instances`, whatever the plan holds, so that a profile and
     the run that it is for are on the same device; otherwise there are none, and trials use the CPU.
     """
-    from rubberband.cloud.local.ray_node import real_gpus
+    from rubberband.cloud.local.ray_node import real_gpus, visible_devices
 
-    devices, needed = real_gpus(), offer.max_instances * offer.gpus
+    devices, visible, needed = real_gpus(), visible_devices(), offer.max_instances * offer.gpus
     if len(devices) >= needed:
         return devices, ""
-    if not devices:
+    if not devices and visible is None:
         return (), ""
+    there = (
+        f"this machine has {len(devices)}" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} has {len(devices)}"
+    )
+    more = "" if visible is None else "name more devices, or "
     return (), (
         f"trials use the CPU: max_instances={offer.max_instances} instances of {offer.gpus} GPUs are {needed} GPUs and "
-        f"this machine has {len(devices)}; lower resources.max_instances or resources.gpus_per_instance to use them"
+        f"{there}; {more}lower resources.max_instances or resources.gpus_per_instance to use them"
     )
 
 

@@ -132,6 +132,8 @@ def environment(
     chosen["RAY_health_check_initial_delay_ms"] = f"{HEALTH_CHECK_DELAY_MS * crowding():.0f}"
     if devices:
         chosen["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    else:  # Ray holds logical GPUs against it, and does not start
+        chosen.pop("CUDA_VISIBLE_DEVICES", None)
     return chosen
 
 
@@ -169,9 +171,14 @@ def answers(address: str) -> bool:
     return True
 
 
+def visible_devices() -> str | None:
+    """Return CUDA_VISIBLE_DEVICES on a machine with NVIDIA GPUs; None if all may be used, or there are none."""
+    return None if shutil.which("nvidia-smi") is None else os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def real_gpus() -> tuple[str, ...]:
     """Return the ids of this machine's NVIDIA GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = visible_devices()
     if shutil.which("nvidia-smi") is None:
         return ()
     if visible is not None:

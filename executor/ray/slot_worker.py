@@ -9,9 +9,11 @@ import contextlib
 import fcntl
 import io
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +181,9 @@ class SlotWorker:
         """Import everything that training needs, which is most of a cold start."""
         from rubberband.executor.training.run import warm_up
 
+        if device == "cpu":  # Ray gives logical GPUs the ids of real ones, also where the user has hidden those
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        end_forks_by_sigterm()
         self._log_pump.start()
         warm_up(self._entrypoint, device)
 
@@ -211,6 +216,28 @@ class SlotWorker:
             for item in items:
                 drain()
                 yield item
+
+
+def end_forks_by_sigterm() -> None:
+    """Let SIGTERM end processes that user code forks from now on, such as those of a multiprocessing.Pool.
+
+    They inherit Ray's handler, which raises SystemExit. Right after a fork that is swallowed, and a pool waits for its
+    process for ever; so the signal waits until the handler is gone.
+    """
+    masks: dict[int, set[int]] = {}
+
+    def before() -> None:
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def after() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
+
+    def in_child() -> None:
+        if getattr(signal.getsignal(signal.SIGTERM), "__module__", "") == "ray._private.worker":
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        after()
+
+    os.register_at_fork(before=before, after_in_parent=after, after_in_child=in_child)
 
 
 def _speak_where_others_listen() -> None:
@@ -246,6 +273,7 @@ class ServerProcess:
         """Import everything that serving needs."""
         from rubberband.executor.training.run import warm_up
 
+        end_forks_by_sigterm()
         warm_up(self._entrypoint, "cpu")
 
     def run(self, segment: Segment, index: int) -> Iterator[str | SegmentFailure]:

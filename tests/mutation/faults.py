@@ -7,6 +7,8 @@ from tests.mutation.mutant import Mutant
 _INTERRUPTS = ("tests/unit/test_interrupts.py",)
 _CONNECTION = ("tests/integration/test_ray_connection.py::test_ray_takes_no_signal_over",)
 _CHECKPOINTS = ("tests/unit/test_checkpoints.py",)
+_DEVICES = ("tests/unit/test_tuning.py",)
+_FORKS = ("tests/unit/test_forks.py",)
 _ENDS = ("tests/integration/test_ends.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -81,5 +83,37 @@ MUTANTS: tuple[Mutant, ...] = (
         old="                payload = self._read(place)\n            except",
         new="                raise\n            except",
         tests=_CHECKPOINTS,
+    ),
+    Mutant(
+        name="hidden-gpus-stop-instances",
+        harm="no instance of logical GPUs starts where CUDA_VISIBLE_DEVICES is empty",
+        file="cloud/local/ray_node.py",
+        old='        chosen.pop("CUDA_VISIBLE_DEVICES", None)\n',
+        new="        pass\n",
+        tests=_DEVICES,
+    ),
+    Mutant(
+        name="hidden-gpus-untold",
+        harm="trials train on the CPU, as a batch system has set CUDA_VISIBLE_DEVICES, and nothing says so",
+        file="executor/session.py",
+        old="    if not devices and visible is None:\n",
+        new="    if not devices:\n",
+        tests=_DEVICES,
+    ),
+    Mutant(
+        name="forks-keep-ray-s-handler",
+        harm="a pool of processes in a trial hangs until its time limit",
+        file="executor/ray/slot_worker.py",
+        old="            signal.signal(signal.SIGTERM, signal.SIG_DFL)\n",
+        new="            pass\n",
+        tests=_FORKS,
+    ),
+    Mutant(
+        name="forks-are-reset-too-late",
+        harm="a pool of processes in a trial hangs about once in thirty",
+        file="executor/ray/slot_worker.py",
+        old="signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})",
+        new="signal.pthread_sigmask(signal.SIG_BLOCK, ())",
+        tests=_FORKS,
     ),
 )

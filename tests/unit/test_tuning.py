@@ -129,6 +129,22 @@ def test_gpus_that_are_not_used_are_reported(monkeypatch: pytest.MonkeyPatch, gp
         assert lines == []
 
 
+@pytest.mark.parametrize("visible", ["", "3"])
+def test_gpus_that_are_hidden_are_reported(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setattr(ray_node.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    lines: list[str] = []
+    announce_device(experiment(), lines.append)
+    (line,) = lines
+    assert f"CUDA_VISIBLE_DEVICES={visible} has {len(visible)}; name more devices, or lower" in line
+
+
+def test_logical_gpus_do_not_depend_on_hidden_ones(tmp_path: Path) -> None:
+    base = {"CUDA_VISIBLE_DEVICES": "", "PATH": "/bin"}
+    assert "CUDA_VISIBLE_DEVICES" not in ray_node.environment(base, tmp_path, {}, ())
+    assert ray_node.environment(base, tmp_path, {}, ("1", "2"))["CUDA_VISIBLE_DEVICES"] == "1,2"
+
+
 def test_every_run_has_a_name_of_its_own_in_the_cloud_and_in_the_bucket(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     one, other = (
