@@ -22,6 +22,8 @@ from rubberband.installation import remedy_of
 Target = type[TorchTrial] | type[Trial] | TrainFunction
 """Target of an entry point."""
 
+_MOST_PICKLED_BYTES = 50 * 10**6
+"""The journal and every worker hold what is sent by value; as much as code may have."""
 _WHAT_A_TRIAL_IS = "a subclass of rubberband.TorchTrial or rubberband.Trial, or a function train(config)"
 
 
@@ -50,7 +52,7 @@ class Entrypoint:
     def from_object(cls, target: Target) -> Entrypoint:
         """Make it from a class or function: by name if a worker can import it, otherwise by value.
 
-        Raises EntrypointError if it is no trial or cannot be pickled.
+        Raises EntrypointError if it is no trial, cannot be pickled, or is too large for that.
         """
         _check_target(target, _name(target))
         module, attribute = target.__module__, target.__qualname__
@@ -65,7 +67,14 @@ class Entrypoint:
             raise EntrypointError(
                 f"{_name(target)} cannot be sent to the workers ({one_line(error)}); put it into a module of its own"
             ) from error
-        return cls(module=module, attribute=attribute, search_path=_script_folder(), pickled=pickled)
+        if len(pickled) > _MOST_PICKLED_BYTES:
+            raise EntrypointError(
+                f"{_name(target)} takes {len(pickled) / 1e6:.0f} MB of data with it to the workers, more than "
+                f"{_MOST_PICKLED_BYTES / 1e6:.0f}; load the data within it"
+            )
+        if module == "__main__" or not search_path:
+            search_path = _script_folder()
+        return cls(module=module, attribute=attribute, search_path=search_path, pickled=pickled)
 
     def load(self) -> Target:
         """Import the target; the search path stays on `sys.path`, for later imports. Raises EntrypointError."""

@@ -74,6 +74,9 @@ class Tuner:
             "constraints": {**found.constraints, **limits},
             "resources": {**resources, **most_instances(found.max_concurrent, checked)},
         }
+        if "name" not in words and (free := self._folder().next_free()).name != name:
+            self._notes.append(f"{name} is the name of an earlier experiment; this one is {free.name}")
+            self._words["name"] = free.name
         self._add_callbacks(plain.name, tune_config, run_config)
 
     @classmethod

@@ -15,16 +15,14 @@ from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.result import Result
 
-_NOT_CALLED = (
-    *("on_step_begin", "on_step_end", "on_trial_restore", "on_trial_save", "on_trial_recover", "on_checkpoint"),
-    *("log_trial_restore", "log_trial_save"),
-)
+_CALLED = ("on_trial_start", "on_trial_result", "on_trial_complete", "on_trial_error", "on_experiment_end")
+_LOGGED = ("log_trial_start", "log_trial_result", "log_trial_end")
+"""Methods that a LoggerCallback calls in the ones above."""
 
 
 def check_tune_callbacks(callbacks: Sequence[Any]) -> None:
     """Raise InputError for an object that is no callback of Ray Tune, and for one that needs what is not called."""
     from ray.tune import Callback as TuneCallback
-    from ray.tune.logger import LoggerCallback
 
     for callback in callbacks:
         kind = type(callback)
@@ -38,10 +36,12 @@ def check_tune_callbacks(callbacks: Sequence[Any]) -> None:
                 f"{at}: loggers of Ray Tune write into its own folders; use Tuner(..., track=[...]) with "
                 "'tensorboard', 'mlflow', 'wandb' or 'csv'"
             )
-        for hook in _NOT_CALLED:
-            known = [getattr(base, hook) for base in (TuneCallback, LoggerCallback) if hasattr(base, hook)]
-            if hasattr(kind, hook) and getattr(kind, hook).__qualname__ not in {each.__qualname__ for each in known}:
-                raise InputError(f"{at}: {hook}() is not called; use on_trial_start, _result, _complete or _error")
+        for hook in dir(kind):
+            own = getattr(kind, hook)
+            if hook.startswith(("on_", "log_")) and hook not in _CALLED + _LOGGED:
+                if any(own is getattr(base, hook, None) for base in kind.__mro__ if base.__module__.startswith("ray.")):
+                    continue
+                raise InputError(f"{at}: {hook}() is not called; use {', '.join(_CALLED)}")
 
 
 @dataclass

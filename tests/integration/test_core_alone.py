@@ -49,6 +49,6 @@ def test_a_public_name_that_needs_an_extra_says_so(monkeypatch: pytest.MonkeyPat
         _ = rubberband.Client
 
 
-def test_what_no_extra_brings_has_no_remedy() -> None:
+def test_a_module_that_no_extra_brings_has_no_remedy() -> None:
     assert remedy_of(ModuleNotFoundError("No module named 'theirs'", name="theirs")) is None
     assert remedy_of(ValueError("ray")) is None

@@ -150,6 +150,22 @@ def test_a_local_class_goes_by_value():
     assert loaded().iterate() == {"answer": 42.0}
 
 
+def test_a_function_that_goes_by_value_takes_the_folder_of_its_module_along():
+    """What it refers to by name is imported from there."""
+
+    def train(config):
+        Trial()
+
+    root = str(Path(__file__).resolve().parents[2])
+    assert Entrypoint.from_object(train).search_path[0] == root
+
+
+def test_data_that_is_too_large_to_be_sent_by_value_is_refused():
+    data = os.urandom(51_000_000)
+    with pytest.raises(EntrypointError, match=r"takes 51 MB of data with it to the workers, more than 50; load the da"):
+        Entrypoint.from_object(lambda config: data)
+
+
 def test_an_object_that_is_no_trial_is_refused():
     with pytest.raises(EntrypointError, match="of type int; a trial is"):
         Entrypoint.from_object(3)

@@ -28,6 +28,7 @@ from ray.tune.stopper import (
 import rubberband
 from rubberband.errors import InputError
 from rubberband.executor.callbacks import FailureInfo, ReportInfo, RunInfo
+from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.integrations.ray_tune import Tuner
 from rubberband.integrations.ray_tune_callbacks import FailFast, TuneCallbacks
@@ -50,7 +51,7 @@ def words_of(monkeypatch: pytest.MonkeyPatch, trainable: Any = easy_train, **giv
     monkeypatch.setattr("rubberband.integrations.ray_tune.ResultGrid", lambda result: result)
     given = {"param_space": SPACE, "constraints": {"deadline": "20m"}, "resources": LOCAL, **given}
     Tuner(trainable, **given).fit()
-    Experiment(**{key: value for key, value in found.items() if key not in ("verbose", "callbacks")})
+    Experiment(**{key: value for key, value in found.items() if key not in ("verbose", "callbacks", "home")})
     return found
 
 
@@ -225,6 +226,13 @@ class Silent(tune.Callback):
         """Nothing."""
 
 
+class Later(tune.Callback):
+    """A callback of a later Ray Tune, which calls more."""
+
+    def on_later(self, **info: Any) -> None:
+        """Nothing."""
+
+
 class Pausing(schedulers.TrialScheduler):
     """A scheduler of the user's own."""
 
@@ -262,6 +270,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"progress_reporter": tune.CLIReporter()}, "RunConfig(progress_reporter="),
     ({"log_to_file": "out.txt"}, "RunConfig(log_to_file='out.txt'): `rubberband logs` has each trial's output"),
     ({"callbacks": [Silent()]}, "RunConfig(callbacks=[Silent(...)]): on_checkpoint() is not called"),
+    ({"callbacks": [Later()]}, "RunConfig(callbacks=[Later(...)]): on_later() is not called"),
     ({"callbacks": [object()]}, "RunConfig(callbacks=[object(...)]): it is no ray.tune.Callback"),
     ({"callbacks": [rubberband.Callback()]}, "it is a callback of RubberBand; give it as Tuner(..., callbacks=[...])"),
     ({"callbacks": [tune.logger.CSVLoggerCallback()]}, "loggers of Ray Tune write into its own folders; use Tuner("),
@@ -352,12 +361,12 @@ def test_every_parameter_of_schedulers_and_searchers_is_known(kind):
 
 def test_a_field_of_a_later_ray_tune_is_refused_until_it_is_known(monkeypatch):
     @dataclasses.dataclass
-    class Later(tune.TuneConfig):
+    class LaterConfig(tune.TuneConfig):
         pruning: str | None = None
 
-    words_of(monkeypatch, tune_config=Later(**OBJECTIVE))
+    words_of(monkeypatch, tune_config=LaterConfig(**OBJECTIVE))
     with pytest.raises(InputError, match=re.escape("TuneConfig(pruning='hard'): RubberBand does not know it")):
-        words_of(monkeypatch, tune_config=Later(pruning="hard", **OBJECTIVE))
+        words_of(monkeypatch, tune_config=LaterConfig(pruning="hard", **OBJECTIVE))
 
 
 def test_the_first_failure_cancels_an_experiment_that_fails_fast(monkeypatch, tmp_path):
@@ -378,6 +387,13 @@ def test_the_first_failure_cancels_an_experiment_that_fails_fast(monkeypatch, tm
         tuner.fit()
     (request,) = Inbox(tmp_path / "experiments" / "fast" / "inbox").pending()
     assert request.kind == "cancel"
+
+
+def test_a_second_run_of_a_script_has_the_next_free_name(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(ExperimentFolder, "exists", property(lambda folder: folder.name == "ours"))
+    words = words_of(monkeypatch, run_config=tune.RunConfig(name="ours"), home=tmp_path, **FIFO)
+    assert words["name"] == "ours-2"
+    assert "ours is the name of an earlier experiment; this one is ours-2" in capsys.readouterr().err
 
 
 def test_an_experiment_is_not_restored_by_its_folder():
