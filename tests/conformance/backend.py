@@ -21,8 +21,9 @@ from rubberband.executor.core.events import (
 )
 from tests.builders.conversation import Conversation, kinds
 
-WELL, RAISES, SLOW = 0, 3, 6
-"""Trials: the second iteration of RAISES raises at the latest, and SLOW has more to do than any test waits for."""
+WELL, RAISES, SLOW, ENDS = 0, 3, 6, 8
+"""Trials: the second iteration of RAISES raises at the latest, SLOW has more to do than any test waits for, and ENDS
+ends by itself with its second iteration."""
 
 
 def require_adoption(talk: Conversation, resumed: DriverResumed, *, known: str, unknown: str) -> None:
@@ -85,6 +86,18 @@ class BackendSuite:
         talk.report(WELL, 1)
         names = kinds(talk.of_trial(RAISES)[before:])
         assert (names[0], names[-1], names.count("TrialFailed")) == ("TrialStarted", "TrialFailed", 1)
+
+    def test_the_last_report_of_a_trial_that_ends_by_itself_says_so_and_its_slots_can_be_used_again(
+        self, talk: Conversation
+    ) -> None:
+        talk.start(ENDS, ("a", 0), ("a", 1), until=5)
+        last = talk.report(ENDS, 2)
+        assert last.ended
+        assert last.checkpoint is not None
+        for gpu in range(2):
+            talk.start(WELL, ("a", gpu), until=1)
+            talk.report(WELL, 1)
+        assert kinds(talk.of_trial(ENDS)) == ["TrialStarted", "TrialReported", "TrialReported"]
 
     def test_a_stopped_trial_says_no_more_and_its_slot_can_be_used_again(self, talk: Conversation) -> None:
         attempt = talk.start(SLOW, ("a", 1), until=1000)

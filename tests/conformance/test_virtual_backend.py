@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rubberband.executor.virtual.backend import Faults, VirtualBackend
+from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
 from rubberband.values.offer import Offer
 from rubberband.values.profile import Profile
 from tests.builders.conversation import Conversation
-from tests.conformance.backend import RAISES, BackendSuite, require_adoption
+from tests.conformance.backend import ENDS, RAISES, BackendSuite, require_adoption
 
 OFFER = Offer(
     instance_type="test",
@@ -21,7 +21,7 @@ OFFER = Offer(
     init_delay_s=10.0,
 )
 PROFILE = Profile(seconds_per_iteration={1: 10.0, 2: 6.0}, trial_startup_s=1.0)
-FAULTS = Faults(failures={(RAISES, 1): "raised"}, refused={"f"})
+FAULTS = Faults(failures={(RAISES, 1): "raised"}, refused={"f"}, ends={ENDS: TrialEnd(iterations=2)})
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,8 @@ class Counter(Trial):
                 os._exit(3)
             case "raise":
                 raise ValueError("boom")
+            case "end":
+                self.ended = True
             case "hang":
                 time.sleep(1000.0)
 

@@ -67,6 +67,16 @@ def test_without_staleness_it_equals_synchronous_training(store: CheckpointStore
             assert torch.allclose(held["optimizer"]["state"][number][name], value, rtol=0.0, atol=1e-12)
 
 
+@pytest.mark.parametrize("training", [FREE, SHARED], ids=["free", "shared"])
+def test_all_workers_end_with_the_iteration_in_which_rank_0_says_so(
+    store: CheckpointStore, training: AsyncTraining
+) -> None:
+    with async_gang(entry("Ending"), replace(SEGMENT, until_iterations=50), store, training) as gang:
+        found = gang.all()
+    assert [(each.iterations, each.ended) for each in found] == [(1, False), (2, True)]
+    assert content(store, found[-1].checkpoint)["iterations"] == 2
+
+
 def check_counts(found: list[SegmentReport], *, lost: int = 0) -> None:
     """Every update is in the parameters, and every sample was used as often as there were epochs.
 

@@ -45,6 +45,7 @@ CONFIGURATIONS = (
     {"fault": "exit", "rank": 1, "sleep_s": 0.05},
     {"sleep_s": 0.1},
     {"fault": "exit", "print_bytes": 3_000_000},
+    {"fault": "end"},
 )
 LOG_LIMIT_BYTES = 800_000
 

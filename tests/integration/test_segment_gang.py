@@ -97,6 +97,17 @@ def test_a_resized_trial_learns_what_one_never_resized_learns(workers, store, en
     assert got["sampler"] == expected["sampler"] == (6, 0)
 
 
+def test_a_gang_ends_with_the_iteration_in_which_rank_0_says_so(workers, store):
+    ending = Entrypoint.parse("segment_trials:Ending", [Path(__file__).parent])
+    alone = reports(list(run_segment(ending, SEGMENT, store)))
+    first, *others = run_gang(workers[:2], ending, SEGMENT, store)
+    found = reports(first)
+    assert others == [[]]
+    assert [(report.iterations, report.ended) for report in found] == [(1, False), (2, True)]
+    assert [dict(report.metrics) for report in found] == [pytest.approx(dict(report.metrics)) for report in alone]
+    assert content(store, found[-1])["iterations"] == 2
+
+
 def test_weights_metrics_and_states_do_not_depend_on_the_gang(workers, store):
     whole = reports(list(run_segment(WEIGHED, SEGMENT, store)))
     (first, second) = reports(run_gang(workers[:2], WEIGHED, replace(SEGMENT, until_iterations=2), store)[0])

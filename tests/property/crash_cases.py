@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.side_costs import side_costs
 from rubberband.executor.core.state import Job, brackets_of
+from rubberband.executor.virtual.fleet import TrialEnd
 from rubberband.planner.model import predict
 from rubberband.spec.resources import Resources
 from rubberband.spec.search import asha
@@ -50,10 +51,15 @@ MARKETS: dict[str, tuple[Market, Market]] = {
     "brackets": ("spot", "on_demand"),
     "asha": ("spot", "spot"),
     "learning": ("spot", "spot"),
+    "ending": ("spot", "on_demand"),
 }
 """The job of `hours` takes an hour and a half, so that the price of an instance changes while it runs. The job of
 `brackets` has two brackets beside the one: the three are in two lanes. The trials of `asha` climb rungs, and those of
-`learning` too, each with a configuration that a sampler draws when it starts."""
+`learning` too, each with a configuration that a sampler draws when it starts. Two trials of `ending` end by themselves:
+one with its last report, and one that returns after it."""
+TRIAL_ENDS: dict[str, Mapping[int, TrialEnd]] = {
+    "ending": {0: TrialEnd(iterations=2, returns=True), 1: TrialEnd(iterations=1)}
+}
 ITERATION_S = {"hours": 1900.0}
 LOOKS_APART = 100
 """In a longer run one look in this number is a point; another seed chooses other looks."""

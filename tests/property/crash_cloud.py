@@ -25,7 +25,7 @@ from rubberband.executor.core.events import (
     InstanceRefused,
 )
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.executor.virtual.fleet import Agenda
+from rubberband.executor.virtual.fleet import Agenda, Faults
 from rubberband.values.plan import Market
 from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, World
 
@@ -239,7 +239,9 @@ class CloudBackend(VirtualBackend):
 
     def __init__(self, world: World, provider: AwsProvider) -> None:
         job = world.job
-        super().__init__(job.name, job.offer, job.profile, metric=job.metric, clock=world.clock)
+        super().__init__(
+            job.name, job.offer, job.profile, metric=job.metric, clock=world.clock, faults=Faults(ends=world.ends)
+        )
         self._world = world
         self._fleet = CloudFleet(world, provider, self._agenda)  # type: ignore[assignment]
 

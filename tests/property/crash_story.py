@@ -34,6 +34,7 @@ from tests.property.chaos_cases import SEARCH
 from tests.property.crash_cases import (
     BOOT_S,
     SWING,
+    TRIAL_ENDS,
     WEATHERS,
     Point,
     job_of,
@@ -89,7 +90,13 @@ class Story:
         """An account in which nothing has happened."""
         point = self.point
         self.job = job_of(point.markets, point.cap)
-        self.world = World(Path(self.here), self.job, boot_s=BOOT_S[point.cap], together=point.one_zone)
+        self.world = World(
+            Path(self.here),
+            self.job,
+            boot_s=BOOT_S[point.cap],
+            together=point.one_zone,
+            ends=TRIAL_ENDS.get(point.markets, {}),
+        )
         self.world.fake.fault = self.fault
         self.world.fake.world.spot.seed, self.world.fake.world.spot.swing = point.prices, SWING
         self.journal = MemoryJournal()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rubberband.cloud.provider import Head
 from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.state import Job
+from rubberband.executor.virtual.fleet import TrialEnd
 from tests.builders.aws_account import START_AT, Account, boot_times
 from tests.ec2.billing import BillLine
 from tests.ec2.instance import Instance
@@ -86,13 +87,13 @@ class Standing:
 class World(Account):
     """The account, what really happens in it, and what drivers leave on their machine."""
 
-    def __init__(self, folder: Path, job: Job, *, boot_s: float, together: bool) -> None:
+    def __init__(self, folder: Path, job: Job, *, boot_s: float, together: bool, ends: Mapping[int, TrialEnd]) -> None:
         """Machines take `boot_s` from when they run, and are billed, until they arm their lease and join.
 
-        `together`: all of them are to be in one zone.
+        `together`: all of them are to be in one zone. `ends`: how trials end by themselves.
         """
         super().__init__(reads=boot_times, validates=False, boot_s=boot_s)
-        self.boot_s, self.together = boot_s, together
+        self.boot_s, self.together, self.ends = boot_s, together, ends
         self.clock = VirtualClock(START_AT)
         self.fake.clock = self.clock.now
         self.directory, self.job = folder / "instances", job

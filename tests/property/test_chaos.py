@@ -16,19 +16,29 @@ FEW, MANY, BLOCK = 160, 1_000, 80
 
 
 def failures(
-    seeds: Iterable[int], *, check_every: int, replan: bool | None = None, family: Family | None = None
+    seeds: Iterable[int],
+    *,
+    check_every: int,
+    replan: bool | None = None,
+    family: Family | None = None,
+    ends: bool = False,
 ) -> list[str]:
     """One line for each seed that ends as it must not, with the command that replays it."""
-    return list(wrong_ends(seeds, check_every=check_every, replan=replan, family=family))
+    return list(wrong_ends(seeds, check_every=check_every, replan=replan, family=family, ends=ends))
 
 
 def wrong_ends(
-    seeds: Iterable[int], *, check_every: int, replan: bool | None = None, family: Family | None = None
+    seeds: Iterable[int],
+    *,
+    check_every: int,
+    replan: bool | None = None,
+    family: Family | None = None,
+    ends: bool = False,
 ) -> Iterator[str]:
     for seed in seeds:
-        wrong = run_seed(seed, family, check_every=check_every, replan=replan).wrong
+        wrong = run_seed(seed, family, check_every=check_every, replan=replan, ends=ends).wrong
         if wrong:
-            yield f"{replay_command(seed, family, replan=replan)}  # {'; '.join(wrong)}"
+            yield f"{replay_command(seed, family, replan=replan, ends=ends)}  # {'; '.join(wrong)}"
 
 
 @pytest.mark.parametrize("first", range(0, FEW, BLOCK))
@@ -103,6 +113,20 @@ def test_an_allotment_is_kept_from_checkpoint_to_checkpoint_and_nothing_is_lost(
 def test_four_thousand_with_allotments_that_change(first: int, replan: bool) -> None:
     count = MANY // 4 if replan else MANY
     found = failures(range(first * MANY, first * MANY + count), check_every=5, replan=replan, family="allotments")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("family", "seeds"), [(None, 20), ("brackets", 10), ("asha", 15), ("allotments", 10)])
+def test_trials_that_end_by_themselves_train_no_more_and_keep_their_rank(family: Family | None, seeds: int) -> None:
+    found = failures(range(seeds), check_every=5, replan=False, family=family, ends=True)
+    found += failures(range(2), check_every=5, replan=True, family=family, ends=True)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [None, "brackets", "asha", "allotments"])
+def test_four_thousand_whose_trials_end_by_themselves(family: Family | None) -> None:
+    found = failures(range(MANY), check_every=10, replan=False, family=family, ends=True)
     assert not found, "\n".join(found)
 
 

@@ -7,6 +7,7 @@ import math
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -47,6 +48,12 @@ def wrong_ends(chosen: Iterable[Point]) -> Iterator[str]:
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_at_some_points(block: int) -> None:
     found = failures(sample(SOME)[block::BLOCKS])
+    assert not found, "\n".join(found)
+
+
+def test_trials_that_have_ended_by_themselves_train_no_more_wherever_the_driver_dies() -> None:
+    ending = [point for point in points() if point.markets == "ending"]
+    found = failures(Random(0).sample(ending, SOME // 4))
     assert not found, "\n".join(found)
 
 

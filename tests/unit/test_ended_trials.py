@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.api.dashboard.experiment_words import stage_rows
@@ -27,9 +29,10 @@ from rubberband.executor.core.replanning import remaining
 from rubberband.executor.core.state import Job, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.journal import decode_event
-from rubberband.executor.result import Result, summarise
+from rubberband.executor.result import Result, TrialResult, summarise
 from rubberband.executor.training.checking import CheckOrder, check
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.restoring import restore_trial
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentRepeated, SegmentReport
 from rubberband.executor.virtual.backend import Faults, TrialEnd, VirtualBackend
@@ -140,6 +143,49 @@ def test_other_ranks_stop_with_the_iteration_that_ended_the_trial(
 
     assert run(Counted, store, rank=1, num_workers=2) == []
     assert capsys.readouterr().out.split() == ["0", "1", "2"]
+
+
+class Hasty(rubberband.TorchTrial):
+    """Ends before the iteration that is evaluated."""
+
+    batch_size = 4
+    eval_every = 3
+
+    def build_model(self, config):
+        return torch.nn.Linear(1, 1)
+
+    def build_optimizer(self, config, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_dataset(self, config):
+        return TensorDataset(torch.ones(8, 1))
+
+    def eval_dataset(self, config):
+        return self.train_dataset(config)
+
+    def on_iteration(self, model, iterations):
+        self.ended = iterations == 2
+
+    def loss(self, model, batch):
+        return model(batch[0]).square().mean()
+
+
+def test_the_last_iteration_of_a_torch_trial_is_evaluated_saved_and_loaded_as_the_best(store: CheckpointStore) -> None:
+    first, last = run(Hasty, store)
+    assert (first.ended, last.ended, last.metrics["evaluated_at"]) == (False, True, 2)
+    best = TrialResult(
+        trial=0,
+        status="completed",
+        configuration={},
+        iterations=2,
+        metrics=last.metrics,
+        failures=0,
+        failure=None,
+        checkpoint=last.checkpoint,
+        curve=(),
+        ended=True,
+    )
+    assert restore_trial(best, Hasty, is_simulated=False).model.weight.shape == (1, 1)
 
 
 def test_a_first_report_is_all_that_a_check_asks_for(tmp_path: Path) -> None:

@@ -301,9 +301,9 @@ class ParameterServer:
         assert peer.gradients is not None
         order = self._now_in_order
         with self._changed:
-            self._wait_for(lambda: order.may_apply(number))
-            if order.is_done(number):
-                return time.perf_counter()  # it was taken for lost
+            self._wait_for(lambda: self._is_finished or order.may_apply(number))
+            if self._is_finished or order.is_done(number):
+                return time.perf_counter()  # the trial has ended by itself, or it was taken for lost
         with self._using:  # no iteration ends meanwhile: this one waits for the update
             began_at = time.perf_counter()
             if header["weight"]:
@@ -330,11 +330,11 @@ class ParameterServer:
         if not self._wait_for(lambda: order.low >= number, _MISSING_S) and not self._round:
             while order.low < number:
                 self._applied_one(order.low)
-        self._wait_for(lambda: order.low >= number and order.may_apply(number))
-        if order.low == number:
+        self._wait_for(lambda: self._is_finished or (order.low >= number and order.may_apply(number)))
+        if order.low == number and not self._is_finished:
             self._round[peer.worker] = (peer, header)
             self._end_round_if_whole()
-            self._wait_for(lambda: order.low > number)
+            self._wait_for(lambda: self._is_finished or order.low > number)
         peer.reading = None
         return self._round_began_at
 
