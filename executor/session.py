@@ -20,7 +20,7 @@ from rubberband.cloud.prices import live_table
 from rubberband.cloud.provider import ClusterProvider
 from rubberband.cloud.start_limits import StartLimits, start_limits
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.errors import StoreAwayError
+from rubberband.errors import JournalError, StoreAwayError
 from rubberband.executor import sampling
 from rubberband.executor.backend import Backend
 from rubberband.executor.callbacks import Callback, following
@@ -37,7 +37,7 @@ from rubberband.executor.trackers import followers
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import VirtualBackend, curves
 from rubberband.executor.virtual.fleet import Noise
-from rubberband.installation import require
+from rubberband.installation import require_ray
 from rubberband.interrupts import AtOnce, heeded, uninterrupted
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
@@ -207,7 +207,7 @@ def _run(
         setup, draw = _drawing(Setup.from_json(header.setup), controller)
         store = None
         if setup.entrypoint is not None:
-            require(f"provider: {setup.provider}", "ray")
+            require_ray(f"provider: {setup.provider}")
             known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
             store = reopen_store(setup.checkpoints, setup.store_mark, known)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
@@ -219,7 +219,7 @@ def _run(
         with ExitStack() as views:
             backend = make_backend(folder, setup, header.job, journal.last_event_at(), store)
             views.callback(uninterrupted, backend.close)
-            observers: list[Observer] = [*view(header.job, backend.now, views), *told]
+            observers: list[Observer] = [_same_folder(folder), *view(header.job, backend.now, views), *told]
             inbox = Inbox(folder.inbox)
             began_at = backend.now()
             if setup.kind.is_this_machine and setup.pool is None:  # warm instances start in no time
@@ -241,6 +241,28 @@ def _say_what_changed(setup: Setup) -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _same_folder(folder: ExperimentFolder) -> Observer:
+    """Return what raises JournalError once the experiment's folder is another: instances do not live without theirs."""
+
+    def found() -> tuple[int, int] | None:
+        try:
+            seen = folder.path.stat()
+        except FileNotFoundError:
+            return None
+        return seen.st_dev, seen.st_ino
+
+    began_in = found()
+
+    def require(*_: object) -> None:
+        if found() != began_in:  # log files may have made a new one already
+            raise JournalError(
+                f"the folder of experiment {folder.name!r} was moved or deleted while it ran ({folder.path}); its "
+                f"instances end. Move it back, then continue with `rubberband resume {folder.name}`"
+            )
+
+    return require
 
 
 def _drawing(setup: Setup, controller: Controller) -> tuple[Setup, Draw | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import sys
 from typing import Annotated, Any
 
@@ -95,6 +96,8 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line and exit with its code."""
     gc.set_threshold(_COLLECT_EVERY)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack the characters of tables
     AtOnce(KeyboardInterrupt()).handle(ENDS)
     try:
         app(prog_name="rubberband")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +48,21 @@ def require(what: str, *modules: str) -> None:
         raise InputError(f"{what} needs {' and '.join(missing)}; run {install_hint(*extras)}")
 
 
+FEWEST_FILES = 256
+"""Open files that a process needs at least. Ray's nodes hang while they start where they may open fewer."""
+
+
+def require_ray(what: str, *modules: str) -> None:
+    """Raise InputError if Ray, or `modules`, is not installed, or cannot start as processes may open too few files."""
+    require(what, "ray", *modules)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files < FEWEST_FILES:
+        raise InputError(
+            f"a process may open {files} files here (ulimit -n), and Ray needs {FEWEST_FILES}; run `ulimit -n 4096`, "
+            "or ask whoever set the limit to raise it"
+        )
+
+
 def remedy_of(error: BaseException) -> str | None:
     """Return the command that installs the module that an import lacked, or None if no extra brings it."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -57,9 +73,30 @@ def remedy_of(error: BaseException) -> str | None:
 def default_home(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the home folder: RUBBERBAND_HOME, or `~/.rubberband`. Raises InputError without a `~`."""
     try:
-        return Path(environment.get("RUBBERBAND_HOME") or Path.home() / ".rubberband").expanduser().resolve()
+        return home_at(environment.get("RUBBERBAND_HOME") or Path.home() / ".rubberband")
     except RuntimeError as error:
         raise InputError(f"this user has no home folder ({error}); set RUBBERBAND_HOME to a folder") from None
+
+
+def home_at(path: str | os.PathLike[str] | None) -> Path:
+    """Return the home folder at `path`; None or empty: the default one. Raises InputError."""
+    if not path:
+        return default_home()
+    found = Path(path).expanduser().resolve()
+    require_readable(found)
+    return found
+
+
+def require_readable(*paths: str | os.PathLike[str]) -> None:
+    """Raise InputError for a path that the locale cannot read: journals and workers could not name it."""
+    for path in paths:
+        try:
+            os.fspath(path).encode()
+        except UnicodeEncodeError:
+            name = os.fsencode(path).decode(errors="replace")
+            raise InputError(
+                f"{name} has characters that this locale cannot read; set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+            ) from None
 
 
 def default_store(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -289,7 +289,7 @@ class _Check:
         began_s = time.monotonic()
         try:
             yield
-        except (Exception, SystemExit) as raised:
+        except (Exception, SystemExit, KeyboardInterrupt) as raised:
             error: BaseException = raised
             if self._servers is not None and isinstance(raised, GangBroken):
                 error = self._servers.failure() or raised

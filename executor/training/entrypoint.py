@@ -17,7 +17,7 @@ from rubberband.executor.training.hooks import FIXED, accepts, fault_of, fault_o
 from rubberband.executor.training.runner import one_line
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial
-from rubberband.installation import remedy_of
+from rubberband.installation import remedy_of, require_readable
 
 Target = type[TorchTrial] | type[Trial] | TrainFunction
 """Target of an entry point."""
@@ -38,6 +38,9 @@ class Entrypoint:
     """Absolute folders, searched before `sys.path`."""
     pickled: bytes | None = None
     """The object itself, by cloudpickle, if it is defined in `__main__`, a notebook or a function."""
+
+    def __post_init__(self) -> None:
+        require_readable(*self.search_path)
 
     @classmethod
     def parse(cls, text: str, search_path: Iterable[str | os.PathLike[str]] = ()) -> Entrypoint:

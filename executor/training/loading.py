@@ -166,7 +166,7 @@ class _Work(Dataset[Any]):
             return _Loaded(order.series, failure=self.failure)
         try:
             return _Loaded(order.series, self._load(order.part))
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             return _Loaded(order.series, failure=_Failure.of(error))
 
 
@@ -340,7 +340,7 @@ class LoaderWorkers:
         faulthandler.register(_DUMP, file=self._traces[worker])
         try:
             self._settings.start(worker, self._dataset)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             self._work.failure = _Failure.of(error)
         if not self._are_numbered:
             torch.utils.data._utils.worker._worker_info = None

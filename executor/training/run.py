@@ -221,8 +221,8 @@ def run_segment(
     one, when its checkpoint is durable: by then the next iteration is under way, except after the last. A trial that
     ends by itself says so in its last report, or by a SegmentEnded if its function returned. The other ranks yield
     nothing. Any rank ends with a SegmentFailure if the trial failed: every exception of user code is turned into
-    one, `SystemExit` included. KeyboardInterrupt passes. In the end, also if the iterator is closed early, the process
-    group is destroyed and the process can run another segment.
+    one, SystemExit and KeyboardInterrupt included. In the end, also if the iterator is closed early, the process group
+    is destroyed and the process can run another segment.
     """
     reports = Reports(store, segment.trial)
     resources: list[_Closable] = [reports]
@@ -232,7 +232,7 @@ def run_segment(
     except TrainingEnded:
         yield from reports.rest()
         yield SegmentEnded()
-    except (KeyboardInterrupt, GeneratorExit):
+    except GeneratorExit:
         raise
     except BaseException as error:
         failure = describe(error, in_gang=segment.num_workers > 1 or segment.training is not None)
@@ -361,8 +361,6 @@ def run_server(entrypoint: Entrypoint, segment: Segment, index: int, listener: s
             every = positive("checkpoint_every", trial.checkpoint_every)
             shard = ServedShard(trial, segment, index)
             ParameterServer(shard, segment, index, checkpoint_every=every).run(listener)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             return describe(error, in_gang=True)
     return None

@@ -129,8 +129,8 @@ MOST_TOLD = 20
 def clean_metrics(reported: Any, metric: str) -> dict[str, float]:
     """Return the numbers among the reported metrics as floats; `metric` must be one of them, and finite.
 
-    Booleans, integers and scalars of NumPy and torch count as numbers. Other values, and other metrics that are not
-    finite, are left out: only `metric` decides about the trial.
+    Booleans, integers and scalars of NumPy and torch count as numbers, but `metric` is no boolean, by which most trials
+    would be equal. Other values, and other metrics that are not finite, are left out: only `metric` decides.
 
     Raises TrialFailure: no_metric, not_a_number (also if too large for a float), or raised (too many metrics, or a
     name that is too long).
@@ -146,9 +146,18 @@ def clean_metrics(reported: Any, metric: str) -> dict[str, float]:
     value = floats[printable(metric)]
     if value is None:
         raise TrialFailure("no_metric", f"the metric {metric!r} is {_kind(reported[metric])}, which is not a number")
+    if _is_boolean(reported[metric]):
+        raise TrialFailure(
+            "no_metric",
+            f"the metric {metric!r} is {reported[metric]}, a boolean, which ranks no trials; report a number",
+        )
     if not math.isfinite(value):
         raise TrialFailure("not_a_number", f"the metric {metric!r} is {value}")
     return {name: number for name, number in floats.items() if number is not None and math.isfinite(number)}
+
+
+def _is_boolean(value: Any) -> bool:
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 
 def _check_names(reported: Mapping[Any, Any]) -> None:

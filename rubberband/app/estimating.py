@@ -16,7 +16,7 @@ from rubberband.app.terms import EstimateAnswer, answer, local_terms
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.executor.batch_history import copied
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.installation import default_home
+from rubberband.installation import home_at
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import on_pool
 from rubberband.values.plan import Plan, Policy, Prediction
@@ -88,7 +88,7 @@ def estimate(
     Without a plan within the limits the estimate is not `feasible`, and shows remedies. Raises InputError for wrong
     words, ProfileMissingError without a profile.
     """
-    place = Path(home).expanduser().resolve() if home else default_home()
+    place = home_at(home)
     experiment = experiment_of(entrypoint, words, "estimate", place)
     trial = experiment.entrypoint
     found_entrypoint = Entrypoint.parse(trial, (os.getcwd(),)) if isinstance(trial, str) else None

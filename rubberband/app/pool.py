@@ -24,7 +24,7 @@ from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.session import local_devices
-from rubberband.installation import require
+from rubberband.installation import require_ray
 from rubberband.interrupts import heeded
 from rubberband.planner.sharing import make_policy
 from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder, too_low
@@ -46,7 +46,7 @@ def bring_up(pool: PoolFile, home: Path, announce: Callable[[str], None] = lambd
     """
     if pool.kind.is_simulated:
         raise InputError(f"provider: a pool of {pool.provider} instances can only be simulated; write local or aws")
-    require(f"provider: {pool.provider}", "ray")
+    require_ray(f"provider: {pool.provider}")
     make_policy(pool.policy)
     folder = pool_folder(pool.name, home)
     if folder.is_up:

@@ -43,7 +43,7 @@ from rubberband.executor.result import Result
 from rubberband.executor.session import cancel_on_signals, create, local_devices, run
 from rubberband.executor.trackers import require_trackers
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.installation import default_home as default_home
+from rubberband.installation import home_at
 from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
 from rubberband.spec.experiment import Experiment
@@ -164,7 +164,7 @@ def tune(
 
     Raises InputError for wrong words, InfeasibleError if no plan meets the constraints.
     """
-    place = Path(home).expanduser().resolve() if home else default_home()
+    place = home_at(home)
     experiment = experiment_of(entrypoint, words, "tune", place)
     folder = open_folder(experiment.name, place)
     announce, view = _shown(verbose)
@@ -204,7 +204,7 @@ def load_result(name: str, *, home: str | os.PathLike[str] | None = None) -> Res
     `home` is by default RUBBERBAND_HOME, or `~/.rubberband`. Raises InputError if it is not found,
     JournalError if it cannot be read.
     """
-    return read(open_folder(name, Path(home).expanduser().resolve() if home else None))
+    return read(open_folder(name, home_at(home)))
 
 
 def run_experiment(

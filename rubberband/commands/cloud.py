@@ -235,8 +235,8 @@ def sweep(
     Instances of a living driver keep running. Nothing is lost: `rubberband resume` starts new ones and continues from
     the last reported iterations.
     """
-    from rubberband.app.run import default_home
     from rubberband.cloud.local.provider import sweep as sweep_local
+    from rubberband.installation import default_home
 
     home = default_home()
     ended = [

@@ -27,7 +27,7 @@ from pydantic import (
 
 from rubberband import markup
 from rubberband.errors import InputError, ProfileMissingError
-from rubberband.installation import require
+from rubberband.installation import require_ray
 from rubberband.spec.fields import (
     MODULE_ATTRIBUTE,
     Count,
@@ -352,7 +352,7 @@ class Experiment(Words):
         self.search.require_sampler()
         if not self.resources.kind.is_simulated:
             rented = ("boto3",) if self.resources.kind.is_rented else ()
-            require(f"resources.provider: {self.resources.provider}", "ray", *rented)
+            require_ray(f"resources.provider: {self.resources.provider}", *rented)
         if self.resources.kind.is_rented:
             _require_ec2(self.resources, is_lent=is_lent or self.resources.pool is not None)
 

@@ -158,9 +158,9 @@ def test_a_long_traceback_keeps_its_beginning_and_end(store):
     assert details.endswith(" the end\n")
 
 
-def test_a_keyboard_interrupt_passes(store):
-    with pytest.raises(KeyboardInterrupt):
-        run(Counting, store, config={"raise": KeyboardInterrupt()})
+def test_a_keyboard_interrupt_of_a_trial_is_its_failure(store):
+    failed = failure(run(Counting, store, config={"raise": KeyboardInterrupt("enough")}))
+    assert (failed.kind, failed.message) == ("raised", "KeyboardInterrupt: enough")
     assert calls[-1] == "close"
 
 
@@ -184,6 +184,9 @@ def test_a_segment_that_is_not_walked_to_its_end_closes_the_trial(store):
         (None, "no_metric", "the trial reported nothing where a mapping"),
         ({"loss": "low"}, "no_metric", "'loss' is a value of type str, which is not a number"),
         ({"loss": np.zeros(2)}, "no_metric", "type ndarray"),
+        ({"loss": True}, "no_metric", "'loss' is True, a boolean, which ranks no trials; report a number"),
+        ({"loss": np.bool_(False)}, "no_metric", "'loss' is False, a boolean"),
+        ({"loss": np.array(True)}, "no_metric", "'loss' is True, a boolean"),
         ({"loss": math.nan}, "not_a_number", "the metric 'loss' is nan"),
         ({"loss": np.float32(-math.inf)}, "not_a_number", "the metric 'loss' is -inf"),
         ({"loss": 1.0, "steps": 10**5000}, "not_a_number", "the metric 'steps' is too large for a float (1.8e+308 at"),
