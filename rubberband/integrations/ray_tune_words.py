@@ -75,6 +75,8 @@ def check_fields(config: Any) -> None:
     if config is None:
         return
     kind = next((base.__name__ for base in type(config).__mro__ if base.__name__ in WORDS), type(config).__name__)
+    if type(config).__module__.startswith("ray.train"):
+        raise InputError(f"{kind} is that of ray.train; import it from ray.tune: from ray.tune import {kind}")
     known, default = WORDS.get(kind, {}), type(config)()
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -232,12 +234,18 @@ def _fill_search(
     learns = by.get("sampler", {}).get("type") == "optuna"
     space, points, trials = _with_grids(space, points, num_samples, learns)
     objective = _objective(config, scheduler, searcher, found)
+    by_scheduler = _scheduler(scheduler, trials, iterations, limits, learns=learns)
+    if by_scheduler.get("max_t") == "auto":
+        found.notes.append(
+            "nothing says how long a trial trains: the plan counts on as long as the limits allow; "
+            "RunConfig(stop={'training_iteration': N}) says it"
+        )
     if "also" in objective:
         by["sampler"]["multi_objective"] = True
     found.search = {
         "space": space,
         **objective,
-        "scheduler": _scheduler(scheduler, trials, iterations, limits, learns=learns),
+        "scheduler": by_scheduler,
         **({"points_to_evaluate": points} if points else {}),
         **by,
     }

@@ -130,12 +130,13 @@ def test_without_a_scheduler_all_trials_train_until_the_stop(monkeypatch):
         (OptunaSearch(), 4, None, {"type": "asha", "num_samples": 4, "max_t": "auto"}),
     ],
 )
-def test_without_a_scheduler_no_trial_is_stopped_for_another(monkeypatch, searcher, num_samples, stop, words):
+def test_without_a_scheduler_no_trial_is_stopped_for_another(monkeypatch, capsys, searcher, num_samples, stop, words):
     """Trials train to their own end, as long as the limits allow; a sampler that learns draws each when it starts."""
     config = tune.TuneConfig(num_samples=num_samples, search_alg=searcher, **OBJECTIVE)
     run = tune.RunConfig(stop=stop and {"training_iteration": stop})
     found = words_of(monkeypatch, tune_config=config, run_config=run)["search"]["scheduler"]
     assert found == {**words, "reduction_factor": ALONE}
+    assert ("nothing says how long a trial trains" in capsys.readouterr().err) == (stop is None)
 
 
 def test_each_sample_has_the_whole_grid_and_draws_the_rest(monkeypatch):
@@ -387,6 +388,13 @@ def test_the_first_failure_cancels_an_experiment_that_fails_fast(monkeypatch, tm
         tuner.fit()
     (request,) = Inbox(tmp_path / "experiments" / "fast" / "inbox").pending()
     assert request.kind == "cancel"
+
+
+def test_a_config_of_ray_train_is_refused_as_ray_tune_has_its_own(monkeypatch):
+    import ray.train
+
+    with pytest.raises(InputError, match=r"RunConfig is that of ray\.train; import it from ray\.tune"):
+        words_of(monkeypatch, run_config=ray.train.RunConfig(name="ours"), **FIFO)
 
 
 def test_a_second_run_of_a_script_has_the_next_free_name(monkeypatch, tmp_path, capsys):
