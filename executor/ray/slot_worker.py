@@ -221,8 +221,8 @@ class SlotWorker:
 def end_forks_by_sigterm() -> None:
     """Let SIGTERM end processes that user code forks from now on, such as those of a multiprocessing.Pool.
 
-    They inherit Ray's handler, which raises SystemExit. Right after a fork that is swallowed, and a pool waits for its
-    process for ever; so the signal waits until the handler is gone.
+    They inherit Ray's handler, which raises SystemExit. Right after a fork that is swallowed, and a pool never
+    stops waiting for its process; so the signal waits until the handler is gone.
     """
     masks: dict[int, set[int]] = {}
 

@@ -72,7 +72,7 @@ class Tuner:
             "verbose": _verbose(run_config),
             **words,
             "constraints": {**found.constraints, **limits},
-            "resources": {**resources, **most_instances(found.max_concurrent, checked)},
+            "resources": {**_with_tune(resources), **most_instances(found.max_concurrent, checked)},
         }
         if "name" not in words and (free := self._folder().next_free()).name != name:
             self._notes.append(f"{name} is the name of an earlier experiment; this one is {free.name}")
@@ -134,6 +134,15 @@ def _resources(words: Mapping[str, Any]) -> Resources:
         raise WordError(("resources", *found.path), found.reason) from None
 
 
+def _with_tune(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resources; rented instances install what `ray.tune` imports, unless their image has everything."""
+    aws = resources.get("aws", {})
+    install = aws.get("install") or ""
+    if resources.get("provider") != "aws" or install.strip() == "none" or "ray[" in install:
+        return dict(resources)
+    return {**resources, "aws": {**aws, "install": f"{install} ray[tune]".strip()}}
+
+
 def _checkpoint_every(run_config: Any, trainable: Any) -> int:
     """Return the iterations from one checkpoint to the next of a class trainable. Raises InputError."""
     config = getattr(run_config, "checkpoint_config", None)
@@ -175,6 +184,13 @@ class TuneResult:
     def metrics(self) -> Mapping[str, float]:
         """The metrics of its latest report, with `training_iteration`."""
         return {**self.trial.metrics, "training_iteration": self.trial.iterations}
+
+    @property
+    def metrics_dataframe(self) -> pandas.DataFrame:
+        """The metrics of all its reports, a row for each, with `training_iteration`."""
+        import pandas
+
+        return pandas.DataFrame([{**metrics, "training_iteration": done} for _, done, metrics in self.trial.curve])
 
     @property
     def checkpoint(self) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
-from rubberband.executor.callbacks import Callback, FailureInfo, ReportInfo, RunInfo
+from rubberband.executor.callbacks import Callback, FailureInfo, ReportInfo, RunInfo, SyncInfo
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.result import Result
@@ -75,7 +75,7 @@ class TuneTrial:
 
 
 class TuneCallbacks(Callback):
-    """Calls callbacks of Ray Tune: on a trial's first report, on each, and on its end, when the experiment ends."""
+    """Calls callbacks of Ray Tune: on a trial's first report, on each, and once it does not go on."""
 
     def __init__(
         self,
@@ -112,13 +112,21 @@ class TuneCallbacks(Callback):
         trial.status = "ERROR"
         self._call("on_trial_error", trial, iteration=failure.iterations)
 
+    def on_sync(self, sync: SyncInfo) -> None:
+        """A stage is over; trials that do not go on are complete."""
+        self._complete({*sync.trials} - {*sync.promoted})
+
     def on_end(self, result: Result) -> None:
         """The experiment has ended, and with it the trials."""
-        for number, trial in self._trials.items():
-            if trial.status != "ERROR":
-                trial.status = "TERMINATED"
-                self._call("on_trial_complete", trial, iteration=result.trials[number].iterations)
+        self._complete(set(self._trials))
         self._call("on_experiment_end", trials=list(self._trials.values()))
+
+    def _complete(self, numbers: Set[int]) -> None:
+        for number in sorted(numbers & self._trials.keys()):
+            trial = self._trials[number]
+            if trial.status == "RUNNING":
+                trial.status = "TERMINATED"
+                self._call("on_trial_complete", trial, iteration=trial.last_result["training_iteration"])
 
     def _trial(self, number: int, config: Mapping[str, Any]) -> TuneTrial:
         if number not in self._trials:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import types
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +26,7 @@ from ray.tune.stopper import (
 
 import rubberband
 from rubberband.errors import InputError
-from rubberband.executor.callbacks import FailureInfo, ReportInfo, RunInfo
+from rubberband.executor.callbacks import FailureInfo, ReportInfo, RunInfo, SyncInfo
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.integrations.ray_tune import Tuner
@@ -390,6 +389,15 @@ def test_the_first_failure_cancels_an_experiment_that_fails_fast(monkeypatch, tm
     assert request.kind == "cancel"
 
 
+@pytest.mark.parametrize(
+    ("aws", "install"),
+    [({}, "ray[tune]"), ({"install": "scikit-learn"}, "scikit-learn ray[tune]"), ({"install": "none"}, "none")],
+)
+def test_rented_instances_install_what_ray_tune_imports(monkeypatch, aws, install):
+    rented = {**LOCAL, "provider": "aws", "checkpoints": "s3://bucket/here", "aws": aws}
+    assert words_of(monkeypatch, resources=rented, **FIFO)["resources"]["aws"]["install"] == install
+
+
 def test_a_config_of_ray_train_is_refused_as_ray_tune_has_its_own(monkeypatch):
     import ray.train
 
@@ -442,7 +450,7 @@ def test_callbacks_of_ray_tune_are_called(tmp_path):
     called = TuneCallbacks([telling], "train", tmp_path, None, lambda trial: f"folder-{trial.trial_id}")
     run = RunInfo(name="n", metric="loss", mode="min", num_trials=2, experiment={}, is_resumed=False)
     called.on_experiment_start(run)
-    for trial in (0, 1):
+    for trial in (0, 1, 2):
         called.on_trial_report(
             ReportInfo(
                 trial=trial,
@@ -455,7 +463,9 @@ def test_callbacks_of_ray_tune_are_called(tmp_path):
             )
         )
     called.on_trial_failure(FailureInfo(trial=1, config={"lr": 1}, iterations=1, failure="it failed", elapsed_s=2.0))
-    result: Any = types.SimpleNamespace(trials=[types.SimpleNamespace(iterations=1)] * 2)
+    sync = SyncInfo(stage=0, bracket=None, trials=(0, 1, 2), ranking=(2, 0), promoted=(2,), elapsed_s=3.0, cost_usd=0.1)
+    called.on_sync(sync)
+    result: Any = None
     called.on_end(result)
     assert telling.calls == [
         ("setup", 2),
@@ -463,8 +473,11 @@ def test_callbacks_of_ray_tune_are_called(tmp_path):
         ("train_00000", 1, 0.5, 1),
         ("start", "train_00001", {"lr": 1}),
         ("train_00001", 1, 0.5, 1),
+        ("start", "train_00002", {"lr": 2}),
+        ("train_00002", 1, 0.5, 1),
         ("error", "train_00001"),
         ("complete", "train_00000", "TERMINATED"),
-        ("end", 2),
+        ("complete", "train_00002", "TERMINATED"),
+        ("end", 3),
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder-00000", "folder-00001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder-00000", "folder-00001", "folder-00002"]
