@@ -313,6 +313,7 @@ class TorchRunner(Runner):
         metrics: dict[str, float] = {}
         if segment.rank == 0:
             metrics = clean_metrics({**trained, **evaluated}, segment.metric)
+            self._trial._observe(metrics)
         watched = self._watched(metrics) if segment.rank == 0 else ""
         value = self._gang.agree(metrics.get(watched))
         for schedule in [] if self._schedules is None else self._schedules.members:
@@ -381,6 +382,8 @@ class TorchRunner(Runner):
 
     def close(self) -> None:
         """Drop the model and all that refers to it, as the gang requires before it is left."""
+        if hasattr(self, "_trial"):
+            self._trial._close()
         for name in ("_feed", "_evaluation"):
             if hasattr(self, name):
                 getattr(self, name).close()

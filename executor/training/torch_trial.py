@@ -125,6 +125,12 @@ class TorchTrial(ABC):
     _data_seed: int | None = None
     """The segment's; set before any method is called."""
 
+    def _observe(self, metrics: Mapping[str, float]) -> None:  # noqa: B027 — optional hook
+        """Take the metrics of an iteration, on rank 0, before it is reported; for integrations."""
+
+    def _close(self) -> None:  # noqa: B027 — optional hook
+        """Release what the trial holds, at the end of a segment; for integrations."""
+
     @abstractmethod
     def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
         """Return the model, on the CPU; it is moved to the device afterwards."""

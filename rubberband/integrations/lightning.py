@@ -8,19 +8,16 @@ Works with `lightning` and with `pytorch_lightning`; neither is imported here.
 from __future__ import annotations
 
 import inspect
-import sys
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rubberband.errors import InputError
 from rubberband.executor.training.torch_trial import TorchTrial
-from rubberband.installation import install_hint
 from rubberband.integrations.lightning_data import Loaders, loader_of, overrides, prepare, seeded
+from rubberband.integrations.lightning_hooks import OWN_LOOP, OWN_STEP, EarlyStops, check
 from rubberband.integrations.lightning_log import Log, Now
 
 if TYPE_CHECKING:
@@ -28,25 +25,6 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from rubberband.executor.training.evaluation import EvalLoader
-
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_OWN_STEP = "write a rubberband.TorchTrial with a step() of its own"
-_OWN_LOOP = "write a rubberband.TorchTrial, or call rubberband.report() from a Callback of your own Trainer"
-_REFUSED = {
-    "backward": _OWN_STEP,
-    "configure_callbacks": "use the hooks of the module instead",
-    "configure_gradient_clipping": "set gradient_clip_norm of the LightningTrial",
-    "configure_sharded_model": "make the layers in configure_model()",
-    "lr_scheduler_step": _OWN_LOOP,
-    "on_after_backward": "use on_before_optimizer_step()",
-    "on_before_batch_transfer": "use the collate_fn of the DataLoader, or on_after_batch_transfer()",
-    "on_before_zero_grad": "use on_train_batch_end()",
-    "on_train_epoch_end": "use on_validation_epoch_end()",
-    "optimizer_step": _OWN_STEP,
-    "optimizer_zero_grad": _OWN_STEP,
-    "transfer_batch_to_device": "use the collate_fn of the DataLoader, or on_after_batch_transfer()",
-}
-"""Hooks of a module or data module that the loop does not call -> what to do instead."""
 
 
 class LightningTrial(TorchTrial):
@@ -58,7 +36,8 @@ class LightningTrial(TorchTrial):
     `training_step` are reported as `train_NAME`.
 
     The module's `trainer` is a stand-in with `current_epoch`, `global_step`, `datamodule` and the like. One optimizer
-    is stepped, with an LR schedule of interval `epoch` or `step`. Manual optimization, several optimizers and hooks
+    is stepped, with an LR schedule of interval `epoch` or `step`. EarlyStopping of `configure_callbacks` and
+    `self.trainer.should_stop = True` end the trial. Manual optimization, several optimizers, other callbacks and hooks
     that replace parts of the loop raise ValueError, which names what to do instead.
     """
 
@@ -145,6 +124,13 @@ class LightningTrial(TorchTrial):
         """Return what `validation_step` and all hooks log."""
         return self._run.validate(loader, as_parts=self.eval_on_all_ranks)
 
+    def _observe(self, metrics: Mapping[str, float]) -> None:
+        self._run.observe(metrics)
+
+    def _close(self) -> None:
+        if hasattr(self, "_made"):
+            self._made.close()
+
     def _source(self, config: Mapping[str, Any]) -> _Source:
         if not hasattr(self, "_made"):
             self._made = _Source(self, config)
@@ -164,16 +150,16 @@ class _Source:
         with seeded(self._data_seed, 0):
             self.datamodule = trial.build_datamodule(config)
         if self.datamodule is not None:
-            _check(self.datamodule, "LightningDataModule", f"{self._name}.build_datamodule()")
+            check(self.datamodule, "LightningDataModule", f"{self._name}.build_datamodule()")
             self.datamodule.trainer = self.place
         self._loaders: Loaders | None = None
 
     def module(self, config: Mapping[str, Any]) -> Any:
         """Return the module, set up."""
         if self._module is None:
-            module = _check(self._trial.build_module(config), "LightningModule", f"{self._name}.build_module()")
+            module = check(self._trial.build_module(config), "LightningModule", f"{self._name}.build_module()")
             if not module.automatic_optimization:
-                raise ValueError(f"{type(module).__name__} sets automatic_optimization = False; {_OWN_STEP}")
+                raise ValueError(f"{type(module).__name__} sets automatic_optimization = False; {OWN_STEP}")
             if has_data := self.datamodule is None:
                 with seeded(self._data_seed, 1):
                     prepare(module)
@@ -205,24 +191,41 @@ class _Source:
                 )
         return self._loaders
 
+    def close(self) -> None:
+        """Call `teardown` of what was set up."""
+        for made in (self._module, None if self._loaders is None else self.datamodule):
+            if made is not None:
+                made.teardown("fit")
+
 
 class _Place:
     """Substitute for `self.trainer`: the progress of the training, and the place in the gang."""
+
+    _source: Any = None
+    _trial: Any = None
+    run: Any = None
+    current_epoch = global_step = 0
+    training = True
+    validating = testing = predicting = sanity_checking = fast_dev_run = False
+    logger = progress_bar_callback = None
+    loggers: Sequence[Any] = ()
+    callbacks: Sequence[Any] = ()
+    accumulate_grad_batches = 1
 
     def __init__(self, source: _Source, trial: LightningTrial) -> None:
         # The module refers to this, and this to nothing that refers to the module: a trial then ends without waiting
         # for a collection of garbage.
         self._source = weakref.proxy(source)
         self._trial = weakref.proxy(trial)
-        self.run: Any = None
-        self.current_epoch = 0
-        self.global_step = 0
-        self.training = True
-        self.validating = self.testing = self.predicting = self.sanity_checking = self.fast_dev_run = False
-        self.logger = self.progress_bar_callback = None
-        self.loggers: list[Any] = []
-        self.callbacks: list[Any] = []
-        self.accumulate_grad_batches = 1
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the trial ends with the iteration."""
+        return bool(self._trial.ended)
+
+    @should_stop.setter
+    def should_stop(self, ends: bool) -> None:
+        self._trial.ended = ends
 
     @property
     def optimizers(self) -> list[Any]:
@@ -288,7 +291,12 @@ class _Place:
         )
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"self.trainer.{name} is not there in a LightningTrial, which has no Trainer; {_OWN_LOOP}")
+        raise AttributeError(f"self.trainer.{name} is not there in a LightningTrial, which has no Trainer; {OWN_LOOP}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not hasattr(type(self), name):
+            getattr(self, name)  # which says that it is not there
+        super().__setattr__(name, value)
 
 
 class _Run:
@@ -310,6 +318,11 @@ class _Run:
         self._began = self._attached = False
         self._latest: tuple[Any, Any] = (None, None)
         self._place.run = weakref.proxy(self)
+        self._is_evaluated = False
+        self.module.trainer = self._place
+        self._early_stops = EarlyStops(model)
+        self.module.trainer = None
+        self._place.callbacks = list(self._early_stops.callbacks)
 
     def optimizers(self) -> tuple[torch.optim.Optimizer, _Schedule]:
         """Return what `configure_optimizers` says."""
@@ -333,6 +346,7 @@ class _Run:
     def watch(self, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
         """Call the hook before each step of the optimizer."""
         self.optimizer, self.scheduler, module = optimizer, scheduler, self.module
+        module.optimizers = lambda use_pl_optimizer=True: optimizer
         if overrides(module, "on_before_optimizer_step"):
             optimizer.register_step_pre_hook(lambda found, *_: module.on_before_optimizer_step(found))
 
@@ -352,7 +366,8 @@ class _Run:
         """Return the part of a checkpoint that is neither model nor optimizer."""
         state = {"epoch": self._place.current_epoch, "global_step": self._place.global_step}
         self.module.on_save_checkpoint(state)
-        return {"module": state, "data": None if self._datamodule is None else self._datamodule.state_dict()}
+        data = None if self._datamodule is None else self._datamodule.state_dict()
+        return {"module": state, "data": data, "callbacks": self._early_stops.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -360,6 +375,13 @@ class _Run:
         self.module.on_load_checkpoint(state["module"])
         if self._datamodule is not None and state["data"]:
             self._datamodule.load_state_dict(state["data"])
+        self._early_stops.load_state_dict(state.get("callbacks", {}))  # earlier versions kept none
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """End the trial if a callback says so of metrics that are new."""
+        if self._is_evaluated and self._early_stops.are_over(metrics, self._place.current_epoch):
+            self._place.should_stop = True
+        self._is_evaluated = False
 
     def begin(self, iterations: int) -> None:
         """Begin an iteration, after which that many are done."""
@@ -381,7 +403,11 @@ class _Run:
 
         self._attach()
         batch = self._batch_hooks.on_after_batch_transfer(batch, 0)
-        self.module.on_train_batch_start(batch, self._batch_index)
+        if self.module.on_train_batch_start(batch, self._batch_index) == -1:
+            raise ValueError(
+                f"{type(self.module).__name__}.on_train_batch_start() returned -1, which ends an epoch in Lightning; "
+                "set samples_per_iteration of the LightningTrial"
+            )
         step = self.module.training_step
         logged = self._now.log = Log()
         try:
@@ -414,7 +440,7 @@ class _Run:
         `as_parts`: this worker has a part of the set.
         """
         log = self._now.log = Log()  # a new one, as memory may have run out in the midst of the one before
-        self._place.training, self._place.validating = False, True
+        self._place.training, self._place.validating, self._is_evaluated = False, True, True
         try:
             if overrides(self.module, "validation_step"):
                 self._validate(loader, log)
@@ -457,7 +483,7 @@ def _divided(made: Any) -> tuple[torch.optim.Optimizer, _Schedule]:
     if isinstance(made, (list, tuple)):
         if len(made) != 1:
             raise ValueError(
-                f"{what} {len(made)} optimizers; a LightningTrial steps one: give it parameter groups, or {_OWN_STEP}"
+                f"{what} {len(made)} optimizers; a LightningTrial steps one: give it parameter groups, or {OWN_STEP}"
             )
         made = made[0]
     if isinstance(made, Mapping):
@@ -481,21 +507,6 @@ def _schedule(given: Any, monitor: str | None) -> _Schedule:
             f"the LR schedule has frequency {frequency}; use 1, and a schedule that counts every {interval}"
         )
     return _Schedule(words["scheduler"], interval, words.get("monitor", monitor))
-
-
-def _check(made: Any, kind: str, what: str) -> Any:
-    """Return a module or data module. Raises TypeError for anything else, ValueError for hooks that are not called."""
-    loaded = [sys.modules[name] for name in _PACKAGES if name in sys.modules]
-    if not any(isinstance(made, getattr(package, kind)) for package in loaded):
-        if not any(find_spec(name.partition(".")[0]) for name in _PACKAGES):
-            raise InputError(f"Lightning is not installed; run {install_hint('lightning')}")
-        raise TypeError(f"{what} returned {type(made).__name__}, which is no {kind}; return one, or write a TorchTrial")
-    for hook, remedy in _REFUSED.items():
-        if overrides(made, hook):
-            raise ValueError(
-                f"{type(made).__name__} overrides {hook}(), which RubberBand's loop does not call; {remedy}"
-            )
-    return made
 
 
 def _arguments(step: Callable[..., Any], batch: Any, index: int) -> tuple[Any, ...]:

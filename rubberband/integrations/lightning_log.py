@@ -7,6 +7,12 @@ from typing import Any
 
 from rubberband.executor.training.torch_trial import Mean
 
+OPTIONS = (
+    *("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist", "sync_dist_group"),
+    *("add_dataloader_idx", "batch_size", "metric_attribute", "rank_zero_only"),
+)
+"""Options of `LightningModule.log`, in their order."""
+
 
 class Now:
     """Takes what a module logs, into the log of what it does at present."""
@@ -16,12 +22,12 @@ class Now:
 
     def add(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Keep a value: `LightningModule.log`."""
-        self.log.add(name, value, options)
+        self.log.add(name, value, {**dict(zip(OPTIONS, args, strict=False)), **options})
 
     def add_all(self, values: Mapping[str, Any], *args: Any, **options: Any) -> None:
         """Keep several values: `LightningModule.log_dict`."""
         for name, value in values.items():
-            self.log.add(name, value, options)
+            self.add(name, value, *args, **options)
 
 
 class Log:
@@ -38,6 +44,8 @@ class Log:
         """Keep a value, as `LightningModule.log` does; what concerns loggers and progress bars has no effect."""
         import torch
 
+        if odd := sorted(options.keys() - set(OPTIONS)):
+            raise ValueError(f"self.log({name!r}) has an option {odd[0]}, which has no effect here; leave it out")
         kind = options.get("reduce_fx", "mean")
         kind = getattr(kind, "__name__", str(kind)).lower().replace("avg", "mean")
         if hasattr(value, "compute") and hasattr(value, "reset"):

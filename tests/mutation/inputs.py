@@ -13,6 +13,8 @@ _SAMPLING = ("tests/unit/test_sampling.py",)
 
 _SESSION = ("tests/unit/test_session.py",)
 
+_HOOKS = ("tests/unit/test_lightning_hooks.py",)
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="training-data-by-the-trial",
@@ -117,5 +119,37 @@ MUTANTS: tuple[Mutant, ...] = (
         old="found[name] = files[str(path.absolute())] = hashlib.sha256(source).hexdigest()",
         new="found[name] = files[str(first.absolute())] = hashlib.sha256(source).hexdigest()",
         tests=_SESSION,
+    ),
+    Mutant(
+        name="new-hooks-are-read-past",
+        harm="a hook that a new version of Lightning adds is not called, without a word",
+        file="rubberband/integrations/lightning_hooks.py",
+        old="for hook in sorted({*REFUSED, *(name for each in kinds for name in hooks_of(each))} - CALLED - OWN):",
+        new="for hook in sorted(REFUSED):",
+        tests=_HOOKS,
+    ),
+    Mutant(
+        name="patience-begins-anew",
+        harm="EarlyStopping forgets at every SYNC how long it has waited, and never ends a trial",
+        file="rubberband/integrations/lightning.py",
+        old='self._early_stops.load_state_dict(state.get("callbacks", {}))',
+        new="self._early_stops.load_state_dict({})",
+        tests=_HOOKS,
+    ),
+    Mutant(
+        name="patience-counts-old-metrics",
+        harm="with eval_every a trial is stopped for metrics that were not measured again",
+        file="rubberband/integrations/lightning.py",
+        old="if self._is_evaluated and self._early_stops",
+        new="if self._early_stops",
+        tests=_HOOKS,
+    ),
+    Mutant(
+        name="callbacks-are-read-past",
+        harm="ModelCheckpoint and callbacks of one's own are left out without a word",
+        file="rubberband/integrations/lightning_hooks.py",
+        old='if name != "EarlyStopping" or not place',
+        new='if name == "EarlyStopping" and not place',
+        tests=_HOOKS,
     ),
 )

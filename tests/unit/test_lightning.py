@@ -532,7 +532,7 @@ def test_without_lightning_the_command_that_installs_it_is_named(store, monkeypa
 
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr("rubberband.integrations.lightning.find_spec", lambda name: None)
+    monkeypatch.setattr("rubberband.integrations.lightning_hooks.find_spec", lambda name: None)
     assert re.search(r"Lightning is not installed; run pip install '.*\[lightning\]'", failure(Trial, store))
 
 

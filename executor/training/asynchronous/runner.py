@@ -169,6 +169,7 @@ class AsyncRunner(TorchRunner):
         with self._step.precision.autocast():
             evaluated = self._evaluation.metrics(self._module, iterations, ends=self._ends())
         metrics = clean_metrics({**trained, **evaluated}, segment.metric)
+        self._trial._observe(metrics)
         states = self._servers.close_iteration(iterations, self._for_plateau(metrics, iterations))
         if states is not None:
             groups = states["optimizer"]["param_groups"]
