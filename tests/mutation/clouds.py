@@ -396,4 +396,21 @@ MUTANTS: tuple[Mutant, ...] = (
         new="            self._taken[part.name] = part.offset\n",
         tests=("tests/unit/test_remote_agent.py",),
     ),
+    # Clocks.
+    Mutant(
+        name="clock-stops-with-the-machine",
+        harm="the hours that a laptop slept are not counted, and rented instances are paid for them",
+        file="cloud/steady.py",
+        old="return time.clock_gettime(_PASSING)",
+        new="return time.monotonic()",
+        tests=("tests/unit/test_steady.py",),
+    ),
+    Mutant(
+        name="instant-in-local-time",
+        harm="a message names an instant of another zone as UTC; who sets it as deadline is hours early or late",
+        file="rubberband/units.py",
+        old='return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")',
+        new='return instant.astimezone().replace(tzinfo=UTC).isoformat().replace("+00:00", "Z")',
+        tests=("tests/unit/test_units.py",),
+    ),
 )

@@ -431,4 +431,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new="key=lambda each: each.attained_gpu_s < self.threshold_gpu_s",
         tests=("tests/property/test_sharing.py",),
     ),
+    Mutant(
+        name="queue-turned-round-by-a-restart",
+        harm="after a restart of the service the latest submission starts first",
+        file="api/experiments/watcher.py",
+        old="for row in reversed(rows):",
+        new="for row in rows:",
+        tests=("tests/unit/test_service_runs.py::test_a_queue_keeps_its_order_over_a_restart",),
+    ),
 )

@@ -233,4 +233,21 @@ MUTANTS: tuple[Mutant, ...] = (
         new="                    os.replace(draft, path)\n",
         tests=("tests/unit/test_checkpoints.py",),
     ),
+    # Data order.
+    Mutant(
+        name="batch-of-two-epochs-at-most",
+        harm="on a small data set a large batch is smaller than asked for: the learning rate does not fit it",
+        file="executor/training/sampler.py",
+        old="(left := wanted - sum(map(len, parts))) > 0",
+        new="(left := wanted - len(parts[0])) > 0 and len(parts) < 2",
+        tests=("tests/unit/test_sampler.py",),
+    ),
+    Mutant(
+        name="full-last-batch-dropped",
+        harm="with drop_last the last batch of every epoch is never trained though it is full",
+        file="executor/training/sampler.py",
+        old="self.remaining < batch_size <= self.num_samples",
+        new="self.remaining <= batch_size <= self.num_samples",
+        tests=("tests/unit/test_sampler.py",),
+    ),
 )

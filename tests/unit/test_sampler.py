@@ -108,3 +108,20 @@ def test_a_crossing_sampler_repeats_and_skips_nothing_and_gives_whole_batches(nu
     assert seen[: len(seen) // num_samples * num_samples] == [
         index for _ in range(len(seen) // num_samples) for index in whole.next_batch([num_samples]).indices.tolist()
     ]
+
+
+def test_a_batch_of_several_epochs_is_full():
+    sampler = GlobalBatchSampler(3, 0, crosses=True)
+    batch = sampler.next_shared(10, 2, even_shares)
+    assert sorted(batch.indices.tolist()) == sorted([0, 1, 2] * 3 + [int(batch.indices[-1])])
+    assert (batch.shares, sampler.epoch, sampler.position, sampler.samples_done) == ((5, 5), 3, 1, 10)
+
+
+def test_a_last_batch_that_is_full_is_not_dropped():
+    sampler = GlobalBatchSampler(8, 0, drop_last=True)
+    seen = [sampler.next_shared(4, 1, even_shares).indices.tolist() for _ in range(2)]
+    assert sorted(seen[0] + seen[1]) == list(range(8))
+    assert sampler.epoch == 1
+    sampler = GlobalBatchSampler(7, 0, drop_last=True)
+    sampler.next_shared(4, 1, even_shares)
+    assert (sampler.epoch, sampler.samples_done) == (1, 7), "the rest counts as used"

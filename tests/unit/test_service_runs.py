@@ -52,6 +52,18 @@ def test_events_of_a_virtual_run_are_reported_in_unix_time(house: House) -> None
     assert all(event.occurred_at >= accepted.created_at for event in house.feed("one"))
 
 
+def test_a_queue_keeps_its_order_over_a_restart(tmp_path: Path, done_run: Path) -> None:
+    house = House(tmp_path, done_run, max_running=0)
+    with house.open() as runs:
+        for name in ("b", "c", "a"):
+            runs.submit(experiment(name))
+    house.settings = replace(house.settings, limits=ServiceLimits(max_running=1))
+    with house.open():
+        house.wait("a", DONE)
+    assert [name for name, *_ in house.starts()] == ["b", "c", "a"]
+    house.store.close()
+
+
 def test_an_experiment_with_a_promise_waits_for_no_slot(tmp_path: Path, done_run: Path) -> None:
     house = House(tmp_path, done_run, max_running=1)
     pool = SharedPool(name="p", provider="virtual", instances=4, gpus_per_instance=1)

@@ -23,6 +23,17 @@ from tests.builders.journalled_runs import recorded
 HALF_AN_HOUR_S = 1800.0
 
 
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux has a clock that counts suspended time")
+def test_the_clock_goes_on_while_the_machine_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances that are rented are paid meanwhile."""
+    slept_s, really = 0.0, time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda id: really(id) + (slept_s if id == time.CLOCK_BOOTTIME else 0.0))
+    clock = steady_clock(tmp_path)
+    before = clock()
+    slept_s = HALF_AN_HOUR_S
+    assert clock() - before >= HALF_AN_HOUR_S
+
+
 def step(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
     """Set the machine's clock."""
     real = time.time
