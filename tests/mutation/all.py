@@ -6,6 +6,7 @@ from tests.mutation import (
     asynchronous,
     clouds,
     ec2,
+    ends,
     faults,
     first_hour,
     inputs,
@@ -28,6 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *first_hour.MUTANTS,
     *inputs.MUTANTS,
     *faults.MUTANTS,
+    *ends.MUTANTS,
     *ray_tune.MUTANTS,
 )
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "names are of one bug each"

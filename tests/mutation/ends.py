@@ -1,0 +1,133 @@
+"""Planted bugs of trials that end by themselves: retried, trained again, out of the ranking, paid for."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+_ENDED = ("tests/unit/test_ended_trials.py",)
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="return-is-a-failure",
+        harm="a function that stops when it has converged is retried in vain and leaves the ranking: a wrong winner",
+        file="executor/training/run.py",
+        old="if self._iteration > 1 or self._segment.from_iterations > 0:",
+        new="if False:",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="return-without-a-report-is-an-end",
+        harm="a function that does nothing is complete, without a metric",
+        file="executor/training/run.py",
+        old="if self._iteration > 1 or self._segment.from_iterations > 0:",
+        new="if True:",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="promoted-return-fails",
+        harm="a promoted function with nothing left to do fails",
+        file="executor/training/run.py",
+        old="if self._iteration > 1 or self._segment.from_iterations > 0:",
+        new="if self._iteration > self._segment.from_iterations + 1:",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="end-not-reported",
+        harm="a trial that has ended is trained on",
+        file="executor/training/run.py",
+        old="is_last = iterations == segment.until_iterations or runner.ended",
+        new="is_last = iterations == segment.until_iterations",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="end-is-rank-0s-alone",
+        harm="the other workers of a gang wait for one that has ended, until they are killed",
+        file="executor/training/loop.py",
+        old="return bool(self._gang.agree(float(self._trial.ended)))",
+        new="return self._trial.ended",
+        tests=("tests/integration/test_segment_gang.py::test_a_gang_ends_with_the_iteration_in_which_rank_0_says_so",),
+        hangs=True,
+    ),
+    Mutant(
+        name="last-iteration-not-evaluated",
+        harm="a trial that ends between evaluations is ranked with an old metric",
+        file="executor/training/evaluation.py",
+        old="is_due = ends or self.is_regular(iterations) or self._latest is None",
+        new="is_due = self.is_regular(iterations) or self._latest is None",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="ended-trial-trains-again",
+        harm="a promoted trial that has ended is started, and paid for, again",
+        file="executor/core/controller.py",
+        old="if trial.status is not TrialStatus.QUEUED and not trial.ended:",
+        new="if trial.status is not TrialStatus.QUEUED:",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="end-is-forgotten",
+        harm="a trial that has ended is trained in every later stage",
+        file="executor/core/trials.py",
+        old="trial.ended = lane.has_ended = True",
+        new="lane.has_ended = True",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="ended-gang-kept",
+        harm="a trial that has ended keeps its GPUs until it is taken to hang",
+        file="executor/core/controller.py",
+        old="            case TrialEnded():\n                attempts.note_end(self.job, self.state, lane, trial)",
+        new="            case TrialEnded():\n                pass",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="empty-stage-is-planned",
+        harm="a stage without a trial to train waits for a plan, or for instances",
+        file="executor/core/controller.py",
+        old="        if not lane.waiters:\n            self._sync(lane)\n            return\n        lane.phase",
+        new="        lane.phase",
+        tests=_ENDED,
+        hangs=True,
+    ),
+    Mutant(
+        name="ended-trials-are-planned-for",
+        harm="the rest is planned, and instances are rented, for trials that train no more",
+        file="executor/core/replanning.py",
+        old="left = sum(trial.status is not TrialStatus.FAILED and not trial.ended for trial in trials)",
+        new="left = sum(trial.status is not TrialStatus.FAILED for trial in trials)",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="idle-after-ends-is-paid",
+        harm="instances whose trials have ended idle, paid for, until the slowest trial of the stage is done",
+        file="executor/core/controller.py",
+        old="instances.release_unneeded if lane.rungs is None else climbing.release_idle",
+        new="(lambda *_: []) if lane.rungs is None else climbing.release_idle",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="ended-trial-blocks-its-rung",
+        harm="with asha a trial that has ended is trained on, or never reaches the last rung",
+        file="executor/core/climbing.py",
+        old="        if trial.ended:\n            pause(job, state, lane, trial)\n            continue\n",
+        new="        if trial.ended:\n            continue\n",
+        tests=_ENDED,
+    ),
+    Mutant(
+        name="short-job-has-no-profile",
+        harm="profiling a job of one report waits for an iteration that never comes",
+        file="executor/profiling.py",
+        old="            case TrialEnded() if event.attempt == self._attempt and event.trial in instants:",
+        new="            case TrialEnded() if False:",
+        tests=("tests/integration/test_profiling.py::test_a_trial_that_ends_by_itself_is_timed_by_what_it_did",),
+        hangs=True,
+    ),
+    Mutant(
+        name="warm-up-not-timed",
+        harm="a job of one report crashes its profile",
+        file="executor/profiling.py",
+        old="ended |= {trial: warm[trial] for trial, times in timed.items() if len(times) == 2}",
+        new="ended |= {}",
+        tests=("tests/integration/test_profiling.py::test_a_trial_that_ends_by_itself_is_timed_by_what_it_did",),
+    ),
+)
