@@ -454,7 +454,7 @@ def _trained_in_vain(state: State) -> list[str]:
     wrong = []
     for record in state.stages:
         ended = [trial for trial in record.trials if state.trials[trial].ended]
-        before = {t for t in ended if state.trials[t].reports[-1].stage != record.stage and _ended_by(state, t, record)}
+        before = {trial for trial in ended if _has_ended_before(state, trial, record)}
         trained = {use.trial for use in state.allocations if use.stage == record.stage}
         if before & trained:
             wrong.append(f"stage {record.stage} trains {before & trained}, which ended before it")
@@ -467,10 +467,10 @@ def _trained_in_vain(state: State) -> list[str]:
     return wrong
 
 
-def _ended_by(state: State, trial: int, record: StageRecord) -> bool:
-    """Whether a trial's last stretch on a gang was over before a stage began."""
-    ended_at = state.allocation(state.trials[trial]).ended_at
-    return ended_at is not None and ended_at <= record.started_at and state.trials[trial].ended
+def _has_ended_before(state: State, trial: int, record: StageRecord) -> bool:
+    """Whether an ended trial's last stretch on a gang was over before a stage began."""
+    use = state.allocation(state.trials[trial])
+    return use.stage < record.stage and use.ended_at is not None and use.ended_at <= record.started_at
 
 
 def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:

@@ -45,6 +45,7 @@ from rubberband.views import tables
 from rubberband.views.experiment import trial_view
 from rubberband.views.live import observe
 from rubberband.views.narration import Narrator
+from tests.builders.brackets import divided
 from tests.builders.jobs import JOB, OFFER, PROFILE
 from tests.builders.memory import MemoryJournal
 from tests.builders.segments import SEGMENT
@@ -277,6 +278,21 @@ def test_a_stage_without_a_trial_to_train_is_passed_and_the_search_may_end_early
     assert best is not None
     assert (best.trial, best.ended, best.iterations, best.status) == (0, True, 1, TrialStatus.COMPLETED)
     assert kinds(commands).count("ReleaseInstance") == 2
+
+
+def test_instances_stay_for_the_lanes_next_bracket_while_a_stage_is_passed() -> None:
+    """The trial that is promoted to the bracket's last stage has ended; the next bracket trains on what is held."""
+    story = Story(divided([2, 1, 1], [1]))
+    story.tell(Started)
+    story.ready("i-001", "i-002", "i-003")
+    last_report(story, 0, 0.9)
+    commands = [command for trial in (1, 2, 3) for command in story.report(trial, 0.1)]
+    lane = story.state.lanes[0]
+    assert [(stage.stage, stage.ended_at is None) for stage in lane.stages] == [(0, False), (1, False), (2, True)]
+    released = [command for command in commands if isinstance(command, ReleaseInstance)]
+    starts = [command for command in commands if isinstance(command, StartTrial)]
+    assert (len(released), len(starts)) == (1, 2)
+    assert not [command for command in commands if isinstance(command, LaunchInstance)]
 
 
 def test_idle_instances_that_no_later_trial_needs_are_given_back() -> None:
