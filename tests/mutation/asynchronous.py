@@ -93,4 +93,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new="self.low >= self.boundaries[self.cut + 1 - self.first] - 1",
         tests=_PURE,
     ),
+    Mutant(
+        name="optimizer-not-in-the-last-checkpoint",
+        harm="with checkpoint_every, the next stage begins with an optimizer that has forgotten all",
+        file="executor/training/asynchronous/server.py",
+        old="is_saved = iteration % self._checkpoint_every == 0 or iteration == order.last",
+        new="is_saved = iteration % self._checkpoint_every == 0",
+        tests=("tests/unit/test_async_server.py",),
+    ),
 )

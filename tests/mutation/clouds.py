@@ -413,4 +413,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new='return instant.astimezone().replace(tzinfo=UTC).isoformat().replace("+00:00", "Z")',
         tests=("tests/unit/test_units.py",),
     ),
+    Mutant(
+        name="next-hour-at-the-price-of-now",
+        harm="a spot instance whose broker died lives on into a dearer hour: the month's cap is passed",
+        file="cloud/pool/broker.py",
+        old="began_at + machine.minimum_billed_s), machine.cap_usd_per_hour / SECONDS_PER_HOUR",
+        new="began_at + machine.minimum_billed_s), machine.price_now_usd_per_hour / SECONDS_PER_HOUR",
+        tests=("tests/unit/test_pool.py",),
+    ),
 )

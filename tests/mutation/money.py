@@ -197,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="surplus-kept-after-sync",
         harm="every stage holds the first one's instances to the end",
         file="executor/core/instances.py",
-        old="surplus = max(0, len(ours) - state.most(lane))",
+        old="surplus = max(0, len(ours) - state.wanted(lane))",
         new="surplus = 0",
         tests=("tests/unit/test_controller.py",),
     ),

@@ -132,8 +132,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="ranked-by-an-old-evaluation",
         harm="trials are compared by metrics from before their last iterations",
         file="executor/training/evaluation.py",
-        old="or iterations == self._segment.until_iterations ",
-        new="",
+        old="ends = ends or iterations == self._segment.until_iterations",
+        new="ends = bool(ends)",
         tests=("tests/unit/test_evaluation.py",),
     ),
     Mutant(

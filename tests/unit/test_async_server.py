@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import TensorDataset
 
@@ -102,5 +103,43 @@ def test_a_gradient_comes_in_while_another_is_applied() -> None:
     first.send({"kind": "finish"})
     for wire in (first, second):
         wire.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+class Momentum(Slow):
+    """Its optimizer has a state."""
+
+    def build_optimizer(self, config: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+
+def test_the_last_checkpoint_of_a_segment_has_the_optimizers_state_at_any_interval() -> None:
+    """Else the next stage would begin with an optimizer that has forgotten all."""
+    segment = replace(SEGMENT, until_iterations=1, training=AsyncTraining(servers=1), secret=SECRET)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = ParameterServer(ServedShard(Momentum(), segment, 0), segment, 0, checkpoint_every=5)
+    thread = threading.Thread(target=server.run, args=(listener,), daemon=True)
+    thread.start()
+    wire, state = Wire.connect(f"127.0.0.1:{listener.getsockname()[1]}", SECRET), io.BytesIO()
+    torch.save({"parameters": Buffer([torch.zeros(1, 1)]).whole, "optimizer": None, "scheduler": None}, state)
+    wire.send(BEGIN, state.getbuffer())
+    wire.header()
+    wire.send({"kind": "join", "worker": "a", "hand": 1, "closes": True})
+    parameters(wire)
+    gradient = torch.tensor([1.0]).numpy().tobytes()
+    for _ in range(2):
+        wire.announce(PUSH, len(gradient))
+        latest = wire.header()["number"]
+        wire.write(gradient)
+        parameters(wire)
+    wire.send({"kind": "cut", "iteration": 1, "latest": {"a": latest}})
+    header = wire.header()
+    assert header["is_there"]
+    wire.content(header)
+    states = torch.load(io.BytesIO(bytes(wire.content(wire.header()))), weights_only=True)
+    assert float(states["optimizer"]["state"][0]["momentum_buffer"]) == pytest.approx(1.9)
+    wire.send({"kind": "finish"})
+    wire.close()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()

@@ -488,6 +488,22 @@ def test_the_bill_of_a_month_keeps_its_cap_also_if_a_look_is_late_and_a_release_
     assert world.below.describe()[0].reason == "", "it was released, before its lease had to end it"
 
 
+def test_a_machine_on_spot_that_outlives_its_broker_keeps_the_cap_at_any_price_of_the_next_hour() -> None:
+    world = World(limits=replace(LIMITS, market="spot", max_usd_per_month=1.6, lease_s=7200.0))
+    spotted = replace(OFFER, spot=Spot(price_usd_per_hour=0.9, interruptions_per_hour=0.0))
+    fate = Fate(hour_prices_usd=(1.0, 3.5))
+    world.below = VirtualProvider("pool", world.clock, offer=spotted, fate_of=lambda *_: fate)
+    world.reopen()
+    world.ask("a", market="spot")
+    world.wait(11)
+    world.pool.renew("a", world.clock.now() + 9000.0)
+    world.wait(3500)
+    world.clock.advance_to(world.clock.now() + 9000.0)
+    ended = world.below.describe()[0]
+    assert ended.ended_at is not None
+    assert 1.3 < world.below.bill_usd(world.clock.now()) <= 1.6
+
+
 class PricesLate(VirtualProvider):
     """Knows the price of an hour only when the hour is over, as EC2's history of spot prices may."""
 
