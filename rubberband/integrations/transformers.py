@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,20 +13,33 @@ from rubberband.errors import InputError
 from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.installation import install_hint
 
+_OWN = "a trial keeps its latest checkpoint itself; leave it out"
+REFUSED = {
+    "auto_find_batch_size": "training would begin anew, and its epochs count twice; set per_device_train_batch_size",
+    "enable_jit_checkpoint": _OWN,
+    "load_best_model_at_end": _OWN,
+    "push_to_hub": "every trial would be uploaded; push what result.load_best() returns",
+    "resume_from_checkpoint": "a trial resumes from its own checkpoint; leave it out",
+    "save_only_model": "it saves no optimizer, so a trial cannot resume; leave it out",
+    "save_steps": "a checkpoint ends an iteration; use steps_per_iteration of fit()",
+}
+"""Arguments of a Trainer that must have their defaults -> why, and what to do instead."""
+
 
 def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
     """Train as `trainer.train()` does, in a function trial: report each epoch, and resume from the trial's checkpoint.
 
     An iteration is an epoch, or `steps_per_iteration` optimizer steps. It ends with an evaluation, whose `eval_…`
     metrics are reported with the training `loss`, and a checkpoint: the files that the Trainer saves (model, optimizer,
-    LR schedule, random states). Its own checkpoints (`save_strategy`) are not written. `num_train_epochs` is the
-    longest training of the search, `max_t`; the LR schedule follows it.
+    LR schedule, random states). Its own checkpoints (`save_strategy`, `output_dir`) are not written. `num_train_epochs`
+    is the longest training of the search, `max_t`; the LR schedule follows it. A callback that stops the training
+    before, such as EarlyStoppingCallback, ends the trial; its patience goes on after a resume.
 
     `result.load_best(train)` returns the best checkpoint; its `to_directory(folder)` writes what `from_pretrained`
     reads.
 
-    Raises TypeError for anything but a Trainer; ValueError for one without evaluation data, with `save_only_model`, or
-    whose training ends before the search does; RuntimeError outside a function trial.
+    Raises TypeError for anything but a Trainer; ValueError for one without evaluation data, with arguments that cannot
+    have an effect here, or whose `num_train_epochs` end before the search does; RuntimeError outside a function trial.
     """
     try:
         import transformers
@@ -35,21 +49,33 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         raise TypeError(f"fit() got {type(trainer).__name__}, which is no transformers.Trainer; give one")
     if trainer.eval_dataset is None:
         raise ValueError("the Trainer has no eval_dataset, so it has no eval_… metric; give it eval_dataset=")
-    if trainer.args.save_only_model:
-        raise ValueError("save_only_model=True saves no optimizer, so a trial cannot resume; leave it out")
+    _check_arguments(trainer.args)
     if steps_per_iteration is not None and steps_per_iteration < 1:
         raise ValueError(f"steps_per_iteration={steps_per_iteration} is below 1; give the steps of an iteration")
     state = rubberband.get_checkpoint()
     with tempfile.TemporaryDirectory(prefix="rubberband-trainer-") as folder:
         trainer.args.output_dir = folder
         trainer.args.save_strategy = "no"
+        trainer.args.restore_callback_states_from_checkpoint = True
         trainer.add_callback(_reporter(transformers.TrainerCallback, Path(folder), steps_per_iteration))
         resumed = None if state is None else str(state.to_directory(Path(folder) / "resumed"))
         trainer.train(resume_from_checkpoint=resumed)
+    if trainer.state.global_step < trainer.state.max_steps:  # a callback has stopped it
+        return
     raise ValueError(
         f"the Trainer has ended after {trainer.state.epoch:g} epochs ({trainer.state.global_step} steps), and the "
         "search goes on; set num_train_epochs to the scheduler's max_t"
     )
+
+
+def _check_arguments(args: Any) -> None:
+    """Raise ValueError for an argument that differs from its default and cannot have its effect."""
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
+    for name, remedy in REFUSED.items():
+        if name in defaults and getattr(args, name) != defaults[name]:
+            raise ValueError(f"{name}={getattr(args, name)} has no place in a trial: {remedy}")
+    if str(getattr(args.save_strategy, "value", args.save_strategy)) == "best":
+        raise ValueError(f"save_strategy=best has no place in a trial: {_OWN}")
 
 
 def _reporter(base: Any, folder: Path, steps: int | None) -> Any:

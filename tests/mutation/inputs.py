@@ -15,6 +15,8 @@ _SESSION = ("tests/unit/test_session.py",)
 
 _HOOKS = ("tests/unit/test_lightning_hooks.py",)
 
+_TRAINER = ("tests/unit/test_transformers.py",)
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="training-data-by-the-trial",
@@ -151,5 +153,29 @@ MUTANTS: tuple[Mutant, ...] = (
         old='if name != "EarlyStopping" or not place',
         new='if name == "EarlyStopping" and not place',
         tests=_HOOKS,
+    ),
+    Mutant(
+        name="patience-of-a-trainer-begins-anew",
+        harm="EarlyStoppingCallback forgets at every SYNC how long it has waited",
+        file="rubberband/integrations/transformers.py",
+        old="trainer.args.restore_callback_states_from_checkpoint = True",
+        new="trainer.args.restore_callback_states_from_checkpoint = False",
+        tests=_TRAINER,
+    ),
+    Mutant(
+        name="arguments-are-read-past",
+        harm="load_best_model_at_end and others are left out without a word",
+        file="rubberband/integrations/transformers.py",
+        old="if name in defaults and getattr(args, name) != defaults[name]:",
+        new="if False:",
+        tests=_TRAINER,
+    ),
+    Mutant(
+        name="stopped-trainers-fail",
+        harm="a trial that EarlyStoppingCallback ends counts as failed, and leaves the ranking",
+        file="rubberband/integrations/transformers.py",
+        old="if trainer.state.global_step < trainer.state.max_steps:",
+        new="if False:",
+        tests=_TRAINER,
     ),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +17,37 @@ from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.folder import FolderCheckpoint
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentFailure, SegmentReport
-from rubberband.integrations.transformers import fit
+from rubberband.executor.training.segment import SegmentEnded, SegmentFailure, SegmentReport
+from rubberband.integrations.transformers import REFUSED, _check_arguments, fit
 from tests.builders import segments
 
 transformers = pytest.importorskip("transformers", reason="pip install 'rubberband-tune[transformers]'")
 pytest.importorskip("accelerate", reason="pip install 'rubberband-tune[transformers]'")
 
 SEGMENT = replace(segments.SEGMENT, metric="eval_loss", config={"lr": 0.01}, until_iterations=2)
+
+
+HONOURED = """
+accelerator_config activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2 adam_epsilon
+average_tokens_across_devices batch_eval_metrics bf16 bf16_full_eval data_seed dataloader_drop_last
+dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers
+dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
+ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed disable_tqdm do_eval do_predict do_train
+eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy
+eval_use_gather_object fp16 fp16_full_eval fsdp fsdp_config full_determinism gradient_accumulation_steps
+gradient_checkpointing gradient_checkpointing_kwargs greater_is_better hub_always_push hub_model_id
+hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics
+include_num_input_tokens_seen label_names label_smoothing_factor learning_rate length_column_name
+liger_kernel_config local_rank log_level log_level_replica log_on_each_node logging_first_step
+logging_nan_inf_filter logging_steps logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm
+max_steps metric_for_best_model neftune_noise_alpha num_train_epochs optim optim_args optim_target_modules
+output_dir parallelism_config per_device_eval_batch_size per_device_train_batch_size prediction_loss_only
+project remove_unused_columns report_to restore_callback_states_from_checkpoint run_name save_on_each_node
+save_strategy save_total_limit seed skip_memory_metrics tf32 torch_compile torch_compile_backend
+torch_compile_mode torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id
+train_sampling_strategy use_cache use_cpu use_liger_kernel warmup_steps weight_decay
+"""
+"""Arguments that the Trainer itself acts on, or that `fit` sets or keeps (`output_dir`, `save_strategy`)."""
 
 
 @pytest.fixture
@@ -122,7 +147,10 @@ def no_trainer(config):
             one_epoch,
             "the Trainer has ended after 1 epochs (4 steps), and the search goes on; set num_train_epochs to the",
         ),
-        (weights_alone, "save_only_model=True saves no optimizer, so a trial cannot resume; leave it out"),
+        (
+            weights_alone,
+            "save_only_model=True has no place in a trial: it saves no optimizer, so a trial cannot resume",
+        ),
         (no_steps, "steps_per_iteration=0 is below 1; give the steps of an iteration"),
         (no_trainer, "fit() got Linear, which is no transformers.Trainer; give one"),
     ],
@@ -131,6 +159,57 @@ def test_a_trainer_that_cannot_be_a_trial_is_refused_in_one_line(store, function
     last = run(function, store)[-1]
     assert isinstance(last, SegmentFailure)
     assert line in last.message
+
+
+class Patience(transformers.EarlyStoppingCallback):
+    """EarlyStoppingCallback of a loss that no training improves by 100."""
+
+    def __init__(self, early_stopping_patience=2, early_stopping_threshold=100.0):
+        super().__init__(early_stopping_patience, early_stopping_threshold)
+
+
+def patient(config):
+    made = trainer(config, num_train_epochs=9, eval_strategy="epoch", metric_for_best_model="loss")
+    made.add_callback(Patience())
+    fit(made)
+
+
+def test_a_callback_that_stops_the_trainer_ends_the_trial_and_its_patience_goes_on_after_a_resume(store):
+    whole = run(patient, store, until_iterations=9)
+    assert [type(item) for item in whole[1:]] == [*[SegmentReport] * 3, SegmentEnded]
+    first = run(patient, store, until_iterations=2)
+    rest = run(patient, store, from_iterations=2, until_iterations=9, checkpoint=first[-1].checkpoint)
+    assert [type(item) for item in rest[1:]] == [SegmentReport, SegmentEnded]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({"push_to_hub": True}, "push_to_hub=True has no place in a trial: every trial would be uploaded"),
+        ({"auto_find_batch_size": True}, "auto_find_batch_size=True has no place in a trial"),
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
+            "load_best_model_at_end=",
+        ),
+        ({"save_steps": 100}, "save_steps=100 has no place in a trial: a checkpoint ends an iteration"),
+        ({"save_strategy": "best", "metric_for_best_model": "loss"}, "save_strategy=best has no place in a trial"),
+        ({"resume_from_checkpoint": "here"}, "resume_from_checkpoint=here has no place in a trial"),
+        ({"save_strategy": "epoch", "save_total_limit": 2, "output_dir": "there"}, ""),
+    ],
+)
+def test_an_argument_without_effect_is_refused_by_its_name(words, line):
+    args = transformers.TrainingArguments(report_to="none", use_cpu=True, **words)
+    if line:
+        with pytest.raises(ValueError, match=re.escape(line)):
+            _check_arguments(args)
+    else:
+        _check_arguments(args)
+
+
+def test_every_argument_of_a_trainer_is_known():
+    found = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    assert found >= REFUSED.keys()
+    assert found - REFUSED.keys() == set(HONOURED.split()), "is a new one honoured, or refused by its name?"
 
 
 def test_without_transformers_the_command_that_installs_it_is_named(store, monkeypatch):
