@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rubberband.errors import StoreAwayError
@@ -26,11 +27,12 @@ from rubberband.executor.core.events import (
     ReleaseInstance,
     Started,
     Tick,
+    TrialReported,
     TrialsDrawn,
 )
 from rubberband.executor.core.fleet import GONE
 from rubberband.executor.core.replanning import decide, decide_within, widen
-from rubberband.executor.core.state import Job, State
+from rubberband.executor.core.state import Job, State, TrialStatus
 from rubberband.executor.journal.inbox import Desk, Requests
 from rubberband.executor.journal.journal import EventLog
 
@@ -103,13 +105,22 @@ def _drive(
                 return command
             backend.execute(command)
         wake_at = controller.wake_at()
-        events = backend.next_events(wake_at)
+        events = [marked_if_late(event, controller.state) for event in backend.next_events(wake_at)]
         is_due = wake_at is not None and backend.now() >= wake_at
         if asked := desk.asked(controller, backend.now(), at_once=is_due):
             events = [*events, *asked]
             is_due = is_due or any(isinstance(event, (LimitsChanged, AllotmentChanged)) for event in asked)
         if is_due:
             events = [*events, Tick(occurred_at=backend.now())]
+
+
+def marked_if_late(event: Event, state: State) -> Event:
+    """Return the event, marked if it is the report of an attempt that the experiment's end has just stopped."""
+    if state.course != "ending" or not isinstance(event, TrialReported):
+        return event
+    trial = state.trials[event.trial]
+    is_late = trial.status is TrialStatus.QUEUED and trial.attempt == event.attempt
+    return replace(event, late=True) if is_late else event
 
 
 def _waits_for_decision(state: State) -> bool:

@@ -167,6 +167,8 @@ class Controller:
                 lane = self.state.lane_of_trial(trial)
                 if trial.status is TrialStatus.RUNNING and trial.attempt == event.attempt:
                     self._note_trial(lane, trial, event)
+                elif isinstance(event, TrialReported) and event.late:
+                    self._commands += attempts.note_late(self.job, self.state, lane, trial, event)
                 return lane
             case Started():
                 self._begin(event.occurred_at)

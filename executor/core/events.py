@@ -189,6 +189,8 @@ class TrialReported(Event):
     """The shares of the gang's workers and their times; None where the workers divide the batch equally."""
     ended: bool = False
     """Whether the trial has ended by itself, and trains no more; its gang is free."""
+    late: bool = False
+    """Whether it was under way as the experiment's end stopped its attempt. Earlier versions dropped such reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,26 +60,9 @@ def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Re
 
     The checkpoint before is kept, to go back to should the new one be lost.
     """
-    replaced, at = None, event.occurred_at
-    trial.iterations = event.iterations
-    if event.checkpoint is not None:
-        replaced = trial.before
-        trial.before, trial.before_iterations = trial.checkpoint, trial.checkpoint_iterations
-        trial.checkpoint, trial.checkpoint_iterations = event.checkpoint, event.iterations
+    at = event.occurred_at
+    orders = _take_in(lane, trial, event)
     note_progress(job, state, lane, trial, at)
-    trial.reports.append(
-        TrialReport(
-            reported_at=at,
-            iterations=event.iterations,
-            metrics=event.metrics,
-            stage=lane.stages[-1].stage,
-            batches=event.batches,
-            updates=event.updates,
-            saved_iterations=event.saved_iterations,
-            balance=event.balance,
-        )
-    )
-    orders: list[Command] = [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
     if event.ended:
         note_end(job, state, lane, trial)
     elif trial.iterations >= rules.target_iterations(job, lane, trial):
@@ -90,6 +73,41 @@ def note_report(job: Job, state: State, lane: Lane, trial: TrialState, event: Re
     elif state.held(lane).leaving and rules.moves(job, state, lane, trial):
         orders.append(stop(job, state, trial, at=at, preempted=True))
     return orders
+
+
+def note_late(job: Job, state: State, lane: Lane, trial: TrialState, event: Reported) -> list[Command]:
+    """A stopped attempt's report arrived after all: a resume goes on from there, and does not train it again."""
+    if trial.status is not TrialStatus.QUEUED or event.iterations != trial.iterations + 1:
+        return []
+    orders = _take_in(lane, trial, event)
+    if event.ended or trial.iterations >= rules.target_iterations(job, lane, trial):
+        trial.ended = trial.ended or event.ended
+        lane.has_ended = lane.has_ended or event.ended
+        pause(job, state, lane, trial)
+    return orders
+
+
+def _take_in(lane: Lane, trial: TrialState, event: Reported) -> list[Command]:
+    """Add a report to its trial."""
+    replaced = None
+    trial.iterations = event.iterations
+    if event.checkpoint is not None:
+        replaced = trial.before
+        trial.before, trial.before_iterations = trial.checkpoint, trial.checkpoint_iterations
+        trial.checkpoint, trial.checkpoint_iterations = event.checkpoint, event.iterations
+    trial.reports.append(
+        TrialReport(
+            reported_at=event.occurred_at,
+            iterations=event.iterations,
+            metrics=event.metrics,
+            stage=lane.stages[-1].stage,
+            batches=event.batches,
+            updates=event.updates,
+            saved_iterations=event.saved_iterations,
+            balance=event.balance,
+        )
+    )
+    return [] if replaced is None else [DiscardCheckpoint(checkpoint=replaced)]
 
 
 def note_end(job: Job, state: State, lane: Lane, trial: TrialState) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from rubberband.executor.core import budget
 from rubberband.executor.core.events import (
     CancelRequested,
@@ -25,6 +27,7 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.driver import marked_if_late
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
@@ -165,6 +168,36 @@ def test_cancelling_stops_releases_and_can_be_resumed() -> None:
     assert kinds(again) == ["LaunchInstance", "LaunchInstance"]
     restarted = story.ready("i-003", "i-004")
     assert [c.trial for c in restarted if isinstance(c, StartTrial)] == [0, 1, 3]
+
+
+@pytest.mark.parametrize(("late", "queued"), [(True, [1, 2]), (False, [0, 1, 2])])
+def test_a_report_that_was_under_way_at_a_cancel_counts_where_its_driver_marked_it(
+    late: bool, queued: list[int]
+) -> None:
+    """Journals of earlier versions have none that is marked, and replay as before."""
+    story = begun()
+    story.report(3, 0.4)
+    story.tell(CancelRequested)
+    report = TrialReported(
+        occurred_at=story.at, trial=0, attempt=1, iterations=1, metrics={"score": 0.9}, checkpoint=checkpoint(0, 1)
+    )
+    state = story.controller.state
+    marked = marked_if_late(report, state)
+    assert isinstance(marked, TrialReported)
+    assert marked.late
+    for _ in range(2):  # the second time it is no news
+        story.controller.handle(marked if late else report)
+    assert [trial.trial for trial in state.trials if trial.status is TrialStatus.QUEUED] == queued
+    assert len(state.trials[0].reports) == late
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    story.tell(DriverResumed, live=(), ended=())
+    assert [c.trial for c in story.ready("i-003", "i-004") if isinstance(c, StartTrial)] == queued
+
+
+def test_a_report_of_a_running_attempt_is_not_late() -> None:
+    report = TrialReported(occurred_at=1.0, trial=0, attempt=1, iterations=1, metrics={"score": 0.9}, checkpoint=None)
+    assert marked_if_late(report, begun().controller.state) is report
 
 
 def test_a_new_driver_adopts_what_lives_and_asks_again_for_what_is_not_seen() -> None:
