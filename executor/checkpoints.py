@@ -11,7 +11,7 @@ import os
 import tempfile
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +40,8 @@ class CheckpointStore(ABC):
 
     mark: str = ""
     """The mark that makes it this store; empty: any store at the same place is accepted."""
+    run: str = ""
+    """A part of the names of all that this saves, as other experiments may save in the same place; empty: none."""
 
     @property
     @abstractmethod
@@ -80,6 +82,19 @@ class CheckpointStore(ABC):
     @abstractmethod
     def discard(self, ref: CheckpointRef) -> None:
         """Delete the checkpoint, if it is there. Raises CheckpointError."""
+
+    def tidy(self, kept: Collection[CheckpointRef]) -> None:
+        """Delete the checkpoints of this run, whole or begun, that are not among `kept`: a killed driver leaves some.
+
+        Those of other runs, or of no run, are left alone. Raises CheckpointError.
+        """
+        if self.run:
+            self._require_mark()
+            self._remove_others(f"-{self.run}-", {ref.url.rpartition("/")[2] for ref in kept})
+
+    @abstractmethod
+    def _remove_others(self, part: str, kept: Collection[str]) -> None:
+        """Delete what has `part` in its name, drafts included, and is not `kept`. Raises CheckpointError."""
 
     @abstractmethod
     def holds(self, ref: CheckpointRef) -> bool:
@@ -138,7 +153,7 @@ def make_store(url: str) -> CheckpointStore:
         raise InputError(f"{error}; name another store") from error
 
 
-def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef]) -> CheckpointStore:
+def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef], run: str = "") -> CheckpointStore:
     """Return the store that was made at `url` with `mark`; nothing is made in its place.
 
     It is recognised by its mark, or by any of the `known` checkpoints: it may have been restored without its mark, and
@@ -153,7 +168,7 @@ def reopen_store(url: str, mark: str, known: Sequence[CheckpointRef]) -> Checkpo
     if not found:
         store.write_mark(mark or uuid.uuid4().hex)
         found = store.read_mark()
-    store = store.with_mark(found)
+    store = replace(store, mark=found, run=run)
     probe(store, size_bytes=max((ref.size_bytes for ref in known), default=0))
     return store
 
@@ -224,7 +239,7 @@ class LocalCheckpointStore(CheckpointStore):
         return str(self.directory)
 
     def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
-        path = self.directory / _file_name(trial, iterations)
+        path = self.directory / _file_name(trial, iterations, self.run)
         self._require_mark()
         try:
             if isinstance(payload, bytes):
@@ -253,6 +268,14 @@ class LocalCheckpointStore(CheckpointStore):
             path.unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(f"the checkpoint {path} could not be deleted: {error.strerror or error}") from error
+
+    def _remove_others(self, part: str, kept: Collection[str]) -> None:
+        try:
+            for path in self.directory.glob(f"*{part}*"):
+                if path.name not in kept and not path.is_dir():
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.directory} could not be tidied: {error.strerror or error}") from error
 
     def holds(self, ref: CheckpointRef) -> bool:
         path = Path(self._place(ref))
@@ -314,7 +337,7 @@ class S3CheckpointStore(CheckpointStore):
         return self.folder.url
 
     def save(self, trial: int, iterations: int, payload: Payload) -> CheckpointRef:
-        name = _file_name(trial, iterations)
+        name = _file_name(trial, iterations, self.run)
         if isinstance(payload, bytes):
             return _reference(self.folder.put(name, payload), payload)
         with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
@@ -338,6 +361,12 @@ class S3CheckpointStore(CheckpointStore):
 
     def discard(self, ref: CheckpointRef) -> None:
         self.folder.delete(self._place(ref))
+
+    def _remove_others(self, part: str, kept: Collection[str]) -> None:
+        for name in self.folder.names():
+            if part in name and name not in kept:
+                self.folder.delete(name)
+        self.folder.abort_uploads(part)
 
     def holds(self, ref: CheckpointRef) -> bool:
         return self.folder.has(self._place(ref))
@@ -365,9 +394,10 @@ class S3CheckpointStore(CheckpointStore):
         return name
 
 
-def _file_name(trial: int, iterations: int) -> str:
+def _file_name(trial: int, iterations: int, run: str) -> str:
     """Return a name; its random part keeps a late write of an abandoned attempt away from a newer attempt's file."""
-    return f"trial-{trial:04d}-iterations-{iterations:06d}-{uuid.uuid4().hex[:12]}.ckpt"
+    own = "-".join(part for part in (run, uuid.uuid4().hex[:12]) if part)
+    return f"trial-{trial:04d}-iterations-{iterations:06d}-{own}.ckpt"
 
 
 def _reference(url: str, payload: bytes) -> CheckpointRef:

@@ -20,12 +20,13 @@ from rubberband.cloud.prices import live_table
 from rubberband.cloud.provider import ClusterProvider
 from rubberband.cloud.start_limits import StartLimits, start_limits
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.errors import JournalError, StoreAwayError
+from rubberband.errors import CheckpointError, JournalError, StoreAwayError
 from rubberband.executor import sampling
 from rubberband.executor.backend import Backend
 from rubberband.executor.callbacks import Callback, following
 from rubberband.executor.checkpoints import CheckpointStore, make_store, open_store, reopen_store
 from rubberband.executor.core.controller import Controller
+from rubberband.executor.core.events import DriverResumed, Event
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Draw, Observer, drive
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -209,7 +210,7 @@ def _run(
         if setup.entrypoint is not None:
             require_ray(f"provider: {setup.provider}")
             known = [trial.checkpoint for trial in settled.trials if trial.checkpoint is not None]
-            store = reopen_store(setup.checkpoints, setup.store_mark, known)
+            store = reopen_store(setup.checkpoints, setup.store_mark, known, setup.run)
             widest = max(stage.gpus_per_trial for stage in header.job.plan.stages)
             setup.entrypoint.check(widest, adaptive=setup.batch is not None, asynchronous=setup.training is not None)
         if any(trial.iterations for trial in settled.trials):
@@ -220,13 +221,30 @@ def _run(
             backend = make_backend(folder, setup, header.job, journal.last_event_at(), store)
             views.callback(uninterrupted, backend.close)
             observers: list[Observer] = [_same_folder(folder), *view(header.job, backend.now, views), *told]
+            if store is not None:
+                observers.append(partial(_tidy_at_resume, store))
             inbox = Inbox(folder.inbox)
             began_at = backend.now()
             if setup.kind.is_this_machine and setup.pool is None:  # warm instances start in no time
                 views.callback(lambda: _note_starts(folder.home, str(setup.entrypoint), controller, began_at))
             drive(controller, backend, journal, observers=observers, cancelled=cancelled, requests=inbox, draw=draw)
             now = backend.now()
+        if store is not None:
+            _tidy(store, controller)
         return summarise(controller.job, controller.state, header.setup, now)
+
+
+def _tidy_at_resume(store: CheckpointStore, event: Event, controller: Controller) -> None:
+    """Delete what a killed driver left; an observer. This one holds the experiment's lock."""
+    if isinstance(event, DriverResumed):
+        _tidy(store, controller)
+
+
+def _tidy(store: CheckpointStore, controller: Controller) -> None:
+    """Delete the run's checkpoints that no trial would go on from, or back to."""
+    kept = [ref for trial in controller.state.trials for ref in (trial.checkpoint, trial.before) if ref is not None]
+    with suppress(CheckpointError):  # it costs some disk space and nothing else
+        store.tidy(kept)
 
 
 def _say_what_changed(setup: Setup) -> None:

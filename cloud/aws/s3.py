@@ -95,6 +95,20 @@ class S3Folder:
             return True
         return False
 
+    def names(self) -> list[str]:
+        """Return the names of all objects. Raises CheckpointError."""
+        start = self._key("")
+        with self._failing("", "listed"):
+            pages = _client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=start)
+            return [found["Key"].removeprefix(start) for page in pages for found in page.get("Contents", ())]
+
+    def abort_uploads(self, part: str) -> None:
+        """Abort the uploads that were cut off, of objects with `part` in their names. Raises CheckpointError."""
+        with self._failing("", "tidied"):
+            pages = _client().get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=self._key(""))
+            for found in [found for page in pages for found in page.get("Uploads", ()) if part in found["Key"]]:
+                _client().abort_multipart_upload(Bucket=self.bucket, Key=found["Key"], UploadId=found["UploadId"])
+
     def delete(self, name: str) -> None:
         """Delete an object; one that is gone already is fine. Raises CheckpointError."""
         with self._failing(name, "deleted"):

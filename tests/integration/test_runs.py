@@ -84,9 +84,15 @@ def test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_
     assert command_line.nothing_left(within_s=120.0), "instances outlived their lease"
     before = {trial: iterations_trained(command_line, trial) for trial in range(4)}
     gone_s = time.time() - begun_at
+    store = command_line.home / "experiments" / "sleepy" / "checkpoints"
+    whole = next(store.glob("trial-0000-*.ckpt"))
+    left_behind = [store / f"{whole.stem[:-3]}xyz.ckpt", store / f".{whole.name}.0123abcd.new"]
+    for path in left_behind:
+        path.write_bytes(b"cut off")
 
     command_line.go()
     command_line("resume", "sleepy")
+    assert not any(path.exists() for path in left_behind)
     result, expected = command_line.result(), undisturbed.result()
     assert result.outcome == "done"
     assert result.resumes == 1
@@ -183,7 +189,7 @@ def test_sweep_ends_what_a_killed_driver_left(command_line: CommandLine) -> None
 
 
 def test_bad_trials_cost_only_themselves(command_line: CommandLine) -> None:
-    behaviours = "{type: grid, values: [good, raise, nan, hang, exit]}"
+    behaviours = "{type: grid, values: [good, raise, 'nan', hang, exit]}"
     command_line(
         *("run", "sleepy.yaml", "-s", f"search.space={{x: 1.0, behaviour: {behaviours}}}"),
         *("-s", "search.sampler={type: grid}", "-s", "search.metric=score"),

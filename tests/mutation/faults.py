@@ -9,6 +9,7 @@ _CONNECTION = ("tests/integration/test_ray_connection.py::test_ray_takes_no_sign
 _CHECKPOINTS = ("tests/unit/test_checkpoints.py",)
 _DEVICES = ("tests/unit/test_tuning.py",)
 _FORKS = ("tests/unit/test_forks.py",)
+_CONTROLLER = ("tests/unit/test_controller.py",)
 _ENDS = ("tests/integration/test_ends.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -115,5 +116,63 @@ MUTANTS: tuple[Mutant, ...] = (
         old="signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})",
         new="signal.pthread_sigmask(signal.SIG_BLOCK, ())",
         tests=_FORKS,
+    ),
+    Mutant(
+        name="killed-drivers-leave-checkpoints",
+        harm="checkpoints and drafts that a killed driver left fill the disk, or are paid in a bucket, for ever",
+        file="executor/session.py",
+        old="        store.tidy(kept)\n",
+        new="        pass\n",
+        tests=(
+            "tests/integration/test_runs.py::test_after_kill_9_a_resume_finishes_with_the_same_winner_and_trains_nothing_again",
+        ),
+    ),
+    Mutant(
+        name="tidying-takes-what-is-named",
+        harm="a resume finds no checkpoint and trains from the beginning",
+        file="executor/checkpoints.py",
+        old="                if path.name not in kept and not path.is_dir():\n",
+        new="                if not path.is_dir():\n",
+        tests=_CHECKPOINTS,
+    ),
+    Mutant(
+        name="tidying-takes-others",
+        harm="another experiment in the same folder or bucket loses its checkpoints",
+        file="executor/checkpoints.py",
+        old='self._remove_others(f"-{self.run}-", ',
+        new='self._remove_others("-", ',
+        tests=_CHECKPOINTS,
+    ),
+    Mutant(
+        name="tidying-in-another-store",
+        harm="checkpoints of a disk that is mounted in the store's place are deleted",
+        file="executor/checkpoints.py",
+        old="            self._require_mark()\n            self._remove_others(",
+        new="            self._remove_others(",
+        tests=_CHECKPOINTS,
+    ),
+    Mutant(
+        name="reports-at-a-cancel-dropped",
+        harm="an iteration that was reported as the user cancelled is trained, and paid, again",
+        file="executor/driver.py",
+        old="    return replace(event, late=True) if is_late else event\n",
+        new="    return event\n",
+        tests=_CONTROLLER,
+    ),
+    Mutant(
+        name="reports-at-a-cancel-leave-holes",
+        harm="a report counts though one before it is missing, and a trial that goes back goes to the wrong one",
+        file="executor/core/trials.py",
+        old="or event.iterations != trial.iterations + 1:",
+        new="or event.iterations < trial.iterations:",
+        tests=_CONTROLLER,
+    ),
+    Mutant(
+        name="late-reports-leave-their-stage-open",
+        harm="a trial that has done its stage is started again for no iteration",
+        file="executor/core/trials.py",
+        old="    if event.ended or trial.iterations >= rules.target_iterations(job, lane, trial):\n        trial",
+        new="    if event.ended:\n        trial",
+        tests=_CONTROLLER,
     ),
 )

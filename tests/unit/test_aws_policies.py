@@ -61,7 +61,8 @@ OTHERWISE = {
     "kms:Encrypt": "SSM, for the token",
     "pricing:GetProducts": "prices, which have a fallback",
     "s3:AbortMultipartUpload": "large checkpoints",
-    "s3:ListBucket": "an object that is not there is then 404, not 403",
+    "s3:ListBucket": "an object that is not there is then 404, not 403; checkpoints that a killed driver left",
+    "s3:ListBucketMultipartUploads": "uploads that a killed driver left",
     "servicequotas:GetAWSDefaultServiceQuota": "quotas that were never changed",
     "ssm:DeleteParameter": "rubberband down",
 }

@@ -115,6 +115,48 @@ def test_a_reference_to_other_bytes_is_refused(store):
         store.load(replace(ref, size_bytes=6))
 
 
+def test_a_run_tidies_its_own_checkpoints_and_no_other_s(store):
+    store.write_mark("a" * 32)
+    ours, theirs, nobody_s = replace(store, run="0a1b2c"), replace(store, run="9f8e7d"), store
+    left, kept = ours.save(0, 1, b"left"), [ours.save(0, 2, b"before"), ours.save(0, 3, b"newest")]
+    others = [theirs.save(0, 1, b"theirs"), nobody_s.save(0, 1, b"of an earlier version")]
+    nobody_s.tidy([])
+    assert store.holds(left)
+    ours.tidy(kept)
+    assert not store.holds(left)
+    assert [store.load(ref) for ref in (*kept, *others)] == [b"before", b"newest", b"theirs", b"of an earlier version"]
+    assert store.read_mark() == "a" * 32
+    ours.tidy(kept)
+
+
+def test_a_run_tidies_its_drafts(tmp_path):
+    store = replace(make_store(str(tmp_path)), run="0a1b2c")
+    ref = store.save(0, 1, b"whole")
+    name = ref.url.rpartition("/")[2]
+    for draft in (f".{name}.0123abcd.new", f".{name.replace('0a1b2c', '9f8e7d')}.0123abcd.new"):
+        (tmp_path / draft).write_bytes(b"cut off")
+    store.tidy([ref])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [draft, MARK, name]
+
+
+def test_an_upload_that_was_cut_off_is_aborted(s3):
+    store = replace(make_store(f"s3://{s3}/x"), run="0a1b2c")
+    for run in ("0a1b2c", "9f8e7d"):
+        _client().create_multipart_upload(Bucket=s3, Key=f"x/trial-0000-iterations-000001-{run}-abc.ckpt")
+    store.tidy([])
+    left = _client().list_multipart_uploads(Bucket=s3, Prefix="x/")["Uploads"]
+    assert ["9f8e7d" in upload["Key"] for upload in left] == [True]
+
+
+def test_nothing_is_tidied_in_another_store_at_the_same_place(tmp_path):
+    store = replace(make_store(str(tmp_path)), run="0a1b2c")
+    ref = store.save(0, 1, b"whole")
+    (tmp_path / MARK).write_text("b" * 32)
+    with pytest.raises(StoreAwayError):
+        store.tidy([])
+    assert store.holds(ref)
+
+
 def test_a_pickled_store_is_the_same_store(store):
     ref = store.save(3, 12, b"bytes")
     assert pickle.loads(pickle.dumps(store)).load(ref) == b"bytes"

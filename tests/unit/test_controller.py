@@ -185,6 +185,7 @@ def test_a_report_that_was_under_way_at_a_cancel_counts_where_its_driver_marked_
     marked = marked_if_late(report, state)
     assert isinstance(marked, TrialReported)
     assert marked.late
+    story.controller.handle(dataclasses.replace(marked, iterations=3))  # one after a report that is missing
     for _ in range(2):  # the second time it is no news
         story.controller.handle(marked if late else report)
     assert [trial.trial for trial in state.trials if trial.status is TrialStatus.QUEUED] == queued
