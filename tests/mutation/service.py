@@ -439,4 +439,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new="for row in rows:",
         tests=("tests/unit/test_service_runs.py::test_a_queue_keeps_its_order_over_a_restart",),
     ),
+    Mutant(
+        name="new-folder-not-synced",
+        harm="a power cut takes the folder of the first request, order or checkpoint with what is in it",
+        file="rubberband/atomic.py",
+        old="        path.mkdir(exist_ok=True)\n        sync_directory(path.parent)\n",
+        new="        path.mkdir(exist_ok=True)\n",
+        tests=("tests/unit/test_inbox.py", "tests/unit/test_service_runs_standing.py"),
+    ),
 )

@@ -250,4 +250,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new="self.remaining <= batch_size <= self.num_samples",
         tests=("tests/unit/test_sampler.py",),
     ),
+    Mutant(
+        name="empty-file-opens-a-full-store",
+        harm="a run begins, and rents, over a full disk: an empty file finds room, and no checkpoint does",
+        file="executor/checkpoints.py",
+        old="probe.write_bytes(bytes(_LEAST_PROBE_BYTES))",
+        new='probe.write_bytes(b"")',
+        tests=("tests/unit/test_checkpoints.py",),
+    ),
 )
