@@ -451,7 +451,8 @@ def _wanted(job: Job, state: State, lane: Lane, spare: Sequence[InstanceRecord])
     """
     chosen, held = state.chosen(lane), state.held(lane)
     kept = len(held.live) - len(_not_running(job, state, lane))
-    lacking = min(chosen.instances - kept, lane.max_instances - kept - len(held.leaving))
+    planned = chosen.instances if lane.needs is None else min(chosen.instances, lane.needs)
+    lacking = min(planned - kept, lane.max_instances - kept - len(held.leaving))
     taken = [record for record in spare if record.market == chosen.market][: max(0, lacking)]
     if lane.phase is Phase.TRAINING or len(taken) == lacking or job.offer.billing == "per_function":
         return taken

@@ -105,6 +105,17 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_ENDED,
     ),
     Mutant(
+        name="idle-to-and-fro",
+        harm="two brackets hand an idle instance to each other without end: the driver stands still, and pays",
+        file="executor/core/instances.py",
+        old="planned = chosen.instances if lane.needs is None else min(chosen.instances, lane.needs)",
+        new="planned = chosen.instances",
+        tests=(
+            "tests/property/test_chaos.py::test_lanes_do_not_hand_an_idle_instance_to_and_fro_once_trials_have_ended",
+        ),
+        hangs=True,
+    ),
+    Mutant(
         name="ended-trial-blocks-its-rung",
         harm="with asha a trial that has ended is trained on, or never reaches the last rung",
         file="executor/core/climbing.py",

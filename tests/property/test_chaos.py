@@ -123,6 +123,10 @@ def test_trials_that_end_by_themselves_train_no_more_and_keep_their_rank(family:
     assert not found, "\n".join(found)
 
 
+def test_lanes_do_not_hand_an_idle_instance_to_and_fro_once_trials_have_ended() -> None:
+    assert not failures([120], check_every=5, replan=False, family="brackets", ends=True)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("family", [None, "brackets", "asha", "allotments"])
 def test_four_thousand_whose_trials_end_by_themselves(family: Family | None) -> None:
