@@ -19,11 +19,43 @@ RubberbandError                 exit 1: something failed while working
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+import functools
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from rubberband.values.plan import Remedy
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_IMPORTLIB = os.path.dirname(importlib.__file__)
+_OURS = os.path.dirname(os.path.abspath(__file__))
+
+
+def briefly(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let `function` raise errors for users without the frames of this package, in which their cause is not found."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except RubberbandError as error:
+            if (cause := error.__cause__) is not None:
+                cause.__traceback__ = _of_the_user(cause.__traceback__)
+            raise error.with_traceback(None)  # noqa: B904 - it keeps its cause
+
+    return call
+
+
+def _of_the_user(trace: TracebackType | None) -> TracebackType | None:
+    """Return what follows the first frames of a trace-back, which are of this package and of importlib."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib", _IMPORTLIB)):
+        trace = trace.tb_next
+    return trace
 
 
 class RubberbandError(Exception):

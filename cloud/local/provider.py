@@ -161,7 +161,7 @@ class LocalProvider:
         if len(free) < self._gpus:
             raise ProviderError(
                 f"instance {instance} refused: {len(free)} of this machine's {len(self._devices)} GPUs are free and an "
-                f"instance takes {self._gpus}; lower cloud.max_instances"
+                f"instance takes {self._gpus}; lower resources.max_instances"
             )
         return tuple(free[: self._gpus])
 

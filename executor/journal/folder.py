@@ -131,18 +131,21 @@ class ExperimentFolder:
         """Whether a driver ever ran it in this home, so that its instances are recorded here."""
         return self._lock.exists()
 
-    def require_free(self) -> None:
-        """Raise NameTakenError, naming the ways out, if the experiment exists, or another one has its folder."""
+    def require_free(self, way_out: str = "") -> None:
+        """Raise NameTakenError, naming the ways out, if the experiment exists, or another one has its folder.
+
+        `way_out` names the caller's way to another name, by default that of `rubberband run`.
+        """
         if self.store is not None and self.journal.exists():
             raise NameTakenError(
-                f"{self.path} is the folder of an experiment whose journal is a file there, not in {self._place}; run "
-                f"this one under another name: -s name={self.name}-2"
+                f"{self.path} is the folder of an experiment whose journal is a file there, not in {self._place}; "
+                + (way_out or f"run this one under another name: -s name={self.name}-2")
             )
         if self.exists:
             raise NameTakenError(
                 f"the name {self.name!r} is taken by another experiment ({self._place}); continue it with `rubberband "
-                f"resume {self.name}`, or run this one under another name: --new (the next free one), or "
-                f"-s name={self.name}-2"
+                f"resume {self.name}`, or "
+                + (way_out or f"run this one under another name: --new (the next free one), or -s name={self.name}-2")
             )
 
     def next_free(self) -> ExperimentFolder:

@@ -177,7 +177,7 @@ class Journal:
         if made is None:
             raise NameTakenError(
                 f"the name {self.name!r} is taken by another experiment; resume it with `rubberband resume {self.name}`"
-                f", or run this one under another name: --new (the next free one), or -s name={self.name}-2"
+                ", or use another name"
             )
 
     def header(self) -> Header | None:

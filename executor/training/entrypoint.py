@@ -24,7 +24,9 @@ Target = type[TorchTrial] | type[Trial] | TrainFunction
 
 _MOST_PICKLED_BYTES = 50 * 10**6
 """The journal and every worker hold what is sent by value; as much as code may have."""
-_WHAT_A_TRIAL_IS = "a subclass of rubberband.TorchTrial or rubberband.Trial, or a function train(config)"
+_WHAT_A_TRIAL_IS = (
+    "a subclass of rubberband.TorchTrial or rubberband.Trial, or a function train(config): docs/write-a-trial.md"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

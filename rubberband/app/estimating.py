@@ -13,11 +13,12 @@ from typing import Any
 from rubberband import markup
 from rubberband.app.kept import profiles_to_plan
 from rubberband.app.terms import EstimateAnswer, answer, local_terms
-from rubberband.errors import InputError, ProfileMissingError
+from rubberband.errors import InputError, ProfileMissingError, briefly
 from rubberband.executor.batch_history import copied
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import home_at
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
 from rubberband.values.plan import Plan, Policy, Prediction
 from rubberband.views.estimate_tables import headlines, screen_tables
@@ -69,6 +70,7 @@ def _rows(table: TextTable) -> list[tuple[str, ...]]:
     return [*table.rows, *([table.total] if table.total else [])]
 
 
+@briefly
 def estimate(
     entrypoint: Any = None,
     /,
@@ -113,13 +115,15 @@ def estimate(
     return copied(PlanEstimate, found)
 
 
-def experiment_of(entrypoint: Any, words: Mapping[str, Any], caller: str, home: Path) -> Experiment:
+def experiment_of(entrypoint: Any, words: Mapping[str, Any], caller: str, home: Path, began: str = "") -> Experiment:
     """Return the experiment of a call: `experiment=` itself, or one of the entry point and the words.
 
-    Its pool is one of `home`.
+    Its pool is one of `home`. Without a name it has that of its trial, followed by `began`.
     """
     if "experiment" not in words:
-        named = {} if entrypoint is None else {"entrypoint": entrypoint}
+        trial = words.get("entrypoint") if entrypoint is None else entrypoint
+        named = {"name": f"{name_of_trial(trial)[:40] or 'experiment'}{began}"}
+        named |= {} if entrypoint is None else {"entrypoint": entrypoint}
         notes = list[str]()
         return Experiment(**on_pool({**named, **words}, home, notes.append)).with_notes(*notes)
     rest = [name for name in words if name != "experiment"]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from rubberband.app.terms import Terms, cloud_terms, local_terms
 from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.steady import elapsed_s
-from rubberband.errors import Cancelled, InfeasibleError, InputError
+from rubberband.errors import Cancelled, InfeasibleError, InputError, briefly
 from rubberband.executor.callbacks import Callback, check_callbacks
 from rubberband.executor.core.state import Job, brackets_of, lanes_of
 from rubberband.executor.driver import Observer
@@ -139,6 +140,7 @@ def _boot_lease_s(experiment: Experiment) -> float | None:
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
 
 
+@briefly
 def tune(
     entrypoint: Any = None,
     /,
@@ -146,6 +148,7 @@ def tune(
     home: str | os.PathLike[str] | None = None,
     check: bool = True,
     profile_again: bool = False,
+    new: bool = False,
     verbose: int = 1,
     callbacks: Sequence[Callback] = (),
     **words: Any,
@@ -153,8 +156,11 @@ def tune(
     """Tune `entrypoint` (a trial class, a function, or `module:attribute`) and return the result.
 
     `words` are those of the experiment file: `name`, `search`, `constraints`, `resources`, `profile`, …; or, as
-    `experiment=`, a whole `rubberband.Experiment`. Without a profile one is measured first. `home` is where the
-    experiment is kept (default: RUBBERBAND_HOME, or `~/.rubberband`). With `check`, a trial that is new or has changed
+    `experiment=`, a whole `rubberband.Experiment`. Without a name it is called by its trial and the time, such as
+    `train-20261125-1903`. If the name is taken, `new` uses the next free one (`digits-2`, `digits-3`).
+
+    Without a profile one is measured first. `home` is where the experiment is kept (default: RUBBERBAND_HOME, or
+    `~/.rubberband`). With `check`, a trial that is new or has changed
     trains one iteration in a process of its own before anything is started. A measured profile is kept and used again
     while trial, space and hardware are the same; `profile_again` measures it afresh. `callbacks` are called while the
     experiment runs.
@@ -162,12 +168,16 @@ def tune(
     `verbose` is what is shown meanwhile: 0 is silent; 1 shows the plan, and the progress as a table (on a terminal, on
     stderr), a display (in a notebook) or a line for each stage; 2 shows also lines about instances.
 
-    Raises InputError for wrong words, InfeasibleError if no plan meets the constraints.
+    Raises InputError for wrong words (NameTakenError for a name that is taken), InfeasibleError if no plan meets the
+    constraints.
     """
     place = home_at(home)
-    experiment = experiment_of(entrypoint, words, "tune", place)
+    experiment = experiment_of(entrypoint, words, "tune", place, began=f"-{datetime.now():%Y%m%d-%H%M}")
     folder = open_folder(experiment.name, place)
     announce, view = _shown(verbose)
+    if new or not {"name", "experiment"} & words.keys():
+        experiment, folder = under_free_name(experiment, folder, announce)
+    folder.require_free("pass new=True, which takes the next free name, or another name=")
     return run_experiment(
         experiment,
         folder,
@@ -177,6 +187,16 @@ def tune(
         view=view,
         callbacks=callbacks,
     )
+
+
+def under_free_name(
+    experiment: Experiment, folder: ExperimentFolder, announce: Announce
+) -> tuple[Experiment, ExperimentFolder]:
+    """Return the experiment under the next free name, and its folder."""
+    if (free := folder.next_free()).name == folder.name:
+        return experiment, folder
+    announce(f"the name {folder.name} is taken: this run is {free.name}")
+    return experiment.model_copy(update={"name": free.name}), free
 
 
 def _shown(verbose: int) -> tuple[Announce, View]:
@@ -198,6 +218,7 @@ def _shown(verbose: int) -> tuple[Announce, View]:
     return lambda line: print(line, file=sys.stdout if in_notebook else sys.stderr, flush=True), view
 
 
+@briefly
 def load_result(name: str, *, home: str | os.PathLike[str] | None = None) -> Result:
     """Return the result of an experiment that was run in `home`, also while it runs or after it was cut off.
 

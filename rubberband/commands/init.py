@@ -54,15 +54,27 @@ def init(
     overwritten.
     """
     path = file or Path(DEFAULT_FILE)
+    if trial is not None and trial.endswith(".py"):
+        raise InputError(
+            f"{trial} is a script; name the trial in it, such as `rubberband init {Path(trial).stem}:train`: a class, or "
+            "a function of a configuration that reports its metrics (docs/write-a-trial.md)"
+        )
     if trial is not None and file is None and ":" not in trial:
         path, trial = Path(trial), None
     _require_new(path)
-    if trial is None:
-        trial = _write_trial(path.parent / f"{MODULE}.py")
-    seen = _seen(trial, path)
-    seen = seen if metric is None else replace(seen, metric=metric)
-    found = _tried(seen, trial, path, metric) if check else seen
-    _write(path, _text(found, trial))
+    made = path.parent / f"{MODULE}.py" if trial is None else None
+    if made is not None:
+        trial = _write_trial(made)
+    assert trial is not None
+    try:
+        seen = _seen(trial, path)
+        seen = seen if metric is None else replace(seen, metric=metric)
+        found = _tried(seen, trial, path, metric) if check else seen
+        _write(path, _text(found, trial, path))
+    except BaseException:  # Ctrl-C too: a second try would not overwrite it
+        if made is not None:
+            made.unlink()
+        raise
     _conclude(found, path)
 
 
@@ -228,15 +240,15 @@ def _report(seen: _Seen, trial: str, path: Path) -> CheckReport:
     from rubberband.app.check import check_experiment
     from rubberband.spec.loading import parse_experiment
 
-    experiment = parse_experiment(_text(seen, trial), source=str(path))
+    experiment = parse_experiment(_text(seen, trial, path), source=str(path))
     return check_experiment(experiment, search_path=(path.absolute().parent, Path.cwd()), limit_s=CHECK_S, output=2)
 
 
 # The file.
 
 
-def _text(seen: _Seen, trial: str) -> str:
-    """Return the experiment file."""
+def _text(seen: _Seen, trial: str, path: Path) -> str:
+    """Return the experiment file at `path`."""
     iteration_s = max(0.01, _GUESSED_S if seen.iteration_s is None else seen.iteration_s)
     deadline_s = _rounded_up(max(600.0, 3.0 * _SERIAL / _INSTANCES * iteration_s + 300.0))
     max_cost_usd = 1 + int(1.5 * _INSTANCES * deadline_s / 3600.0 * _USD_PER_HOUR)
@@ -246,7 +258,7 @@ def _text(seen: _Seen, trial: str) -> str:
     )
     measured = "guessed" if seen.iteration_s is None else "one iteration on this machine"
     return _FILE.format(
-        name=_name(trial),
+        name=_key(_name(trial, path)),
         trial=trial,
         space=space or "    seed: {type: randint, lower: 0, upper: 1000} # no parameter was found: write yours",
         metric=_key(seen.metric),
@@ -274,11 +286,19 @@ def _key(name: str) -> str:
     return name if plain else "'" + name.replace("'", "''") + "'"
 
 
-def _name(trial: str) -> str:
-    attribute = trial.rpartition(":")[2].rpartition(".")[2]
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", attribute).replace("_", "-").lower().removesuffix("-trial")
-    found = re.sub(r"[^a-z0-9]+", "-", words).strip("-")[:63]
-    return found if found and not keyword.iskeyword(found) else "search"
+_GENERIC = frozenset(
+    ("experiment", "fit", "main", "model", "my", "null", "objective", "off", "run", "script", "src", "train", "trial")
+)
+"""Names that say nothing of a project."""
+
+
+def _name(trial: str, path: Path) -> str:
+    """Return the name of the trial, or else of its module, or else of the folder: the first that tells it apart."""
+    from rubberband.spec.fields import name_of_trial
+
+    module = trial.partition(":")[0]
+    found = [name_of_trial(text) for text in (trial, module, path.absolute().parent.name)]
+    return next((name for name in found if name and name not in _GENERIC and not keyword.iskeyword(name)), "search")
 
 
 def _conclude(found: _Seen, path: Path) -> None:

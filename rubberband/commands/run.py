@@ -50,16 +50,15 @@ def run(
     same. Ctrl-C ends the run cleanly: instances are released, the best so far is reported, and `rubberband resume`
     continues the run.
     """
-    from rubberband.app.run import run_experiment
+    from rubberband.app.run import run_experiment, under_free_name
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.journal.inbox import Inbox
     from rubberband.spec.loading import default_profile_path, load_experiment, names_no_profile
 
     experiment = load_experiment(file, overrides or [])
     folder = open_folder(experiment.name)
-    if new and (free := folder.next_free()).name != folder.name:
-        _announce(f"the name {folder.name} is taken: this run is {free.name}")
-        folder, experiment = free, experiment.model_copy(update={"name": free.name})
+    if new:
+        experiment, folder = under_free_name(experiment, folder, _announce)
     if not folder.exists:
         Inbox(folder.inbox).withdraw_cancels()
     search_path = (file.absolute().parent, Path.cwd())

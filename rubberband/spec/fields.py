@@ -213,6 +213,13 @@ def name_like(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text[:80].lower()).strip("-")[:63]
 
 
+def name_of_trial(entrypoint: Any) -> str:
+    """Return a name for a class, a function or `module:attribute`, such as `digits` for DigitsTrial; maybe empty."""
+    text = entrypoint if isinstance(entrypoint, str) else getattr(entrypoint, "__qualname__", "")
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", re.split(r"[:.]", text)[-1])
+    return name_like(words).removesuffix("-trial")
+
+
 def _name(value: Any) -> str:
     if isinstance(value, str) and re.fullmatch(_NAME_PATTERN, value, re.ASCII):
         return value

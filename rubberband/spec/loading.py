@@ -319,6 +319,12 @@ def experiment_schema() -> str:
 
 
 def _read(path: Path, kind: str = "experiment") -> bytes:
+    if path.suffix == ".py" or (re.fullmatch(r"[\w.]+:[\w.]+", path.name) and not path.exists()):
+        trial = f"{path.stem}:train" if path.suffix == ".py" else path.name
+        raise InputError(
+            f"{shown(str(path))} is Python, and no {kind} file; write one for a trial with `rubberband init {trial}`, "
+            "and the trial itself as in docs/write-a-trial.md"
+        )
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)

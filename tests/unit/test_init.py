@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("my_trial", None)
     yield tmp_path
-    for name in ("my_trial", "mydigits", "plain"):
+    for name in ("my_trial", "mydigits", "plain", "train", "sgd"):
         sys.modules.pop(name, None)
 
 
@@ -48,9 +48,13 @@ def test_a_new_user_starts_from_nothing(has_torch: bool, here: Path, monkeypatch
     first = rubberband("init")
     assert ("TorchTrial" in (here / "my_trial.py").read_text()) == has_torch
     assert "Next: adapt the ranges in experiment.yaml, then rubberband estimate experiment.yaml" in first.stdout
-    assert rubberband("estimate", "experiment.yaml").stdout.startswith("my: ")
+    name = load_experiment("experiment.yaml").name
+    assert here.name.replace("_", "-").startswith(name), (
+        "neither my_trial nor MyTrial tells a project apart: the folder does"
+    )
+    assert rubberband("estimate", "experiment.yaml").stdout.startswith(f"{name}: ")
     assert "experiment.yaml passes" in rubberband("check", "experiment.yaml").stdout
-    assert "my: done in " in rubberband("run", "experiment.yaml", "-s", "resources.provider=virtual").stdout
+    assert f"{name}: done in " in rubberband("run", "experiment.yaml", "-s", "resources.provider=virtual").stdout
 
 
 def test_the_parameters_and_metrics_of_a_trial_are_found(here: Path) -> None:
@@ -80,6 +84,33 @@ def test_the_metric_that_an_iteration_reports_is_used_and_problems_are_listed(he
     assert "problem: iteration: ValueError: no data here" in broken.stderr
     assert "then rubberband check broken.yaml" in broken.stdout
     rubberband("estimate", "broken.yaml")
+
+
+def test_a_script_is_told_what_a_trial_is(here: Path) -> None:
+    (here / "train.py").write_text("def main():\n    pass\n")
+    for arguments in (("init", "train.py"), ("init", "train:main"), ("check", "train.py"), ("check", "train:main")):
+        refused = rubberband(*arguments, exit_code=1)
+        assert isinstance(refused.exception, InputError)
+        assert "docs/write-a-trial.md" in str(refused.exception)
+    assert [path.name for path in here.iterdir() if path.suffix == ".yaml"] == []
+
+
+def test_an_experiment_is_named_by_what_tells_it_apart(here: Path) -> None:
+    (here / "train.py").write_text("import rubberband\ndef train(config): rubberband.report({'loss': config['lr']})\n")
+    (here / "sgd.py").write_text("from train import train\n")
+    for trial in ("train:train", "sgd:train"):
+        rubberband("init", trial, f"{trial[:3]}.yaml", "--no-check")
+    assert load_experiment("tra.yaml").name == here.name.replace("_", "-")
+    assert load_experiment("sgd.yaml").name == "sgd"
+
+
+def test_an_interrupted_start_leaves_no_trial_behind(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rubberband.commands.init._tried", interrupt)
+    rubberband("init", exit_code=130)
+    assert list(here.iterdir()) == []
 
 
 def test_nothing_is_overwritten(here: Path) -> None:

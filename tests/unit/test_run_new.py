@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import rubberband
 from rubberband import cli
-from rubberband.errors import NameTakenError
+from rubberband.errors import EntrypointError, NameTakenError
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 
+WORDS: dict[str, Any] = {
+    "verbose": 0,
+    "search": {
+        "space": {"x": 1},
+        "scheduler": {"type": "sha", "num_samples": 4, "max_t": 4, "reduction_factor": 2},
+        "metric": "loss",
+        "mode": "min",
+    },
+    "constraints": {"deadline": "2h"},
+    "resources": {"provider": "virtual", "instance_type": "p3.2xlarge", "max_instances": 2},
+    "profile": {"seconds_per_iteration": {1: 10}, "trial_startup": "1s"},
+}
 SCALING = str(Path(__file__).parents[2] / "examples/scaling.yaml")
 
 
@@ -31,6 +47,38 @@ def test_the_next_free_name_is_used_and_said(home: Path) -> None:
     refused = CliRunner().invoke(cli.app, arguments)
     assert isinstance(refused.exception, NameTakenError)
     assert "--new" in str(refused.exception)
+
+
+def train(config: dict[str, Any]) -> None:
+    rubberband.report({"loss": 1.0})
+
+
+def test_a_call_without_a_name_has_that_of_its_trial_and_the_time(home: Path) -> None:
+    first, second = rubberband.tune(train, **WORDS), rubberband.tune("digits:DigitsTrial", **WORDS)
+    assert re.fullmatch(r"train-\d{8}-\d{4}", first.name)
+    assert re.fullmatch(r"digits-\d{8}-\d{4}", second.name)
+    again = {rubberband.tune(train, **WORDS).name for _ in range(2)}
+    assert len({first.name, *again}) == 3
+
+
+def test_a_cell_that_is_run_again_is_told_what_to_write_there(home: Path) -> None:
+    assert [rubberband.tune(train, name="cell", new=True, **WORDS).name for _ in range(2)] == ["cell", "cell-2"]
+    with pytest.raises(NameTakenError, match=r"'cell' is taken .*, or pass new=True, which") as refused:
+        rubberband.tune(train, name="cell", **WORDS)
+    assert "--new" not in str(refused.value)
+    ours = [frame for frame in traceback.extract_tb(refused.value.__traceback__) if frame.filename != __file__]
+    assert len(ours) == 1, "frames of rubberband hide the line that counts"
+
+
+def test_the_trace_of_a_trial_that_does_not_import_begins_in_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "broken_trial.py").write_text("def f():\n    return nothing\nf()\n")
+    monkeypatch.syspath_prepend(home)
+    words = {**WORDS, "resources": {**WORDS["resources"], "provider": "local"}}
+    with pytest.raises(EntrypointError, match="nothing") as refused:
+        rubberband.tune("broken_trial:f", **words)
+    assert refused.value.__cause__ is not None
+    names = [Path(frame.filename).name for frame in traceback.extract_tb(refused.value.__cause__.__traceback__)]
+    assert names == ["broken_trial.py"] * 2
 
 
 def test_a_folder_without_an_experiment_is_left_alone_and_long_names_stay_names(home: Path) -> None:
