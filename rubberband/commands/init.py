@@ -56,8 +56,8 @@ def init(
     path = file or Path(DEFAULT_FILE)
     if trial is not None and trial.endswith(".py"):
         raise InputError(
-            f"{trial} is a script; name the trial in it, such as `rubberband init {Path(trial).stem}:train`: a class, or "
-            "a function of a configuration that reports its metrics (docs/write-a-trial.md)"
+            f"{trial} is a script; name the trial in it, such as `rubberband init {Path(trial).stem}:train`: a class "
+            "or a function of a configuration that reports its metrics (docs/write-a-trial.md)"
         )
     if trial is not None and file is None and ":" not in trial:
         path, trial = Path(trial), None
@@ -293,7 +293,7 @@ _GENERIC = frozenset(
 
 
 def _name(trial: str, path: Path) -> str:
-    """Return the name of the trial, or else of its module, or else of the folder: the first that tells it apart."""
+    """Return the name of the trial, or else of its module, or else of the folder: the first that is not generic."""
     from rubberband.spec.fields import name_of_trial
 
     module = trial.partition(":")[0]

@@ -50,7 +50,7 @@ def test_a_new_user_starts_from_nothing(has_torch: bool, here: Path, monkeypatch
     assert "Next: adapt the ranges in experiment.yaml, then rubberband estimate experiment.yaml" in first.stdout
     name = load_experiment("experiment.yaml").name
     assert here.name.replace("_", "-").startswith(name), (
-        "neither my_trial nor MyTrial tells a project apart: the folder does"
+        "neither my_trial nor MyTrial is a name of a project: the folder is"
     )
     assert rubberband("estimate", "experiment.yaml").stdout.startswith(f"{name}: ")
     assert "experiment.yaml passes" in rubberband("check", "experiment.yaml").stdout
@@ -86,7 +86,7 @@ def test_the_metric_that_an_iteration_reports_is_used_and_problems_are_listed(he
     rubberband("estimate", "broken.yaml")
 
 
-def test_a_script_is_told_what_a_trial_is(here: Path) -> None:
+def test_a_script_in_place_of_a_trial_is_refused_with_the_page_that_helps(here: Path) -> None:
     (here / "train.py").write_text("def main():\n    pass\n")
     for arguments in (("init", "train.py"), ("init", "train:main"), ("check", "train.py"), ("check", "train:main")):
         refused = rubberband(*arguments, exit_code=1)
@@ -95,7 +95,7 @@ def test_a_script_is_told_what_a_trial_is(here: Path) -> None:
     assert [path.name for path in here.iterdir() if path.suffix == ".yaml"] == []
 
 
-def test_an_experiment_is_named_by_what_tells_it_apart(here: Path) -> None:
+def test_an_experiment_is_named_by_its_trial_module_or_folder(here: Path) -> None:
     (here / "train.py").write_text("import rubberband\ndef train(config): rubberband.report({'loss': config['lr']})\n")
     (here / "sgd.py").write_text("from train import train\n")
     for trial in ("train:train", "sgd:train"):

@@ -61,7 +61,7 @@ def test_a_call_without_a_name_has_that_of_its_trial_and_the_time(home: Path) ->
     assert len({first.name, *again}) == 3
 
 
-def test_a_cell_that_is_run_again_is_told_what_to_write_there(home: Path) -> None:
+def test_a_cell_that_is_run_again_gets_advice_for_python(home: Path) -> None:
     assert [rubberband.tune(train, name="cell", new=True, **WORDS).name for _ in range(2)] == ["cell", "cell-2"]
     with pytest.raises(NameTakenError, match=r"'cell' is taken .*, or pass new=True, which") as refused:
         rubberband.tune(train, name="cell", **WORDS)
