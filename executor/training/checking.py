@@ -388,7 +388,8 @@ def _own_frames(error: BaseException | None) -> str:
 def _is_ours(file: str) -> bool:
     """Whether a frame is of this package, or of Python's import."""
     machinery = ("<frozen importlib", f"{os.sep}importlib{os.sep}")
-    return file.startswith(str(Path(__file__).parent)) or any(part in file for part in machinery)
+    own = (str(Path(__file__).parent), str(Path(__file__).parents[2] / "integrations"))
+    return file.startswith(own) or any(part in file for part in machinery)
 
 
 def _close(resources: list[Any]) -> None:

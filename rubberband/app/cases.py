@@ -228,9 +228,10 @@ def repeat_notes(experiment: Experiment) -> list[str]:
     different = len({canonical(each) for each in search.configurations()})
     if different == trials:
         return []
+    walked = "" if math.isinf(size) else ", or list its values and walk it with sampler: {type: grid}"
     return [
-        f"space: {trials:,} trials have {different:,} configurations, and train {trials - different:,} again, with "
-        "other seeds; widen the space, or walk it with sampler: {type: grid}."
+        f"space: {trials:,} trials have {different:,} configuration{'s' * (different != 1)}, and train "
+        f"{trials - different:,} again, with other seeds; widen the space{walked}."
     ]
 
 

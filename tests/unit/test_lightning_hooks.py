@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
+from rubberband.executor.training.checking import _is_ours
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
@@ -230,3 +231,8 @@ def test_every_attribute_of_a_trainer_is_there_or_is_refused_by_its_name():
             setattr(place, name, None)
     place.should_stop = True
     assert trial.ended
+
+
+def test_a_refusal_of_a_hook_shows_no_code_but_the_users():
+    assert _is_ours(inspect.getfile(EarlyStops))
+    assert not _is_ours(__file__)
