@@ -99,6 +99,10 @@ INSTANCE_LABEL = "rubberband/instance"
 """Label of a Ray node; its value is the name of its instance (see `ClusterProvider.node`)."""
 
 
+class NoRecordError(ProviderError):
+    """The provider's record of its instances is damaged: asking again does not help, and leases end them."""
+
+
 class HeadError(ProviderError):
     """The head that instances join did not start."""
 

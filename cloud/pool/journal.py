@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -79,10 +80,19 @@ class FileJournal:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             os.truncate(self._path, whole)
-        for number, line in enumerate(data[:whole].decode().splitlines(), start=1):
+        yield from self._parsed(data[:whole])
+
+    def require_sound(self) -> None:
+        """Raise JournalError for a damaged line. Changes nothing: a broker may be writing."""
+        with suppress(OSError):
+            data = self._path.read_bytes()
+            deque(self._parsed(data[: data.rfind(b"\n") + 1]), maxlen=0)
+
+    def _parsed(self, data: bytes) -> Iterator[PoolEvent]:
+        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             try:
-                yield from_line(line)
-            except (ValueError, KeyError, TypeError) as error:
+                yield from_line(line.decode())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise JournalError(
                     f"{self._path}:{number} is no event of a pool ({error}); was it written by a newer version? move "
                     "the file away to begin a new pool"

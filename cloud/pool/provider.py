@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,10 +23,10 @@ from typing import Any, Literal, Protocol
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.journal import FileJournal
 from rubberband.cloud.pool.pool import LentInstance, lent
-from rubberband.cloud.provider import Head, HeadError, InstanceDescription
+from rubberband.cloud.provider import Head, HeadError, InstanceDescription, NoRecordError
 from rubberband.cloud.steady import FILE as CLOCK_FILE
 from rubberband.cloud.steady import steady_clock
-from rubberband.errors import ProviderError
+from rubberband.errors import JournalError, ProviderError
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.plan import Market
 
@@ -114,7 +115,8 @@ class PoolProvider:
 
     def close(self) -> None:
         """Give all instances back. Idempotent."""
-        self._pool.leave(self._tenant)
+        with suppress(NoRecordError):  # which was said as each was released
+            self._pool.leave(self._tenant)
 
     def node(self, instance: str) -> str:
         """Return the label of the machine that an instance is on; its own name until it has one."""
@@ -263,8 +265,16 @@ class RemotePool:
                     raise ProviderError(f"{error}; its log ends with: {self._last_words()}") from None
                 if now - started_at >= _START_EVERY_S:
                     started_at = now
+                    self._require_sound_journal()
                     start_broker(self._folder)
                 time.sleep(_RETRY_S)
+
+    def _require_sound_journal(self) -> None:
+        """Raise NoRecordError if no broker can start, since the pool's journal is damaged."""
+        try:
+            FileJournal(self._folder.path).require_sound()
+        except JournalError as error:
+            raise NoRecordError(str(error)) from None
 
     def _once(self, call: str, answer_s: float, **words: Any) -> Any:
         try:
@@ -293,6 +303,7 @@ class RemotePool:
         return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 
     def _as_closed(self, tenant: str) -> list[LentInstance]:
+        self._require_sound_journal()
         broker = Broker()
         for event in FileJournal(self._folder.path).events():
             broker.handle(event)

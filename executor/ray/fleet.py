@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rubberband.cloud.provider import ClusterProvider, HeadError, InstanceDescription, Provider
+from rubberband.cloud.provider import ClusterProvider, HeadError, InstanceDescription, NoRecordError, Provider
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor.backend import ended, living, released, running
 from rubberband.executor.core.events import (
@@ -304,11 +304,14 @@ class RayFleet:
                 self.provider.release(instance)
 
     def _release_surely(self, instance: str) -> InstanceDescription | None:
-        """Retry until the provider releases it: an instance that is held costs money."""
+        """Retry until the provider releases it: an instance that is held costs money. None: it has no record of it."""
         last = ""
         while True:
             try:
                 return self.provider.release(instance)
+            except NoRecordError as error:
+                _log.warning("instance %s cannot be given back, and ends with its lease: %s", instance, error)
+                return None
             except Exception as error:
                 if isinstance(error, ProviderError) and self._unknown(instance):
                     return None

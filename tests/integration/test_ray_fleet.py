@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription
+from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription, NoRecordError
 from rubberband.executor.core.events import (
     Event,
     InstanceInterrupted,
@@ -140,6 +140,25 @@ def test_a_release_that_breaks_is_reported_once_and_asked_for_until_it_works(
     assert events == [InstanceReleased(occurred_at=10.0, instance="a", ended_at=3.0, running_at=2.0)]
     told = [record.getMessage() for record in caplog.records]
     assert told == ["instance a is not released yet; retrying: OSError: [Errno 28] No space left on device"]
+
+
+def test_a_release_of_which_the_provider_has_no_record_is_left_to_the_lease_and_said(
+    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def unknown(instance: str) -> InstanceDescription:
+        provider.asked.append("release")
+        raise NoRecordError("line 7 is damaged")
+
+    monkeypatch.setattr(provider, "release", unknown)
+    fleet.launch("a")
+    eventually(lambda: "launch" in provider.asked)
+    fleet.release("a")
+    events: list[Event] = []
+    eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
+    assert [type(event) for event in events] == [InstanceReleased]
+    assert provider.asked.count("release") == 1
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["instance a cannot be given back, and ends with its lease: line 7 is damaged"]
 
 
 def test_the_lease_is_renewed_and_the_provider_watched_after_they_broke(fleet: RayFleet, provider: Breaking) -> None:

@@ -10,6 +10,7 @@ _CHECKPOINTS = ("tests/unit/test_checkpoints.py",)
 _DEVICES = ("tests/unit/test_tuning.py",)
 _FORKS = ("tests/unit/test_forks.py",)
 _CONTROLLER = ("tests/unit/test_controller.py",)
+_POOL = ("tests/unit/test_pool.py",)
 _ENDS = ("tests/integration/test_ends.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -174,5 +175,29 @@ MUTANTS: tuple[Mutant, ...] = (
         old="    if event.ended or trial.iterations >= rules.target_iterations(job, lane, trial):\n        trial",
         new="    if event.ended:\n        trial",
         tests=_CONTROLLER,
+    ),
+    Mutant(
+        name="damaged-pools-are-asked-for-ever",
+        harm="a run that is done waits for ever for a broker that cannot start, and its report never comes",
+        file="executor/ray/fleet.py",
+        old="            except NoRecordError as error:\n",
+        new="            except ZeroDivisionError as error:\n",
+        tests=("tests/integration/test_ray_fleet.py",),
+    ),
+    Mutant(
+        name="damaged-pools-look-away",
+        harm="a driver takes a damaged journal for a broker that is slow, and restarts it again and again",
+        file="cloud/pool/provider.py",
+        old="                    self._require_sound_journal()\n",
+        new="                    pass\n",
+        tests=_POOL,
+    ),
+    Mutant(
+        name="sound-checks-cut-journals",
+        harm="a driver cuts off the event that a broker is writing",
+        file="cloud/pool/journal.py",
+        old='            deque(self._parsed(data[: data.rfind(b"\\n") + 1]), maxlen=0)\n',
+        new="            deque(self.events(), maxlen=0)\n",
+        tests=_POOL,
     ),
 )

@@ -14,12 +14,14 @@ import pytest
 
 from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool import pool as module
+from rubberband.cloud.pool import provider as provider_module
 from rubberband.cloud.pool.events import Opened, SliceReturned
 from rubberband.cloud.pool.journal import PoolJournal
 from rubberband.cloud.pool.server import standing
-from rubberband.cloud.provider import InstanceDescription
+from rubberband.cloud.provider import InstanceDescription, NoRecordError
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import JournalError, ProviderError
+from rubberband.spec.pool import PoolFolder
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Market
 
@@ -560,7 +562,28 @@ def test_a_full_disk_adds_no_part_of_an_event(tmp_path: Path, monkeypatch: pytes
     assert list(FileJournal(tmp_path).events()) == events * 2
 
 
-def test_a_line_that_is_no_event_is_reported_with_its_number(tmp_path: Path) -> None:
-    (tmp_path / "journal.jsonl").write_text('{"event": "Nothing"}\n')
+@pytest.mark.parametrize("line", [b'{"event": "Nothing"}', b"\xff\xfe", b"[]", b"{}"])
+def test_a_line_that_is_no_event_is_reported_with_its_number(tmp_path: Path, line: bytes) -> None:
+    content = line + b"\n" + b'{"event": "SliceRet'
+    (tmp_path / "journal.jsonl").write_bytes(content)
+    with pytest.raises(JournalError, match=r"journal\.jsonl:1 is no event"):
+        FileJournal(tmp_path).require_sound()
+    assert (tmp_path / "journal.jsonl").read_bytes() == content
     with pytest.raises(JournalError, match=r"journal\.jsonl:1 is no event"):
         list(FileJournal(tmp_path).events())
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_a_pool_whose_journal_is_damaged_says_so_and_asks_for_no_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_up: bool
+) -> None:
+    monkeypatch.setattr(provider_module, "start_broker", lambda _: pytest.fail("it cannot start"))
+    folder = PoolFolder(path=tmp_path)
+    folder.write({})
+    if not is_up:
+        folder.note_closed()
+    (tmp_path / "journal.jsonl").write_bytes(b"\xff\n")
+    pool = provider_module.RemotePool(folder)
+    with pytest.raises(NoRecordError, match=r"journal\.jsonl:1 is no event"):
+        pool.release("tenant", "i-001")
+    provider_module.PoolProvider("job", pool, 1, run="1", clock=lambda: 0.0).close()
