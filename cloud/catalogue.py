@@ -149,8 +149,25 @@ def parse_table(lines: Iterable[str], source: str) -> Mapping[str, InstanceType]
     return table
 
 
-def nearest_types(name: str, table: Mapping[str, InstanceType]) -> str:
-    """Return a hint for errors about an unknown type: up to three near ones, or the extent of the table."""
+def is_cpu_type(name: str) -> bool:
+    """Return whether this is a name of EC2's types without GPUs, such as c5.xlarge."""
+    return re.fullmatch(r"(?:a|c|d|h|hpc|i|im|is|m|r|t|u|x|z)\d[a-z0-9-]*\.[a-z0-9-]+", name[:100]) is not None
+
+
+def nearest_types(name: str, table: Mapping[str, InstanceType], remedy: str) -> str:
+    """Return a hint for errors about an unknown type: up to three near ones, or the extent of the table, and a remedy.
+
+    A type without GPUs is not taken for a slip.
+    """
+    if is_cpu_type(name):
+        return (
+            "it has no CPU instances: write gpus_per_instance (2: train 2 trials at a time on one) and price_per_hour "
+            "as well"
+        )
+    return f"{_nearest(name, table)} {remedy}"
+
+
+def _nearest(name: str, table: Mapping[str, InstanceType]) -> str:
     close = difflib.get_close_matches(name[:100], table, n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(shown(near) for near in close)}?"
@@ -457,8 +474,8 @@ def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Tabl
     if name == resources.kind.default_type:
         return 1
     raise InputError(
-        f"resources.instance_type: {shown(name)} is not in the catalogue; {nearest_types(name, table)} "
-        "or give gpus_per_instance and price_per_hour"
+        f"resources.instance_type: {shown(name)} is not in the catalogue; "
+        + nearest_types(name, table, "or give gpus_per_instance and price_per_hour")
     )
 
 

@@ -291,8 +291,8 @@ def _capacity(pool: PoolFile) -> tuple[Capacity, float]:
         row = catalogue().get(pool.instance_type)
     gpus = pool.gpus_per_instance if pool.gpus_per_instance is not None else 0 if row is None else row.gpus
     if not gpus and row is None:
-        near = nearest_types(str(pool.instance_type), catalogue())
-        raise InputError(f"the catalogue does not know {pool.instance_type!r}; {near} or set gpus_per_instance")
+        near = nearest_types(str(pool.instance_type), catalogue(), "or set gpus_per_instance")
+        raise InputError(f"the catalogue does not know {pool.instance_type!r}; {near}")
     if not gpus:
         raise InputError(f"instance_type {pool.instance_type!r} has no GPUs; choose another, or set gpus_per_instance")
     price = pool.price_usd_per_hour

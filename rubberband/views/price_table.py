@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from rubberband.cloud.catalogue import InstanceType, Live
+from rubberband.cloud.catalogue import InstanceType, Live, is_cpu_type
 from rubberband.cloud.prices import LiveTable
 from rubberband.errors import InputError
 from rubberband.units import shown
@@ -62,7 +62,8 @@ def prices_json(rows: Sequence[InstanceType], region: str, notes: Sequence[str])
 def _row(table: LiveTable, name: str, region: str) -> InstanceType:
     if name in table:
         return table[name]
-    close = " or ".join(shown(near) for near in difflib.get_close_matches(name[:100], table, n=3, cutoff=0.6))
+    near = () if is_cpu_type(name) else difflib.get_close_matches(name[:100], table, n=3, cutoff=0.6)
+    close = " or ".join(shown(name) for name in near)
     remedy = f"did you mean {close}?" if close else "`rubberband prices` lists the types with GPUs"
     if table.notes:
         why = f"is not in the catalogue, and AWS could not be asked ({table.notes[0]})"

@@ -64,6 +64,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_run_new.py",),
     ),
     Mutant(
+        name="cpu-type-is-a-slip",
+        harm="a user of CPU instances is sent to a GPU at six times the price",
+        file="cloud/catalogue.py",
+        old="    if is_cpu_type(name):\n        return (",
+        new="    if False:\n        return (",
+        tests=("tests/unit/test_catalogue.py",),
+    ),
+    Mutant(
         name="core-runs-without-ray",
         harm="on an installation of the core alone, a run ends in a trace-back, after it has written files",
         file="rubberband/spec/experiment.py",

@@ -92,6 +92,11 @@ def test_an_instance_of_ec2_is_not_taken_to_be_there_at_once() -> None:
     [
         ({"instance_type": "p3.9xlarge"}, r"is not in the catalogue; did you mean 'p3.*' or 'p3.* or give gpus_per_"),
         ({"instance_type": "zzz"}, r"it has \d+ types, from g3.16xlarge to p6-b300.48xlarge: or give"),
+        (
+            {"instance_type": "c5.xlarge"},
+            r"it has no CPU instances: write gpus_per_instance \(2: train 2 trials at a ti",
+        ),
+        ({"instance_type": "g5.xlrge"}, "did you mean 'g5.xlarge'"),
         ({}, "provider aws needs one; add it"),
         ({"instance_type": "x", "gpus_per_instance": 1}, "'x' is not in the catalogue; give its price per hour"),
         (

@@ -108,6 +108,7 @@ def test_offline_the_catalogue_is_shown_and_a_note(
     [
         (["--refresh"], 1, "prices: there are no AWS credentials"),
         (["g5.xlrge"], 2, "'g5.xlrge' is not in the catalogue, and AWS could not be asked (there are no AWS cred"),
+        (["c5.xlarge"], 2, "'c5.xlarge' is not in the catalogue, and AWS could not be asked (there are no AWS cred"),
         (["--region", "us-easy-1"], 2, "--region us-easy-1: no prices are known, and AWS could not be asked ("),
     ],
 )
