@@ -228,10 +228,11 @@ def run_segment(
     resources: list[_Closable] = [reports]
     failure: SegmentFailure | None = None
     try:
-        yield from _train(entrypoint, segment, store, reports, resources)
-    except TrainingEnded:
-        yield from reports.rest()
-        yield SegmentEnded()
+        try:
+            yield from _train(entrypoint, segment, store, reports, resources)
+        except TrainingEnded:
+            yield from reports.all()  # without its last checkpoint the trial has failed
+            yield SegmentEnded()
     except GeneratorExit:
         raise
     except BaseException as error:

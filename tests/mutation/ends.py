@@ -32,6 +32,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_ENDED,
     ),
     Mutant(
+        name="end-despite-a-lost-report",
+        harm="a trial whose last checkpoint could not be written ends without its last result, or without any",
+        file="executor/training/run.py",
+        old="            yield from reports.all()  # without its last checkpoint the trial has failed\n",
+        new="            yield from reports.rest()\n",
+        tests=_ENDED,
+    ),
+    Mutant(
         name="end-not-reported",
         harm="a trial that has ended is trained on",
         file="executor/training/run.py",

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.api.dashboard.experiment_words import stage_rows
+from rubberband.errors import CheckpointError
 from rubberband.executor import rows
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.controller import Controller
@@ -106,6 +107,21 @@ def test_a_function_that_returns_without_a_report_fails_in_one_line(store: Check
     assert isinstance(failure, SegmentFailure)
     told = "idle() returned without a report; call rubberband.report({'loss': ...}) once per iteration"
     assert (failure.kind, failure.message) == ("raised", told)
+
+
+def test_a_function_whose_last_checkpoint_cannot_be_written_has_failed_and_not_ended(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = type(store).save
+
+    def save(self: Any, trial: int, iterations: int, payload: Any) -> Any:
+        if iterations == 2:
+            raise CheckpointError("the disk is full")
+        return saved(self, trial, iterations, payload)
+
+    monkeypatch.setattr(type(store), "save", save)
+    report, failure = run(patient, store)
+    assert (report.iterations, failure.kind, failure.message) == (1, "checkpoint", "the disk is full")
 
 
 class Ending(rubberband.Trial):
