@@ -134,6 +134,8 @@ def rights(method: str, path: str, query: str, bucket: str) -> tuple[str, str]:
     if not key:
         if method == "POST" and "delete" in arguments:
             return "s3:DeleteObject", f"{arn}/*"
+        if "uploads" in arguments:
+            return "s3:ListBucketMultipartUploads", arn
         actions = {"PUT": "s3:CreateBucket", "DELETE": "s3:DeleteBucket"}
         return ("s3:GetBucketLocation" if "location" in arguments else actions.get(method, "s3:ListBucket")), arn
     if method == "DELETE":

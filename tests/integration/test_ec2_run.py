@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -202,6 +203,18 @@ def test_instances_of_a_killed_driver_end_by_their_leases(command_line: Ec2Comma
     output, _ = command_line("sweep")
     assert "nothing was left behind" in output
     assert not command_line.processes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_driver_that_is_asked_to_end_terminates_its_instances(command_line: Ec2CommandLine, name: str) -> None:
+    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *FEW))
+    command_line.wait_for(driver, lambda result: iterations(result) >= 1, "digits")
+    driver.send_signal(signal.Signals[name])
+    _, errors = driver.communicate(timeout=400)
+    assert (driver.returncode, command_line.result("digits").outcome) == (130, "cancelled"), errors
+    assert not command_line.aws.fake.living
+    assert command_line.nothing_left()
 
 
 @pytest.mark.long
