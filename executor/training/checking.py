@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -96,7 +96,7 @@ class TrialCheck:
     metrics: Mapping[str, float] = field(default_factory=dict)
     checkpoint_bytes: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps continue."""
+    """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps continue and gang."""
     problems: list[Problem] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     step: str = "import"
@@ -216,6 +216,36 @@ class _Check:
             order.entrypoint.check(order.max_gpus, adaptive=adaptive, asynchronous=asynchronous)
             target = order.entrypoint.load()
         self._found.kind = _kind(target)
+        with self._comparison() as compare:
+            self._train(segment)
+            if not self._found.problems:
+                compare()
+
+    @contextmanager
+    def _comparison(self) -> Iterator[Callable[[], None]]:
+        """Provide a function that compares a gang with one worker, where the trial may get one."""
+        order = self._order
+        if self._found.kind != "TorchTrial" or order.max_gpus == 1 or order.segment.training is not None:
+            yield lambda: None
+            return
+        from rubberband.executor.training.comparing import Comparison
+
+        comparison = Comparison(order.entrypoint, order.segment)
+
+        def compare() -> None:
+            with self._step("gang"):
+                found, remarks = comparison.run()
+            self._found.remarks.extend(remarks)
+            for each in found:
+                line, details = (each, "") if isinstance(each, str) else (each.message, each.details)
+                self._found.problems.append(Problem(line=f"gang: {line}", details=details))
+
+        try:
+            yield compare
+        finally:
+            comparison.close()
+
+    def _train(self, segment: Segment) -> None:
         resources: list[Any] = []
         try:
             with self._step("set-up"):

@@ -145,6 +145,6 @@ def check_same_weights(gang: Gang, named: Mapping[str, Tensor]) -> None:
 def differs(name: str, one: str, other: str) -> str:
     """Return the line of weights that drift apart, with the fix."""
     return (
-        f"the weights of {name} differ between {one} and {other}; change weights in the same way on every worker: no "
+        f"{name} differs between {one} and {other}; change weights in the same way on every worker: no "
         "random draws in on_step() or the optimizer, nothing that depends on the rank or on evaluate()"
     )

@@ -179,6 +179,7 @@ def _passed(experiment: Experiment, entrypoint: Entrypoint, home: Path, max_gpus
         return None
     words = experiment.to_words()
     parts = [words["search"].get(key) for key in ("space", "metric", "also")]
+    parts.append("gang" if max_gpus > 1 else None)
     if experiment.training.mode == "async":
         parts += [words["training"], max_gpus]
     return home / "checks" / digest(str(entrypoint), content, *parts, words.get("batch"))

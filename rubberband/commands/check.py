@@ -69,6 +69,8 @@ def _lines(report: CheckReport) -> Iterator[str]:
         restored = f", restored in {seconds['restore']:.2f} s" if _succeeded(report, "restore") else ""
         went_on = ", and continued by another iteration" if _succeeded(report, "continue") else ""
         yield f"checkpoint     {size}{restored}{went_on}"
+    if _succeeded(report, "gang"):
+        yield f"gang           two workers train what one trains, compared in {seconds['gang']:.2f} s"
 
 
 def _succeeded(report: CheckReport, step: str) -> bool:

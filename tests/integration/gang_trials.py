@@ -356,6 +356,9 @@ class Sparse(Regression):
         super().build_model(config)
         return nn.ModuleDict({"table": nn.Embedding(4, 1, sparse=True), "body": net()}).double()
 
+    def build_optimizer(self, config: Config, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.05)
+
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         inputs, targets = batch
         items = model["table"]((inputs[:, 0] > 0).long())

@@ -89,7 +89,7 @@ def test_it_learns_on_gangs_of_one_two_and_one_with_unequal_shares_what_it_learn
         ),
         (
             "Drifting",
-            "the weights of 0.weight differ between worker 0 (norm N) and worker 1 (N); change weights in the same way "
+            "0.weight differs between worker 0 (norm N) and worker 1 (N); change weights in the same way "
             "on every worker: no random draws in on_step() or the optimizer, nothing that depends on the rank or on "
             "evaluate()",
         ),

@@ -126,7 +126,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/evaluation.py",
         old="self._gang.copy(list(module.buffers()))",
         new="pass",
-        tests=("tests/integration/test_segment_gang.py::test_parts_are_evaluated_with_the_statistics_of_rank_0",),
+        tests=(
+            "tests/integration/test_segment_gang.py::test_parts_are_evaluated_with_the_statistics_of_the_checkpoint",
+        ),
     ),
     Mutant(
         name="ranked-by-an-old-evaluation",

@@ -1,0 +1,115 @@
+"""The check trains a gang of two workers beside one process, and names what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rubberband.executor.training import comparing, loop, wrapping
+from rubberband.executor.training.comparing import Comparison
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.segment import SegmentFailure
+from tests.builders import segments
+
+FOLDER = Path(__file__).parent
+SEGMENT = replace(segments.SEGMENT, max_iterations=6)
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def compared(name: str) -> tuple[list[str], list[str]]:
+    entrypoint = Entrypoint.parse(name, [FOLDER])
+    entrypoint.load()
+    comparison = Comparison(entrypoint, SEGMENT)
+    try:
+        found, remarks = comparison.run()
+    finally:
+        comparison.close()
+    return [each.message if isinstance(each, SegmentFailure) else each for each in found], remarks
+
+
+def follows_nothing(plant: pytest.MonkeyPatch) -> None:
+    follow = wrapping.Exchange.follow
+    plant.setattr(wrapping.Exchange, "follow", lambda self, **how: self.ddp is None and follow(self, **how))
+
+
+def leaves_lazy(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(loop.TorchRunner, "_materialise", lambda self: None)
+
+
+def takes_sparse(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(wrapping, "check_dense", lambda module: None)
+
+
+def averages_nothing(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(wrapping.Exchange, "run", lambda self, compute: compute())
+
+
+def shares_no_buffers(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(wrapping.SharedBuffers, "share", lambda self, source: None)
+
+
+def forgets_what_is_trained(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(loop, "restore_trained", lambda module, state: None)
+
+
+def waits_briefly(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(comparing, "GANG_LIMIT_S", 2.0)
+
+
+def nothing(plant: pytest.MonkeyPatch) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "line"),
+    [
+        ("gang_trials:Thawing", follows_nothing, "after step 1 of iteration 2, 0.weight differs between worker 0 and"),
+        ("gang_trials:Thawing", forgets_what_is_trained, "the weights of 0.weight are not those of one worker on two"),
+        ("planted_trials:Freezing", follows_nothing, "Expected to have finished reduction"),
+        ("gang_trials:ByLayer", follows_nothing, "after step 1 of iteration 4, 0.weight differs between worker 0 and"),
+        ("gang_trials:Lazily", leaves_lazy, "uninitialized parameter"),
+        ("gang_trials:Sparse", takes_sparse, "Expected variable to have sparse gradient"),
+        ("gang_trials:Sparse", nothing, "the gradient of table is sparse"),
+        ("gang_trials:Calling", averages_nothing, "after step 1 of iteration 1, "),
+        ("gang_trials:Twice", shares_no_buffers, "after step 2 of iteration 1, buffer scale differs between worker 0"),
+        ("planted_trials:Buffered", shares_no_buffers, "after step 1 of iteration 1, buffer scale differs between"),
+        (
+            "planted_trials:Communicating",
+            waits_briefly,
+            "two workers do not go on after ",
+        ),
+        ("planted_trials:Dropped", nothing, "after step 1 of iteration 1, 0.weight differs between worker 0 and"),
+        ("planted_trials:Scaled", nothing, "are not those of one worker on two; write loss(), hooks and the optimizer"),
+        ("planted_trials:Remembering", nothing, "after step 2 of iteration 1, "),
+        ("planted_trials:Summed", nothing, "after iteration 1, two workers report loss="),
+        ("planted_trials:Unseeded", nothing, "build_model() gives other values of "),
+        ("planted_trials:Forgetting", nothing, "and were before a restore; keep in state_dict() what hooks"),
+        ("planted_trials:Leaving", nothing, "set find_unused_parameters = True"),
+        ("gang_trials:ByRank", nothing, "worker 0 begins or ceases to train 0.weight, and not every worker does"),
+    ],
+)
+def test_a_planted_fault_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, plant: Plant, line: str
+) -> None:
+    plant(monkeypatch)
+    (found,), remarks = compared(name)
+    assert line in found
+    assert "\n" not in found
+    assert not remarks
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            f"gang_trials:{name}"
+            for name in ("Thawing", "ByLayer", "Ema", "Recalibrating", "Twice", "Lazily", "Beside")
+        ),
+        *(f"planted_trials:{name}" for name in ("Freezing", "Buffered", "Usual", "OwnUsual", "Unused")),
+    ],
+)
+def test_a_gang_that_trains_what_one_worker_trains_passes(name: str) -> None:
+    assert compared(name) == ([], [])
