@@ -15,6 +15,7 @@ from rubberband.executor.core.events import (
     LiveInstance,
     RestPlanned,
     Started,
+    TrialEnded,
     TrialFailed,
     TrialReported,
 )
@@ -60,6 +61,7 @@ EVENTS: list[Event] = [
         occurred_at=3.0, trial=2, attempt=1, iterations=1, metrics={"score": 0.1 + 0.2}, checkpoint=CHECKPOINT
     ),
     TrialFailed(occurred_at=4.0, trial=1, attempt=1, kind="died", message="exit code 7", details="…\n"),
+    TrialEnded(occurred_at=4.5, trial=2, attempt=1),
     CheckpointLost(occurred_at=5.0, trial=1, attempt=2, message="the checkpoint is gone"),
     DriverStopped(occurred_at=6.0, reason="the checkpoint store is away"),
     DriverResumed(
