@@ -94,5 +94,5 @@ def test_a_writer_that_lost_its_place_is_refused_and_loses_nothing(opens: Opens)
 
 
 def test_a_taken_name_is_refused_with_the_ways_out(opens: Opens) -> None:
-    with pytest.raises(NameTakenError, match=r"rubberband resume test.*--new.*-s name=test-2"):
+    with pytest.raises(NameTakenError, match=r"is taken .* `rubberband resume test`, or use another name"):
         opens().create(created_at=2.0, job=JOB, setup={})
