@@ -111,8 +111,8 @@ def _registered(found: Mapping[str, Any]) -> dict[str, Any]:
         return {key: registry.get(prefix + key) for key in found["keys"]}
     except Exception as error:
         raise InputError(
-            f"tune.with_parameters: the object store with its values is gone ({type(error).__name__}); call it after "
-            "ray.init(), and make the Tuner before ray.shutdown()"
+            f"tune.with_parameters: the object store with its values is gone ({type(error).__name__}); call it "
+            "again, and then make the Tuner"
         ) from error
 
 
