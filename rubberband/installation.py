@@ -59,7 +59,7 @@ def require_ray(what: str, *modules: str) -> None:
     if files < FEWEST_FILES:
         raise InputError(
             f"a process may open {files} files here (ulimit -n), and Ray needs {FEWEST_FILES}; run `ulimit -n 4096`, "
-            "or ask whoever set the limit to raise it"
+            "or ask the administrator of this machine to raise the limit"
         )
 
 

@@ -30,7 +30,7 @@ BETWEEN_S = 0.3
 
 
 def _send(process: subprocess.Popen[str], name: str, times: int) -> tuple[int, float]:
-    """Send a signal so many times; the exit code, and the seconds until the end."""
+    """Send a signal `times` times; return the exit code, and the seconds until the end."""
     began = time.monotonic()
     for turn in range(times):
         if turn:
@@ -53,7 +53,7 @@ def _held(driver: subprocess.Popen[str], line: str) -> None:
 
 
 def _left(command_line: CommandLine) -> str:
-    """What is left of a driver."""
+    """Return the processes and locks that a driver left."""
     gone = command_line.nothing_left()
     folder = ExperimentFolder(home=command_line.home, name="sleepy")
     found = [] if gone else [f"{len(command_line.processes())} processes"]

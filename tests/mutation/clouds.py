@@ -284,7 +284,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="past-loans-forgotten-by-a-second-compaction",
-        harm="what tenants paid long ago is told as a pool's idle cost",
+        harm="costs that experiments paid long ago appear as the pool's idle cost",
         file="cloud/pool/state.py",
         old='"past_lent_usd": self.past_lent_usd + ',
         new='"past_lent_usd": ',
@@ -315,10 +315,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if machine is None or not machine.is_live:\n",
         tests=("tests/unit/test_pool.py",),
     ),
-    # What a killed process of this machine's instances leaves.
+    # Processes of this machine's instances that are killed.
     Mutant(
         name="killed-guard-ends-when-seen",
-        harm="an instance whose process was killed is billed until somebody looks",
+        harm="an instance whose process was killed is billed until the next look",
         file="cloud/local/guarding.py",
         old="ended_at=lambda: last_sign",
         new="ended_at=_clock(record)",
@@ -342,7 +342,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="slow-spawn-is-no-start",
-        harm="on a busy machine an instance is told as never started while its process is about to",
+        harm="on a busy machine an instance is reported as never started while its process starts",
         file="cloud/local/guarding.py",
         old="_SPAWN_S = 120.0",
         new="_SPAWN_S = 1.2",

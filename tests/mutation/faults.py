@@ -120,7 +120,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="killed-drivers-leave-checkpoints",
-        harm="checkpoints and drafts that a killed driver left fill the disk, or are paid in a bucket, for ever",
+        harm="checkpoints and drafts of a killed driver are never removed: they fill the disk or a paid bucket",
         file="executor/session.py",
         old="        store.tidy(kept)\n",
         new="        pass\n",
@@ -178,7 +178,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="damaged-pools-are-asked-for-ever",
-        harm="a run that is done waits for ever for a broker that cannot start, and its report never comes",
+        harm="a finished run never ends: it waits for a broker that cannot start",
         file="executor/ray/fleet.py",
         old="            except NoRecordError as error:\n",
         new="            except ZeroDivisionError as error:\n",

@@ -41,7 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="cell-is-told-of-flags",
-        harm="a cell that is run again is told to use a flag of the shell",
+        harm="the error in a cell that runs again names a flag of the shell",
         file="rubberband/app/run.py",
         old='folder.require_free("pass new=True, which takes the next free name, or another name=")',
         new="folder.require_free()",

@@ -574,7 +574,7 @@ MUTANTS: tuple[Mutant, ...] = (
         new="            pass\n",
         tests=("tests/unit/test_purse.py", "tests/unit/test_controller_cloud.py"),
     ),
-    # What the budget reserves, and who pays for it in a pool's month.
+    # Reserves of the budget, and a pool's bill of a month.
     Mutant(
         name="lease-notice-not-reserved",
         harm="an instance that a dead driver leaves lives a moment longer than the budget pays for",
@@ -625,7 +625,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="months-budget-of-all-time",
-        harm="a token's budget of a month is used up for ever",
+        harm="a token's budget of a month is never free again",
         file="api/experiments/budgets.py",
         old="        rows = self._store.submitted_by(owner, since=month_begin(now))\n        return",
         new="        rows = self._store.submitted_by(owner, since=0.0)\n        return",
@@ -658,7 +658,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="name-of-the-journal-not-synced",
-        harm="a power cut takes the journal of a run that has begun, and nobody knows of its instances",
+        harm="a power cut removes the journal of a run that has begun, and its instances stay unknown",
         file="executor/journal/journal.py",
         old="        sync_directory(path.parent)\n",
         new="        pass\n",

@@ -294,7 +294,7 @@ MUTANTS: tuple[Mutant, ...] = (
         new="        if True:\n",
         tests=("tests/unit/test_admission.py",),
     ),
-    # What a command of this machine does with requests to a driver.
+    # Requests of commands to a driver.
     Mutant(
         name="resume-withdraws-a-running-runs-cancel",
         harm="a resume that is refused, as the run goes on, takes back the request to cancel it: it spends on",

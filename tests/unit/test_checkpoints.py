@@ -358,7 +358,7 @@ def test_a_damaged_file_is_refused(tmp_path, damage, message):
 
 
 def _unreadable(monkeypatch, code: int, *, times: int, path: str) -> None:
-    """Let each read of a path that ends so fail with an error of the system, so many times."""
+    """Let the first `times` reads of a file whose path ends in `path` fail with the system error `code`."""
     read, left = Path.read_bytes, [times]
 
     def read_bytes(file: Path) -> bytes:

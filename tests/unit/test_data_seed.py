@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,6 +27,8 @@ from rubberband.executor.training.segment import SegmentReport
 from rubberband.spec.search import Sampler
 from tests.builders import segments
 from tests.builders.experiments import experiment
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SEGMENT = replace(segments.SEGMENT, data_seed=5, until_iterations=2)
 
@@ -61,14 +63,6 @@ class Split(rubberband.TorchTrial):
     def loss(self, model, batch):
         self.seen.setdefault("order", batch[0].flatten().tolist())
         return model(batch[0] / 40).square().mean()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,18 +25,12 @@ from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.integrations.lightning import LightningTrial
 from tests.builders import segments
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 L = pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
 torchmetrics = pytest.importorskip("torchmetrics")
 
 SEGMENT = replace(segments.SEGMENT, metric="val_loss", config={"lr": 0.1})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +21,8 @@ from rubberband.integrations.lightning import LightningTrial, _Place
 from rubberband.integrations.lightning_hooks import CALLED, OWN, REFUSED, EarlyStops, hooks_of
 from rubberband.integrations.lightning_log import OPTIONS
 from tests.builders import segments
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 L = pytest.importorskip("lightning.pytorch", reason="pip install 'rubberband-tune[lightning]'")
 callbacks = pytest.importorskip("lightning.pytorch.callbacks")
@@ -82,14 +83,6 @@ class Stopping(Net):
 class StoppingTrial(LightningTrial):
     def build_module(self, config):
         return Stopping()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

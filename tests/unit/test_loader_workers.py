@@ -33,15 +33,9 @@ from rubberband.planner.balancing import even_shares
 from tests.builders import segments
 from tests.builders.segments import reports
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SEGMENT = replace(segments.SEGMENT, until_iterations=3)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

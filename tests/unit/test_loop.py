@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,15 +23,9 @@ from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from tests.builders import segments
 from tests.builders.segments import reports
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SEGMENT = segments.SEGMENT
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
