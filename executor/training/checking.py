@@ -225,7 +225,8 @@ class _Check:
     def _comparison(self) -> Iterator[Callable[[], None]]:
         """Provide a function that compares a gang with one worker, where the trial may get one."""
         order = self._order
-        if self._found.kind != "TorchTrial" or order.max_gpus == 1 or order.segment.training is not None:
+        segment = order.segment
+        if self._found.kind != "TorchTrial" or order.max_gpus == 1 or segment.training or not segment.verify:
             yield lambda: None
             return
         from rubberband.executor.training.comparing import Comparison
@@ -236,6 +237,8 @@ class _Check:
             with self._step("gang"):
                 found, remarks = comparison.run()
             self._found.remarks.extend(remarks)
+            if remarks:
+                self._found.seconds.pop("gang", None)
             for each in found:
                 line, details = (each, "") if isinstance(each, str) else (each.message, each.details)
                 self._found.problems.append(Problem(line=f"gang: {line}", details=details))

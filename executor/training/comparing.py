@@ -61,7 +61,13 @@ _ROUNDING = 1e-6
 """Part of a tensor's norm."""
 _BUFFER = "buffer "
 """Begins the name of a buffer."""
+_NEEDS_GPU = "SyncBatchNorm layers only work with GPU modules"
+"""DistributedDataParallel's words on the CPU, where gangs on GPUs may be right."""
 
+_EQUAL = (
+    "two workers of a gang were compared with each other, and not with one process, as batch.balance.policy is equal: "
+    "losses that communicate are others on a gang"
+)
 Who = Literal["one", "rank 0", "rank 1"]
 Rows = dict[str, NDArray[np.float64]]
 """Name -> norm, change since the beginning, and the sums of each 64th element: they differ as the tensors do."""
@@ -80,8 +86,10 @@ class _Seen:
     """Difference allowed between one process and the gang; None after random draws of an own step."""
 
 
-def shares_of(batch_size: int) -> list[tuple[int, int]]:
+def shares_of(batch_size: int, *, are_equal: bool) -> list[tuple[int, int]]:
     """Return the shares of two workers in a step, in turn."""
+    if are_equal:
+        return [(batch_size - batch_size // 2, batch_size // 2)]
     less = max(2, batch_size // 3)
     return [(batch_size - less, less), (batch_size, 0), (less, batch_size - less), (0, batch_size)]
 
@@ -123,14 +131,19 @@ class Comparison:
             return [], [f"a gang of two workers was not compared with one: its steps take more than {LIMIT_S:g} s"]
         failures = [each for each in gang if isinstance(each, SegmentFailure)]
         primary: list[SegmentFailure | str] = [each for each in failures if not each.secondary]
-        faults = primary or list(_faults(found, self._segment.metric)) or failures
+        if any(_NEEDS_GPU in each.message for each in failures):
+            return [], ["a gang of two workers was not compared with one: SyncBatchNorm needs GPUs"]
+        faults = primary or list(_faults(found, self._segment.metric))
         if faults:
             return [faults[0]], []
-        if len(ends) < 3:
+        if failures or len(ends) < 3:
             seen = min(found["rank 0"], found["rank 1"], key=len)
             at = seen[-1].at if seen else "their start"
-            return [f"two workers do not go on after {at}; loss() and hooks must communicate alike on every worker"], []
-        return [], []
+            return [
+                f"two workers do not go on after {at}; loss() and hooks must communicate alike on every worker, and a "
+                "loss() that does needs equal shares: batch: {balance: {policy: equal}}"
+            ], []
+        return [], [_EQUAL] if self._segment.balance.policy == "equal" else []
 
     def _received(self) -> tuple[dict[Who, list[_Seen]], dict[Who, Any]]:
         """Return what the processes sent in time, and how each of them ended."""
@@ -295,7 +308,8 @@ def _prepared(trial: TorchTrial, segment: Segment, gang: Gang, *, is_alone: bool
     batch_size = max(LEAST_BATCH, trial.global_batch_size(segment.config))
     if trial.max_batch_size_per_gpu is not None:
         batch_size = min(batch_size, trial.max_batch_size_per_gpu)
-    shares = shares_of(batch_size)
+    are_equal = segment.balance.policy == "equal"
+    shares = shares_of(batch_size, are_equal=are_equal)
     own.global_batch_size = lambda config: batch_size
     own.samples_per_iteration, own.checkpoint_every = STEPS * batch_size, 1
     own.max_batch_size_per_gpu = own.gradient_compression = None
@@ -312,10 +326,13 @@ def _prepared(trial: TorchTrial, segment: Segment, gang: Gang, *, is_alone: bool
     def policy(size: int, num_workers: int) -> Sequence[int]:
         if num_workers == 1 and has_own_step:
             return (size,)
-        steps = made[0]._steps if made else 0
-        return shares[steps % len(shares)] if size == batch_size else (size, 0)
+        if size != batch_size:
+            return (size - size // 2, size // 2) if are_equal else (size, 0)
+        return shares[(made[0]._steps if made else 0) % len(shares)]
 
     made.append((_AloneRunner if is_alone else TorchRunner)(trial, segment, gang, shares=policy))
+    if are_equal and isinstance(made[0], _AloneRunner):
+        made[0].tolerance = None  # see `_EQUAL`
     return made[0]
 
 

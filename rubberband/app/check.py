@@ -270,6 +270,8 @@ def _segment(experiment: Experiment, trial: int, configuration: Mapping[str, Any
         until_iterations=1,
         checkpoint=None,
         batch=experiment.batch.to_plain(),
+        balance=experiment.batch.balance.to_plain(),
+        verify=experiment.batch.verify,
         training=experiment.training.to_plain(),
         max_iterations=max(map(total_iterations, experiment.brackets())),
     )

@@ -61,6 +61,28 @@ class Communicating(Calling):
         return super().loss(model, batch)
 
 
+class Contrasting(Regression):
+    """Compares its samples with those of all workers, as contrastive losses do: each has as many."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs, targets = batch
+        found = model(inputs)
+        every = [found] * world_size()
+        if model.training and dist.is_initialized():
+            every = [torch.zeros_like(found) for _ in every]
+            dist.all_gather(every, found.detach())
+            every[rank()] = found
+        return nn.functional.mse_loss(found, targets) + torch.cat(every).var(correction=0)
+
+
+class Synchronised(Regression):
+    """Has a layer that a gang trains on GPUs alone."""
+
+    def build_model(self, config: Config) -> nn.Module:
+        super().build_model(config)
+        return nn.Sequential(nn.Linear(5, 2), nn.SyncBatchNorm(2), nn.Linear(2, 1)).double()
+
+
 class Dropped(Regression):
     """Drops weights after a step, others on each worker."""
 

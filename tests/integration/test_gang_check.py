@@ -11,7 +11,8 @@ import pytest
 from rubberband.executor.training import comparing, loop, wrapping
 from rubberband.executor.training.comparing import Comparison
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentFailure
+from rubberband.executor.training.segment import Segment, SegmentFailure
+from rubberband.values.balance import Balance
 from tests.builders import segments
 
 FOLDER = Path(__file__).parent
@@ -19,10 +20,10 @@ SEGMENT = replace(segments.SEGMENT, max_iterations=6)
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def compared(name: str) -> tuple[list[str], list[str]]:
+def compared(name: str, segment: Segment = SEGMENT) -> tuple[list[str], list[str]]:
     entrypoint = Entrypoint.parse(name, [FOLDER])
     entrypoint.load()
-    comparison = Comparison(entrypoint, SEGMENT)
+    comparison = Comparison(entrypoint, segment)
     try:
         found, remarks = comparison.run()
     finally:
@@ -113,3 +114,22 @@ def test_a_planted_fault_is_named_in_one_line(
 )
 def test_a_gang_that_trains_what_one_worker_trains_passes(name: str) -> None:
     assert compared(name) == ([], [])
+
+
+def test_a_loss_that_compares_samples_of_all_workers_needs_equal_shares() -> None:
+    ((line,), _) = compared("planted_trials:Contrasting")
+    assert "needs equal shares: batch: {balance: {policy: equal}}" in line
+    found, (remark,) = compared("planted_trials:Contrasting", replace(SEGMENT, balance=Balance(policy="equal")))
+    assert not found
+    assert remark.startswith("two workers of a gang were compared with each other, and not with one process")
+
+
+def test_workers_with_equal_shares_are_compared_with_each_other() -> None:
+    ((line,), _) = compared("planted_trials:Dropped", replace(SEGMENT, balance=Balance(policy="equal")))
+    assert "0.weight differs between worker 0 and worker 1" in line
+
+
+def test_a_layer_that_needs_gpus_is_no_fault_of_the_trial() -> None:
+    found, (remark,) = compared("planted_trials:Synchronised")
+    assert not found
+    assert "SyncBatchNorm needs GPUs" in remark

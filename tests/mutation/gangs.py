@@ -73,4 +73,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new="if not segment.verify and (self.ended or iterations == segment.until_iterations):",
         tests=(f"{_FAILS}",),
     ),
+    Mutant(
+        name="equal-shares-not-compared-equally",
+        harm="a contrastive loss, which needs equal shares and asks for them, is refused by the check",
+        file="executor/training/comparing.py",
+        old='are_equal = segment.balance.policy == "equal"',
+        new="are_equal = False",
+        tests=("tests/integration/test_gang_check.py",),
+    ),
 )
