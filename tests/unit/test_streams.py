@@ -20,7 +20,8 @@ from rubberband.executor.training.data import Stream
 from rubberband.executor.training.loading import Part
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.unit.test_loader_workers import content, curve, failure, made, raising, reports, run
-from tests.unit.test_loader_workers import one_thread as one_thread
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
