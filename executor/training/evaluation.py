@@ -171,7 +171,6 @@ class Evaluation:
             return {} if self._loader is None else self._call(module, self._loader, iterations)
         if self._loader is None:
             return {}
-        self._gang.copy(list(module.buffers()))
         found = self._call(module, self._loader, iterations) if len(self._loader) else {}
         return _joined(self._gang.gather({name: _sums(name, value) for name, value in found.items()}))
 

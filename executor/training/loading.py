@@ -309,6 +309,8 @@ class LoaderWorkers:
         sys.stderr.flush()
         self._traces = [tempfile.TemporaryFile() for _ in range(self._num_workers)]  # noqa: SIM115
         before = set(multiprocessing.active_children())
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+        self._watched = context.Event()
         with warnings.catch_warnings():
             # More workers than CPUs were asked for; and that a fork with threads may hang, which torch's workers avoid.
             warnings.simplefilter("ignore")
@@ -321,20 +323,23 @@ class LoaderWorkers:
                 pin_memory=self._pin,
                 timeout=min(_LOOK_S, self._settings.timeout_s),
                 worker_init_fn=self._begin,
-                multiprocessing_context="fork" if sys.platform == "linux" else None,
+                multiprocessing_context=context,
                 prefetch_factor=self._settings.prefetch_factor,
                 persistent_workers=True,
                 generator=torch.Generator(),  # the loader draws a seed, which must not change the trial's own draws
             )
             self._iterator = iter(loader)
         # torch's own watch raises from a signal handler, wherever the trial is at the time; `_look` sees as much.
+        # Until torch's watch is off, the loader workers run none of the trial's code, which might end them.
         torch._C._remove_worker_pids(id(self._iterator))
         self._iterator._worker_pids_set = False
         self._processes = [child for child in multiprocessing.active_children() if child not in before]
+        self._watched.set()
 
     def _begin(self, worker: int) -> None:
         """Prepare this process as a loader worker."""
         _end_with(self._parent)
+        self._watched.wait()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler would end the wrong thing
         faulthandler.enable(file=2)
         faulthandler.register(_DUMP, file=self._traces[worker])

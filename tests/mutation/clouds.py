@@ -70,8 +70,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="wrong-machine-is-kept",
         harm="an instance that is not what was asked for runs on, and is paid",
         file="cloud/aws/launching.py",
-        old="        if wrong:\n            self._fleet.end(",
-        new="        if False:\n            self._fleet.end(",
+        old="        wrong = calls.amiss(shown, choice)",
+        new='        wrong = ""',
         tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(

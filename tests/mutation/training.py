@@ -121,14 +121,22 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_checkpoints_behind.py",),
     ),
     Mutant(
-        name="parts-evaluated-with-own-statistics",
+        name="statistics-not-averaged",
         harm="workers evaluate with other BatchNorm statistics than the checkpoint has",
-        file="executor/training/evaluation.py",
-        old="self._gang.copy(list(module.buffers()))",
-        new="pass",
+        file="executor/training/loop.py",
+        old="        self._statistics.average()\n",
+        new="",
         tests=(
             "tests/integration/test_segment_gang.py::test_parts_are_evaluated_with_the_statistics_of_the_checkpoint",
         ),
+    ),
+    Mutant(
+        name="loader-workers-end-while-watched",
+        harm="a loader worker that ends at once fails the trial with PyTorch's words instead of the cause",
+        file="executor/training/loading.py",
+        old="        self._watched.wait()\n",
+        new="",
+        tests=("tests/unit/test_loader_workers.py",),
     ),
     Mutant(
         name="ranked-by-an-old-evaluation",
