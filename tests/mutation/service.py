@@ -179,7 +179,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/feed.py",
         old="[line for line in since if experiment in (None, line.experiment)]",
         new="since",
-        tests=("tests/unit/test_api_events.py::test_streams_that_are_behind_read_what_is_remembered_no_longer",),
+        tests=("tests/unit/test_api_events.py::test_remembered_events_are_sent_whole_a_page_at_a_time",),
     ),
     Mutant(
         name="event-lost-at-a-page",
@@ -187,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/feed.py",
         old="upto if len(texts) == len(lines) else lines[len(texts) - 1].id",
         new="upto",
-        tests=("tests/unit/test_api_events.py::test_streams_that_are_behind_read_what_is_remembered_no_longer",),
+        tests=("tests/unit/test_api_events.py::test_remembered_events_are_sent_whole_a_page_at_a_time",),
     ),
     Mutant(
         name="resume-of-a-stream-from-the-end",

@@ -204,6 +204,26 @@ def test_streams_that_are_behind_read_what_is_remembered_no_longer(
     assert picky == [one for one in quick if one["experiment"] == "b"]
 
 
+@pytest.mark.parametrize(("only", "sizes"), [(None, [3, 3, 2]), ("b", [3, 1])])
+def test_remembered_events_are_sent_whole_a_page_at_a_time(service, monkeypatch, only, sizes):
+    monkeypatch.setattr(feed_module, "PAGE", 3)
+
+    async def follow() -> list[int]:
+        tail = feed_module.Tail(service.store)
+        begin = upto = (await tail.past(0, only, 1)).upto
+        for seq in range(1, 5):
+            await asyncio.to_thread(service.store.append, entries("a", seq, 1) + entries("b", seq, 1))
+        wanted = service.store.feed(after=begin, experiment=only, limit=9)
+        pages = []
+        while (page := await tail.past(upto, only, 2)).text:
+            pages.append(page.text)
+            upto = page.upto
+        assert b"".join(pages) == b"".join(feed_module.line_of(event).text for event in wanted)
+        return [page.count(b"data: ") for page in pages]
+
+    assert service.client.wait(follow()) == sizes
+
+
 def test_large_events_are_sent_few_at_a_time(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "PAGE_BYTES", 300)
     service.store.append(entries("a", 1, 9))
