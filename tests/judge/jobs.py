@@ -1,0 +1,209 @@
+"""Random jobs of each kind by seed, and what the planner tells of them, as `rubberband estimate` does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rubberband.executor.core.state import Job
+from rubberband.planner.estimate import Case, Estimate, estimate
+from rubberband.planner.solver import Objective
+from rubberband.spec.search import asha, hyperband, sha
+from rubberband.values.offer import Offer, Spot
+from rubberband.values.plan import PlanningConstraints, Stage
+from rubberband.values.profile import Profile, Spread
+from tests.judge.virtual import job_of
+
+Brackets = tuple[tuple[Stage, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A job to plan."""
+
+    kind: str
+    seed: int
+    brackets: Brackets
+    cases: tuple[Case, ...]
+    objective: Objective = "min_cost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the planner told of a job, and the job as the executor takes it."""
+
+    question: Question
+    told: Estimate
+    job: Job
+
+    @property
+    def constraints(self) -> PlanningConstraints:
+        """The limits of the chosen instance type."""
+        return self.told.constraints
+
+
+def told_of(kind: str, seed: int) -> Told:
+    """Return the random job of a seed with its plan; its limits are widened until there is one."""
+    source = random.Random(f"{kind} {seed}")
+    while True:
+        question = KINDS[kind](source, kind, seed)
+        shortest = _planned(replace(question, cases=tuple(_steady(case) for case in question.cases)), "min_time")
+        if shortest.job is None:
+            continue
+        slack = source.uniform(1.02, 1.8)
+        for _ in range(10):
+            limited = _limited(source, question, slack * shortest.job.prediction.jct_s)
+            told = _planned(limited, limited.objective)
+            if told.job is not None and told.feasible:
+                job = job_of(limited.brackets, told.job, told.offer, told.profile)
+                limits = told.constraints
+                job = replace(job, deadline_s=limits.deadline_s, confidence=limits.confidence)
+                return Told(question=limited, told=told, job=replace(job, objective=limited.objective))
+            slack *= 1.15
+
+
+def _planned(question: Question, objective: Objective) -> Estimate:
+    return estimate(
+        question.brackets, question.cases, clock=lambda: 0.0, objective=objective, compare=False, seed=question.seed
+    )
+
+
+def _steady(case: Case) -> Case:
+    profile = replace(case.profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0, mean_cv=0.0)
+    offer = replace(case.offer, provision_spread=Spread(), init_spread=Spread(), spot=None)
+    return replace(case, profile=profile, offer=offer, constraints=replace(case.constraints, max_cost_usd=None))
+
+
+def _limited(source: random.Random, question: Question, deadline_s: float) -> Question:
+    """The question with a deadline near which its plan ends, so that the odds say something."""
+    confidence = source.choice([0.5, 0.7, 0.8, 0.9, 0.95, 0.99])
+    cases = [
+        replace(case, constraints=replace(case.constraints, deadline_s=deadline_s, confidence=confidence))
+        for case in question.cases
+    ]
+    return replace(question, cases=tuple(cases))
+
+
+def _profile(source: random.Random) -> Profile:
+    single_s, efficiency = source.uniform(5.0, 90.0), source.uniform(0.5, 1.0)
+    return Profile(
+        seconds_per_iteration={gpus: single_s / gpus**efficiency for gpus in (1, 2, 4, 8)},
+        trial_startup_s=source.choice([0.0, 2.0, 10.0]),
+        trial_cv=source.choice([0.0, 0.1, 0.2, 0.3]),
+        iteration_cv=source.choice([0.0, 0.1, 0.3]),
+        startup_cv=source.choice([0.0, 0.0, 0.5]),
+        mean_cv=source.choice([0.0, 0.0, 0.05]),
+        law=source.choice(["lognormal", "lognormal", "lognormal", "normal"]),
+    )
+
+
+def _offer(source: random.Random, most: int) -> Offer:
+    """At most `most` GPUs."""
+    gpus = source.choice([1, 2, 4, 8])
+    spreads = [source.choice([Spread(), Spread(cv=0.4), Spread(samples=(0.6, 0.8, 1.0, 1.6))]) for _ in range(2)]
+    return Offer(
+        instance_type="judged",
+        gpus=gpus,
+        price_usd_per_hour=3.06 * gpus,
+        max_instances=max(1, source.randint(2, most) // gpus),
+        provision_delay_s=source.choice([0.0, 15.0, 60.0]),
+        provision_spread=spreads[0],
+        init_delay_s=source.choice([0.0, 15.0, 60.0]),
+        init_spread=spreads[1],
+        minimum_billed_s=source.choice([0.0, 60.0]),
+        data_usd_per_instance=source.choice([0.0, 0.0, 0.1]),
+        head_price_usd_per_hour=source.choice([0.0, 0.2, 1.0]),
+    )
+
+
+def _case(source: random.Random, offer: Offer) -> Case:
+    limits = PlanningConstraints(max_gpus_per_trial=min(source.choice([1, 2, 4, 8]), offer.gpus * offer.max_instances))
+    return Case(offer=offer, profile=_profile(source), constraints=limits)
+
+
+def _sha(source: random.Random, most: int = 32) -> Brackets:
+    trials, eta = source.randint(4, most), source.choice([2, 3, 4])
+    return (sha(trials, source.choice([1, 2]), source.choice([9, 16, 27]), eta),)
+
+
+def _waves(source: random.Random, kind: str, seed: int) -> Question:
+    """Halving on few GPUs: trials queue."""
+    return Question(kind=kind, seed=seed, brackets=_sha(source), cases=(_case(source, _offer(source, 12)),))
+
+
+def _hyperband(source: random.Random, kind: str, seed: int) -> Question:
+    """Several brackets at once, with a head node."""
+    offer = replace(_offer(source, 48), head_price_usd_per_hour=source.choice([0.2, 1.0]))
+    brackets = hyperband(*source.choice([(4, 2), (8, 2), (9, 3), (16, 4), (27, 3)]))
+    return Question(kind=kind, seed=seed, brackets=brackets, cases=(_case(source, offer),))
+
+
+def _asha(source: random.Random, kind: str, seed: int) -> Question:
+    """Halving without a SYNC."""
+    eta = source.choice([2, 3, 4])
+    stage = asha(sha(source.randint(4, 32), source.choice([1, 2]), source.choice([9, 16, 27]), eta), eta)
+    offer = _offer(source, 16)
+    if source.random() < 0.25:
+        offer = _spotty(source, offer, source.choice([0.1, 1.0]))
+    return Question(kind=kind, seed=seed, brackets=((stage,),), cases=(_case(source, offer),))
+
+
+def _function(source: random.Random, kind: str, seed: int) -> Question:
+    """Billed by the function, at times on spot."""
+    offer = replace(_offer(source, 24), billing="per_function")
+    if source.random() < 0.3:
+        offer = _spotty(source, offer, source.choice([0.1, 1.0]))
+    return Question(kind=kind, seed=seed, brackets=_sha(source), cases=(_case(source, offer),))
+
+
+def _spot(source: random.Random, kind: str, seed: int) -> Question:
+    """On the spot market, from quiet to busy."""
+    offer = _spotty(source, _offer(source, 24), source.choice([0.1, 0.5, 1.0, 2.0, 5.0]))
+    return Question(kind=kind, seed=seed, brackets=_sha(source), cases=(_case(source, offer),))
+
+
+def _spotty(source: random.Random, offer: Offer, interruptions_per_hour: float) -> Offer:
+    spot = Spot(
+        price_usd_per_hour=source.uniform(0.3, 0.6) * offer.price_usd_per_hour,
+        interruptions_per_hour=interruptions_per_hour,
+        checkpoint_iterations=source.choice([1, 1, 3]),
+        restart_s=offer.provision_delay_s + offer.init_delay_s + 5.0,
+    )
+    return replace(offer, spot=spot)
+
+
+def _capped(source: random.Random, kind: str, seed: int) -> Question:
+    """Halving within a deadline and a budget."""
+    offer = _offer(source, 24)
+    if source.random() < 0.3:
+        offer = _spotty(source, offer, source.choice([0.1, 0.5, 1.0]))
+    case = _case(source, offer)
+    brackets = _sha(source)
+    question = Question(kind=kind, seed=seed, brackets=brackets, cases=(case,))
+    cheapest = _planned(replace(question, cases=(_steady(case),)), "min_cost")
+    cheapest_usd = 1.0 if cheapest.job is None else cheapest.job.prediction.cost_usd
+    limits = replace(case.constraints, max_cost_usd=cheapest_usd * source.uniform(1.05, 1.8))
+    objective: Objective = source.choice(["min_cost", "min_time"])
+    return replace(question, cases=(replace(case, constraints=limits),), objective=objective)
+
+
+def _types(source: random.Random, kind: str, seed: int) -> Question:
+    """Several instance types, each with its profile."""
+    cases: list[Case] = []
+    for number in range(source.choice([2, 3])):
+        offer = replace(_offer(source, 16), instance_type=f"judged-{number}")
+        offer = replace(offer, price_usd_per_hour=offer.price_usd_per_hour * source.uniform(0.5, 1.5))
+        cases.append(_case(source, offer))
+    return Question(kind=kind, seed=seed, brackets=_sha(source), cases=tuple(cases))
+
+
+KINDS: dict[str, Callable[[random.Random, str, int], Question]] = {
+    "waves": _waves,
+    "hyperband": _hyperband,
+    "asha": _asha,
+    "function": _function,
+    "spot": _spot,
+    "capped": _capped,
+    "types": _types,
+}
