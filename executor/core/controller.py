@@ -248,6 +248,7 @@ class Controller:
                     lane.phase = Phase.SCALING
                 elif lane.phase is not Phase.FINISHED:
                     lane.phase = Phase.PLANNING
+            allotting.share_out(self.job, state)  # lanes that had ended have no share of an allotment that came since
 
     def _try_again(self, trials: Sequence[TrialState]) -> None:
         """Trials that failed by no fault of their own are not over, and so neither is their stage."""

@@ -123,6 +123,24 @@ def test_with_none_it_pauses_and_goes_on_with_the_next_allotment() -> None:
     assert [c.from_iterations for c in story.ready("i-003", "i-004") if isinstance(c, StartTrial)] == [1] * 4
 
 
+@pytest.mark.parametrize("before", [2, None])
+def test_a_failed_run_that_is_resumed_before_its_pool_has_decided_waits_for_the_allotment(before: int | None) -> None:
+    story = Story(job(max_failures=0))
+    if before is not None:
+        story.tell(AllotmentChanged, request="first", max_instances=before)
+    story.tell(Started)
+    story.ready("i-001", "i-002")
+    for trial in range(4):
+        story.fail(trial, "died")
+    for instance in ("i-001", "i-002"):
+        story.tell(InstanceReleased, instance=instance, ended_at=story.at)
+    assert story.state.outcome == "failed"
+    story.tell(AllotmentChanged, request="until the pool has decided", max_instances=0)
+    assert story.tell(DriverResumed, live=(), ended=()) == []
+    assert story.state.outcome is None
+    assert kinds(allot(story, 2)) == ["LaunchInstance"] * 2
+
+
 def test_the_rest_is_planned_at_once_with_wider_gangs_from_checkpoint_to_checkpoint() -> None:
     profile = Profile(seconds_per_iteration={1: 100.0, 2: 51.0})
     plan = Plan(stages=(StagePlan(instances=2, gpus_per_trial=1), StagePlan(instances=1, gpus_per_trial=2)))
