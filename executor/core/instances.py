@@ -140,6 +140,8 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
             _note_started(job, state)
             if record.status is InstanceStatus.RUNNING:
                 record.status, record.leased_until = InstanceStatus.READY, None
+        case InstanceRefused() if record.running_at is not None:  # it ran, and is paid until now
+            return lose(job, state, record, event.occurred_at, event.reason)
         case InstanceRefused():
             was_wanted = record.status in LIVE
             record.status, record.reason = InstanceStatus.REFUSED, event.reason

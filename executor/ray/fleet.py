@@ -244,17 +244,25 @@ class RayFleet:
         return _Hold(workers, agent)
 
     def _launch(self, instance: str, market: Market, first_lease_s: float | None, hold: _Hold) -> None:
+        asked = False
         try:
             self._connection.check()
             if not hold.over:
                 cut_leases(self._agents, lambda: self.leases.held_until, self._closing)
                 self.leases.renew()  # no first lease is longer than the latest one reaches ahead
+                asked = True
                 self.provider.launch(instance, market, first_lease_s=first_lease_s)
         except Exception as error:
             reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
             failed_start, sold_out = isinstance(error, HeadError), isinstance(error, NoCapacityError)
             if self._end(instance, hold):
-                self._refused(instance, reason, failed_start=failed_start, sold_out=sold_out)
+                # A lost answer is no refusal: the provider may have rented the instance.
+                status = self._release_surely(instance, self.leases.clock() + self.leases.lease_s) if asked else None
+                if status is None or status.running_at is None:
+                    self._refused(instance, reason, failed_start=failed_start, sold_out=sold_out)
+                else:
+                    self._priced(hold, status)
+                    self.mailbox.put(lambda at: released(instance, status, at))
         finally:
             hold.launched.set()
 
@@ -303,8 +311,11 @@ class RayFleet:
             with contextlib.suppress(Exception):  # it may not know the instance yet
                 self.provider.release(instance)
 
-    def _release_surely(self, instance: str) -> InstanceDescription | None:
-        """Retry until the provider releases it: an instance that is held costs money. None: it has no record of it."""
+    def _release_surely(self, instance: str, until: float = math.inf) -> InstanceDescription | None:
+        """Retry until the provider releases it: an instance that is held costs money.
+
+        None: it has no record of it, or did not answer `until` then.
+        """
         last = ""
         while True:
             try:
@@ -319,7 +330,7 @@ class RayFleet:
                 if reason != last:
                     _log.warning("instance %s is not released yet; retrying: %s", instance, reason)
                 last = reason
-                if self._closing.wait(_RETRY_S):
+                if self._closing.wait(_RETRY_S) or self.leases.clock() >= until:
                     return None
 
     def _unknown(self, instance: str) -> bool:

@@ -161,6 +161,30 @@ def test_a_release_of_which_the_provider_has_no_record_is_left_to_the_lease_and_
     assert told == ["instance a cannot be given back, and ends with its lease: line 7 is damaged"]
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_launch_whose_answer_is_lost_is_released_and_never_refused_once_it_ran(
+    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    provider.broken = {"launch", "release"}
+    if runs:
+        provider.status = replace(provider.status, state="running", running_at=2.0)
+    else:
+        ended = replace(provider.status, state="terminated", ended_at=3.0)
+        monkeypatch.setattr(provider, "release", lambda instance: (provider._called("release"), ended)[1])
+    fleet.launch("a")
+    eventually(lambda: provider.asked.count("release") >= 3)
+    assert mailbox.take(10.0) == [], "whether it was rented is not known yet"
+    provider.broken = set()
+    events: list[Event] = []
+    eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
+    reason = "OSError: [Errno 28] No space left on device"
+    assert events == [
+        InstanceReleased(occurred_at=10.0, instance="a", ended_at=3.0, running_at=2.0)
+        if runs
+        else InstanceRefused(occurred_at=10.0, instance="a", reason=reason)
+    ]
+
+
 def test_the_lease_is_renewed_and_the_provider_watched_after_they_broke(fleet: RayFleet, provider: Breaking) -> None:
     provider.broken = {"renew_lease", "describe", "head"}
     fleet.launch("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -26,6 +27,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialStarted,
 )
+from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.driver import marked_if_late
 from rubberband.values.plan import Plan, StagePlan
@@ -141,6 +143,15 @@ def test_a_lost_instance_costs_its_trials_no_failure_and_is_replaced() -> None:
     assert [t.failures for t in story.state.trials] == [0, 0, 0, 0]
     restarted = story.ready("i-003")
     assert [c.trial for c in restarted if isinstance(c, StartTrial)] == [0, 1]
+
+
+def test_an_instance_that_ran_before_it_is_reported_as_refused_is_lost_and_paid_until_then() -> None:
+    story = begun(dataclasses.replace(JOB, max_cost_usd=5.0))
+    story.tell(InstanceRefused, instance="i-001", reason="no answer")
+    record = story.state.instances["i-001"]
+    assert (record.status, record.ended_at) == (InstanceStatus.ENDED, story.at)
+    assert story.state.outcome is None
+    assert math.isfinite(budget.bill_usd(story.controller.job, story.state, story.at))
 
 
 def test_refused_instances_are_asked_for_again_later_and_then_done_without() -> None:
