@@ -486,10 +486,10 @@ class Watcher:
         try:
             if (row.name, row.attempt) in self._spawned:
                 raise NotStartedError(f"its process ended before the experiment started; see {folder.process_log}")
-            self._spawned.add((row.name, row.attempt))
             if self.shares_pool(row) and self._sharing is not None:
                 self._sharing.begin(row)
             self._by_hand.discard(row.name)
+            self._spawned.add((row.name, row.attempt))  # only now: what fails before is tried again
             self._processes.start(folder, order)
         except NotStartedError as error:
             state = ExperimentState.INTERRUPTED if order.resume else ExperimentState.REFUSED

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from rubberband.api.experiments.sharing import Sharing
 from rubberband.api.problems import Problem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.api.store.schema import Promise
-from rubberband.errors import JournalError
+from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_order
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 from tests.builders.service_runs import DONE, House, count_of, experiment, extend, extension, template, until
 
 QUEUED, STARTING, RUNNING = ExperimentState.QUEUED, ExperimentState.STARTING, ExperimentState.RUNNING
@@ -334,6 +336,28 @@ def test_a_store_that_is_away_for_a_while_loses_nothing(house: House, monkeypatc
         house.wait("one", DONE)
         until(lambda: runs.alive)
     assert house.seqs("one") == list(range(count_of(house.journal)))
+
+
+@pytest.mark.parametrize("error", [JournalError("the store is away"), InputError("the inbox's disk is full")])
+def test_an_experiment_of_a_pool_that_cannot_start_for_a_moment_is_started_later(
+    tmp_path: Path, done_run: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    house = House(tmp_path, done_run)
+    pool = SharedPool(name="p", provider="virtual", instances=4, gpus_per_instance=1)
+    house.settings = replace(house.settings, pool=pool)
+    errors = [error]
+
+    def begin(sharing: Sharing, row: Submission) -> None:
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(Sharing, "is_member", lambda *_: True)
+    monkeypatch.setattr(Sharing, "begin", begin)
+    with house.open() as runs:
+        runs.submit(experiment())
+        row = house.wait("one", DONE, REFUSED)
+    assert (row.state, row.attempt, errors) == (DONE, 1, [])
+    house.store.close()
 
 
 def test_processes_leave_no_zombies_and_no_open_files(house: House) -> None:
