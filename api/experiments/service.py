@@ -413,14 +413,16 @@ class Runs:
         folder = self._watcher.folder(name)
         self._require_allowed(row, folder)
         with self._resuming:  # a second request must not withdraw cancels that arrived after the first
+            inbox = Inbox(folder.inbox)
+            before = inbox.pending()  # before the look at the row: what is asked later is for the next attempt
             row = self._row(name)
             self._journals.require(row, "resume")
-            Inbox(folder.inbox).withdraw_cancels()
             queued = ExperimentState.QUEUED
             if not self._store.change(
                 name, at=time.time(), state=queued, reason="", expected={row.state}, request=request
             ):
                 raise conflict(self._row(name), "it has just changed; reload and try again")
+            inbox.withdraw_cancels(before)
         self._watcher.kick(name)
         return self._row(name)
 

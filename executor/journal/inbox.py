@@ -61,9 +61,9 @@ class Requests:
     def discard(self, id: str) -> None:
         """Delete a request that is journalled. Idempotent."""
 
-    def withdraw_cancels(self) -> None:
-        """Delete every cancel request. Called before a resume begins, and at the end."""
-        for request in self.pending():
+    def withdraw_cancels(self, among: Iterable[DriverRequest] | None = None) -> None:
+        """Delete every cancel request (`among` these). Called before a resume begins, and at the end."""
+        for request in self.pending() if among is None else among:
             if request.kind == "cancel":
                 self.discard(request.id)
 

@@ -234,9 +234,26 @@ MUTANTS: tuple[Mutant, ...] = (
         name="resume-takes-the-cancel-with-it",
         harm="an old request to cancel ends what was just resumed",
         file="api/experiments/service.py",
-        old="            Inbox(folder.inbox).withdraw_cancels()\n",
+        old="            inbox.withdraw_cancels(before)\n",
         new="",
         tests=("tests/unit/test_service_runs_again.py",),
+    ),
+    Mutant(
+        name="late-resume-withdraws-the-cancel-of-what-runs",
+        harm="a run that its user cancelled goes on, and is paid",
+        file="api/experiments/service.py",
+        old='(row, "resume")\n            queued',
+        new='(row, "resume")\n            inbox.withdraw_cancels()\n            queued',
+        tests=("tests/unit/test_service_runs_again.py",),
+    ),
+    Mutant(
+        name="started-before-it-is",
+        harm="a moment without store or disk refuses a pool's submission for good",
+        file="api/experiments/watcher.py",
+        old="            if self.shares_pool(row) and self._sharing is not None:\n",
+        new="            self._spawned.add((row.name, row.attempt))\n"
+        "            if self.shares_pool(row) and self._sharing is not None:\n",
+        tests=("tests/unit/test_service_runs.py",),
     ),
     # Clients.
     Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
 from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
@@ -171,6 +173,35 @@ def test_a_second_resume_withdraws_nothing_that_was_asked_since(house: House, mo
         read = runs._row
         monkeypatch.setattr(runs, "_row", lambda name: next(rows, None) or read(name))
         with pytest.raises(Problem, match="already running"):
+            runs.resume("template")
+        pending = Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()
+        house.go()
+        house.wait("template", DONE)
+    assert [asked.kind for asked in pending] == ["cancel"]
+
+
+def test_a_resume_that_comes_late_leaves_the_cancel_of_what_runs_by_now(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off(template(house.home), at=3)
+    house.tell(template="hold")
+    looks = iter(["before", "under the lock"])
+    with house.open() as runs:
+        house.wait("template", INTERRUPTED)
+        require = runs._journals.require
+
+        def require_slowly(row: Submission, action: str) -> None:
+            require(row, action)
+            if next(looks, "") == "under the lock":
+                at = time.time()
+                assert house.store.change("template", at=at, state=ExperimentState.QUEUED, reason="", expected=None)
+                runs._watcher.kick("template")  # the automatic restart
+                house.wait("template", RUNNING)
+                monkeypatch.undo()
+                runs.cancel("template")
+
+        monkeypatch.setattr(runs._journals, "require", require_slowly)
+        with pytest.raises(Problem, match="just changed"):
             runs.resume("template")
         pending = Inbox(ExperimentFolder(home=house.home, name="template").inbox).pending()
         house.go()
