@@ -12,13 +12,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Protocol
 
 from rubberband.api.experiments.admission import calendar_of
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
 from rubberband.cloud.catalogue import offers
+from rubberband.cloud.pool import RemotePool
+from rubberband.errors import ProviderError
 from rubberband.executor.core import rules
 from rubberband.executor.core.demand import demand, overdue, plan_left
 from rubberband.executor.core.events import Recall
@@ -28,11 +33,14 @@ from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
 from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, make_policy
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import PoolFolder
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 
 DECIDE_EVERY_S = 30.0
 """Time after which it decides again, whatever happened."""
+LEAST_RENTED_START_S = 120.0
+"""A rented instance that takes no longer to start is not late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +62,30 @@ class Standing:
     """On the clock of its events."""
     arrived_at: float
     weight: float = 1.0
+    waits: Collection[str] | None = None
+    """Its instances for which the pool has no machine yet; None: it is not known."""
+    least_start_s: float = 0.0
+    """Seconds that an instance may always take to start, where that is not known."""
 
     @property
     def num_held(self) -> int:
         """Instances that it has, or has asked for."""
         return len(self.state.fleet.live()) + len(self.state.fleet.leaving())
 
-    @property
+    def pending(self) -> tuple[str, ...]:
+        """Return the instances that would run by now if all of them started in the mean time."""
+        return overdue(self.job, self.state, self.now, self.job.offer.provision_delay_s)
+
     def overdue(self) -> tuple[str, ...]:
-        """Instances that do not come."""
-        return overdue(self.job, self.state, self.now)
+        """Return the instances that do not come, as others hold parts of the machines.
+
+        A machine that boots is no such case, however slow it is. Where no broker says so, it is an instance that takes
+        longer than 95 % of the starts.
+        """
+        if self.waits is not None:
+            return tuple(instance for instance in self.pending() if instance in self.waits)
+        usual_s = self.job.offer.provision_delay_s * self.job.offer.provision_spread.p95
+        return overdue(self.job, self.state, self.now, max(usual_s, self.least_start_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +142,7 @@ class Division:
 
         Enough GPUs are free then, but on several instances: those that are stopped start anew, side by side.
         """
-        late = {(name, one) for name in grants if promised[name] for one in members[name].overdue} - self._cleared
+        late = {(name, one) for name in grants if promised[name] for one in members[name].overdue()} - self._cleared
         if late:
             self._cleared |= late
             stopped = Grant(max_instances=0, recall="at_once")
@@ -142,13 +164,29 @@ def followed(calendar: Calendar, members: Mapping[str, Standing], now: float) ->
     return calendar
 
 
+class Lender(Protocol):
+    """The broker of a pool."""
+
+    def waiting(self) -> Collection[tuple[str, str]]:
+        """Return the experiment and instance of each request that waits. Raises ProviderError."""
+
+
 class Sharing:
     """Divides a pool among the running experiments of a service. For the watcher's thread."""
 
     def __init__(
-        self, pool: SharedPool, store: Store, folder: Callable[[str], ExperimentFolder], clock: Callable[[], float]
+        self,
+        pool: SharedPool,
+        store: Store,
+        folder: Callable[[str], ExperimentFolder],
+        clock: Callable[[], float],
+        lender: Lender | None = None,
     ) -> None:
+        """`lender` is by default the broker of the pool's folder, if it has one."""
         self._pool, self._store, self._folder, self._clock = pool, store, folder, clock
+        if lender is None and pool.folder is not None:
+            lender = RemotePool(PoolFolder(path=Path(pool.folder)))
+        self._lender = lender
         self._division = Division(pool)
         self.promising = threading.Lock()
         """Held while promises move: none is added meanwhile."""
@@ -172,14 +210,15 @@ class Sharing:
         """Decide, if anything happened since the latest decision. Raises JournalError."""
         now, running = self._clock(), [member for member in members if self.is_member(member.row)]
         calendar = calendar_of(self._pool, self._store.promises())
+        standings = self._standings(running, calendar, now)
         seen = (
             {name: calendar.promised(name, now) for name in calendar.promises},
             [_stage_of(member) for member in running],
+            [(name, one.overdue()) for name, one in standings.items()],
         )
         if seen == self._seen and now < self._decide_at:
             return
         self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
-        standings = {member.row.name: found for member in running if (found := self._standing(member)) is not None}
         grants = self._division.decide(self._moved(standings, now), standings, now)
         for member in running:
             if member.row.name in grants:
@@ -196,13 +235,33 @@ class Sharing:
                     self._store.move(Promise(experiment=name, start_at=start_at, spans=spans))
         return moved
 
+    def _standings(self, running: Iterable[Member], calendar: Calendar, now: float) -> dict[str, Standing]:
+        """Return where each experiment stands; the broker is asked only if a promised instance does not run in time."""
+        found = {member.row.name: one for member in running if (one := self._standing(member)) is not None}
+        if self._lender is None:
+            return found
+        waiting: Collection[tuple[str, str]] = ()
+        if any(calendar.promised(name, now) and one.pending() for name, one in found.items()):
+            with suppress(ProviderError):  # a broker that is away says of no instance that it waits
+                waiting = self._lender.waiting()
+        waits = {name: {instance for of, instance in waiting if of == name} for name in found}
+        return {name: replace(one, waits=waits[name]) for name, one in found.items()}
+
     def _standing(self, member: Member) -> Standing | None:
         observed, row = member.observed, member.row
         if observed is None or observed.header.kind.is_simulated:
             return None
         job, state = observed.controller.job, observed.controller.state
         weight = self._pool.weights.get(row.owner, 1.0)
-        return Standing(job=job, state=state, now=observed.now, arrived_at=row.created_at, weight=weight)
+        least_s = LEAST_RENTED_START_S if KINDS[self._pool.provider].is_rented else 0.0
+        return Standing(
+            job=job,
+            state=state,
+            now=observed.now,
+            arrived_at=row.created_at,
+            weight=weight,
+            least_start_s=least_s,
+        )
 
     def _ask(self, row: Submission, grant: Grant, observed: Observed | None = None) -> None:
         """Ask the driver to hold what it is granted; do nothing if that was the latest request or holds already."""
@@ -237,9 +296,9 @@ def reserved(promised: Mapping[str, int], asking: Collection[str], now: float) -
 
 
 def _stage_of(member: Member) -> tuple[object, ...]:
-    """Return the facts that make it decide again: another experiment, attempt, stage, or end; instances do not come."""
+    """Return the facts that make it decide again: another experiment, attempt, stage, or end."""
     row, observed = member.row, member.observed
     if observed is None:
         return row.name, row.attempt
-    job, state = observed.controller.job, observed.controller.state
-    return row.name, row.attempt, len(state.stages), state.course, overdue(job, state, observed.now)
+    state = observed.controller.state
+    return row.name, row.attempt, len(state.stages), state.course

@@ -167,6 +167,11 @@ class Pool:
             self._expire(one for one in self._broker.expiries(self._now()) if one.tenant == tenant)
             return [lent(one) for one in self._broker.state.tenants.get(tenant, ())]
 
+    def waiting(self) -> list[tuple[str, str]]:
+        """Return the experiment and instance of each request that waits for a machine, in order."""
+        with self._mutex:
+            return [(one.experiment, one.instance) for one in self._broker.state.waiting()]
+
     def release(self, tenant: str, instance: str) -> LentInstance:
         """Take a slice back, and return how it ended; idempotent. Raises ProviderError if it was never asked for."""
         with self._mutex:

@@ -235,6 +235,13 @@ class RemotePool:
         found: dict[str, Any] = self._ask("status")
         return found
 
+    def waiting(self) -> list[tuple[str, str]]:
+        """Return the experiment and instance of each request that waits for a machine.
+
+        Raises ProviderError; starts no broker.
+        """
+        return [(experiment, instance) for experiment, instance in self._once("waiting", _GLANCE_S)]
+
     def glance(self) -> dict[str, Any]:
         """Return the pool's standing if its broker answers at once. Raises ProviderError; starts no broker."""
         found: dict[str, Any] = self._once("status", _GLANCE_S)

@@ -129,6 +129,7 @@ class PoolServer:
             "traits": pool.traits,
             "slowness": pool.slowness,
             "last_words": pool.last_words,
+            "waiting": pool.waiting,
             "status": lambda: standing(pool, folder.name),
             "stop": self.stop,
         }

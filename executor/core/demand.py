@@ -53,9 +53,9 @@ HANDOVER_S = 3.0
 """Time in which GPUs change hands before a stage: others stop their trials, and both look at the pool."""
 
 
-def overdue(job: Job, state: State, now: float) -> tuple[str, ...]:
-    """Return the instances that were asked for and do not run, although new ones would by now."""
-    since = now - job.offer.provision_delay_s - HANDOVER_S
+def overdue(job: Job, state: State, now: float, start_s: float) -> tuple[str, ...]:
+    """Return the instances that were asked for over `start_s` seconds ago, and do not run."""
+    since = now - start_s - HANDOVER_S
     return tuple(
         record.instance for record in state.fleet.live() if record.running_at is None and record.requested_at < since
     )

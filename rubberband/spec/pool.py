@@ -193,6 +193,7 @@ def on_pool(
     name = resources.get("pool") if isinstance(resources, Mapping) else None
     if not isinstance(name, str) or not isinstance(resources, Mapping):
         return dict(words)
+    resources = {key: value for key, value in resources.items() if value is not None}  # null: left out
     folder = pool_folder(name, home)
     pool = PoolFile(**folder.read())
     assert pool.gpus_per_instance is not None, "a pool that was brought up knows its GPUs"

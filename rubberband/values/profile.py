@@ -19,6 +19,8 @@ from rubberband.values.asynchronous import AsyncProfile
 Law = Literal["lognormal", "normal"]
 """Law of the time of an iteration: lognormal, or (for the paper's Figure 9) normal and cut off at zero."""
 
+_NORMAL_P95 = 1.6448536269514722
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
@@ -33,6 +35,14 @@ class Spread:
     def certain(self) -> bool:
         """Whether nothing varies."""
         return self.cv == 0.0 and len(set(self.samples)) <= 1
+
+    @property
+    def p95(self) -> float:
+        """The 95th percentile; of measured values the least that covers 95 % of them."""
+        if self.samples:
+            return sorted(self.samples)[math.ceil(0.95 * len(self.samples)) - 1]
+        sigma = math.sqrt(math.log1p(self.cv**2))
+        return math.exp(_NORMAL_P95 * sigma - sigma**2 / 2.0)
 
 
 FIXED = Spread()

@@ -351,6 +351,8 @@ class SharedRun:
         often = (0.0, 0.0, 0.3, 1.0)
         self.machine_faults, self.driver_faults, self.broker_faults = (rng.choice(often) for _ in range(3))
         """How much goes wrong with each; 0: nothing."""
+        self.is_slow, self.starts = seed % 4 == 0, Random(f"starts {seed}")
+        """Whether a start takes .5 to 3 times its mean."""
         price = rng.choice((3.06, 12.24))
         self.offer = Offer(
             instance_type="v",
@@ -395,15 +397,16 @@ class SharedRun:
 
     def _fate(self, _machine: str, _market: Market) -> Fate:
         rng, kind = self.rng, self.rng.random()
+        late_s = self.offer.provision_delay_s * self.starts.uniform(0.5, 3.0) if self.is_slow else None
         if not self.machine_faults:
-            return Fate()
+            return Fate(provision_s=late_s)
         if kind < 0.05 * self.machine_faults:
             return Fate(refused="no capacity", sold_out=True)
         if kind < 0.1 * self.machine_faults:
             return Fate(stillborn_after_s=rng.uniform(1.0, 60.0), provision_s=math.inf)
         ends = rng.expovariate(self.machine_faults / 3600.0)
         notice_s = rng.choice((None, 20.0))
-        return Fate(ends_after_s=ends, preempted=rng.random() < 0.5, notice_s=notice_s)
+        return Fate(provision_s=late_s, ends_after_s=ends, preempted=rng.random() < 0.5, notice_s=notice_s)
 
     def _member(self, name: str, gpus: int) -> Member:
         rng = self.rng
@@ -577,12 +580,19 @@ class SharedRun:
         going = [m for m in self.members if m.is_begun and not m.is_over]
         calendar = calendar_of(self.shared, self.promises)
         promised = {name: calendar.promised(name, now) for name in calendar.promises}
+        waiting = () if self.pool is None else self.pool.waiting()
         standings = {
-            m.name: Standing(job=m.controller.job, state=m.controller.state, now=now, arrived_at=m.arrives_at)
+            m.name: Standing(
+                job=m.controller.job,
+                state=m.controller.state,
+                now=now,
+                arrived_at=m.arrives_at,
+                waits={instance for name, instance in waiting if name == m.name},
+            )
             for m in going
         }
         stages = [(m.deaths, len(m.controller.state.stages), m.controller.state.course) for m in going]
-        seen = promised, stages, [(name, one.overdue) for name, one in standings.items()]
+        seen = promised, stages, [(name, one.overdue()) for name, one in standings.items()]
         if seen == self._seen and now < self._decide_at:
             return
         self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
@@ -667,7 +677,7 @@ class SharedRun:
         if is_short or is_lost or self.seen["driver dies"]:
             return
         assert member.finish.outcome == "done", f"{member.name}: {member.finish.outcome} ({member.finish.reason})"
-        if member.deadline_at is not None:
+        if member.deadline_at is not None and not self.is_slow:
             late_s = member.ended_at - member.deadline_at - LOOK_S * self.seen["broker dies"]
             assert late_s <= 0.0, f"{member.name} is {late_s:.1f} s late, and lost nothing"
             self.seen["promise kept"] += 1

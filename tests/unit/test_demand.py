@@ -13,17 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.sharing import DECIDE_EVERY_S, Member, Sharing
+from rubberband.api.experiments.sharing import DECIDE_EVERY_S, Lender, Member, Sharing
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
+from rubberband.errors import ProviderError
 from rubberband.executor.core.demand import demand
-from rubberband.executor.core.events import AllotmentChanged, CancelRequested
+from rubberband.executor.core.events import AllotmentChanged, CancelRequested, Started
 from rubberband.executor.core.state import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
 from rubberband.states import ExperimentState
+from rubberband.values.profile import Spread
 from rubberband.values.submission import Submission
 from tests.builders.jobs import JOB
 from tests.builders.stories import Story, begun
@@ -101,19 +103,20 @@ class FakeStore:
 class Pool:
     """A service's sharing, with experiments that obey at once."""
 
-    def __init__(self, tmp_path: Path, **settings: Any) -> None:
+    def __init__(self, tmp_path: Path, lender: Lender | None = None, **settings: Any) -> None:
         self.now, self.store, self.home = 100.0, FakeStore(), tmp_path
         given = {"name": "p", "provider": "local", "instances": 4, "gpus_per_instance": 2, "policy": "equal"}
         pool = SharedPool(**{**given, **settings})
-        self.sharing = Sharing(pool, cast(Store, self.store), self.folder, lambda: self.now)
+        self.provider = pool.provider
+        self.sharing = Sharing(pool, cast(Store, self.store), self.folder, lambda: self.now, lender)
         self.stories: dict[str, Story] = {}
         self.rows: dict[str, Submission] = {}
 
     def folder(self, name: str) -> ExperimentFolder:
         return ExperimentFolder(home=self.home, name=name)
 
-    def add(self, name: str, owner: str = "", job: Job = WIDE, provider: str = "local") -> None:
-        made = {"resources": {"provider": provider}}
+    def add(self, name: str, owner: str = "", job: Job = WIDE, provider: str = "") -> None:
+        made = {"resources": {"provider": provider or self.provider}}
         state = ExperimentState.RUNNING
         self.rows[name] = Submission(name=name, state=state, created_at=99.0, changed_at=99.0, owner=owner, words=made)
         self.stories[name] = Story(dataclasses.replace(job, name=name))
@@ -216,3 +219,70 @@ def test_a_token_with_more_weight_gets_more(tmp_path: Path) -> None:
     pool.add("bob-1", owner="bob", job=large)
     told = pool.decide()
     assert (told["ann-1"] or 0) >= (told["bob-1"] or 0)
+
+
+class Broker:
+    """Says which requests wait for a machine."""
+
+    def __init__(self, *waits: tuple[str, str]) -> None:
+        self.waits: tuple[tuple[str, str], ...] | None = waits
+        """None: it does not answer."""
+
+    def waiting(self) -> tuple[tuple[str, str], ...]:
+        if self.waits is None:
+            raise ProviderError("the broker is away")
+        return self.waits
+
+
+def stopped_after(tmp_path: Path, seconds: float, broker: Broker | None = None, **settings: Any) -> bool:
+    """Return whether others are stopped at once where a promised instance does not run for a time after its request.
+
+    Instances start in 20 s on the mean.
+    """
+    pool = Pool(tmp_path, lender=broker, **settings)
+    slow = dataclasses.replace(WIDE, offer=dataclasses.replace(JOB.offer, provision_delay_s=20.0))
+    for name in ("promised", "other"):
+        pool.add(name, job=slow)
+    pool.store.kept = [Promise(experiment="promised", start_at=90.0, spans=[(4, 3600.0)])]
+    pool.stories["promised"].tell(Started)
+    pool.stories["other"] = begun(dataclasses.replace(slow, name="other"))
+    pool.decide()
+    pool.now += seconds
+    other = pool.asked().get("other")
+    return other is not None and (other.max_instances, other.recall) == (0, "at_once")
+
+
+def test_others_go_on_while_a_promised_machine_boots_however_slow_it_is(tmp_path: Path) -> None:
+    assert not stopped_after(tmp_path, 25.0, Broker())
+    assert not stopped_after(tmp_path, 3000.0, Broker())
+    away = Broker()
+    away.waits = None
+    assert not stopped_after(tmp_path, 3000.0, away)
+
+
+def test_others_are_stopped_for_a_promised_instance_that_no_machine_has_room_for(tmp_path: Path) -> None:
+    waits = Broker(("promised", "i-001"), ("promised", "i-002"))
+    assert not stopped_after(tmp_path, 20.0, waits), "it would not run by now on a new machine either"
+    assert stopped_after(tmp_path, 25.0, waits)
+    assert not stopped_after(tmp_path, 25.0, Broker(("other", "i-009")))
+
+
+def test_without_a_broker_a_rented_instance_is_late_after_two_minutes_or_95_percent_of_the_starts(
+    tmp_path: Path,
+) -> None:
+    assert not stopped_after(tmp_path, 120.0, provider="aws")
+    assert stopped_after(tmp_path, 130.0, provider="aws")
+    assert stopped_after(tmp_path, 25.0, provider="local")
+
+
+@pytest.mark.parametrize(
+    ("spread", "p95"),
+    [
+        (Spread(), 1.0),
+        (Spread(samples=(0.5, 0.75, 1.0, 1.75)), 1.75),
+        (Spread(samples=(*[0.9] * 19, 2.9)), 0.9),
+        (Spread(cv=0.5), 1.95),  # exp(1.645 * sqrt(ln 1.25) - ln(1.25) / 2)
+    ],
+)
+def test_the_95th_percentile_of_starts(spread: Spread, p95: float) -> None:
+    assert spread.p95 == pytest.approx(p95, rel=0.01)

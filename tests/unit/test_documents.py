@@ -19,7 +19,7 @@ import yaml
 from rubberband.cli import app
 from rubberband.installation import default_home
 from rubberband.spec.loading import parse_experiment
-from tests.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks
+from tests.documents import PAGES, PLACES, ROOT, Block, Reader, agrees, blocks, commands
 
 README = ROOT / "README.md"
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -227,3 +227,41 @@ def test_files_that_contributing_names_are_there() -> None:
     )
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+PROFILED = "-s 'profile={seconds_per_iteration: {1: 1, 2: 0.6}}'"
+"""An estimate needs no measurement then."""
+
+
+def test_the_commands_in_the_comments_of_the_examples(tmp_path: Path) -> None:
+    """Each names a command and a file that exist; runs are estimated, and scripts know their options."""
+    reader, seen = Reader(tmp_path), 0
+    known: Any = typer.main.get_command(app)
+    for path in sorted((ROOT / "examples").glob("*.*")):
+        if path.suffix not in (".py", ".yaml"):
+            continue
+        for found in re.findall(r"\b(?:rubberband|python) [^\n`;]+", path.read_text(encoding="utf-8")):
+            words = shlex.split(found, comments=True)
+            if words[0] == "python" and words[1].startswith("examples/"):
+                script = (ROOT / words[1]).read_text(encoding="utf-8")
+                assert all(f'"{word}"' in script for word in words if word.startswith("--")), found
+            elif words[0] == "rubberband" and words[1] in known.commands:
+                if len(words) > 2 and words[2].startswith("examples/"):
+                    priced = " -s resources.market=on_demand" * ("aws" in words[2])  # no spot price without an account
+                    estimate = f"{shlex.join(['rubberband', 'estimate', *words[2:]])} {PROFILED}{priced}"
+                    reader.run(_commands(SET_UP[0], f"{estimate}\n..."))
+            else:
+                continue
+            seen += 1
+    assert seen >= 10
+
+
+def test_the_experiment_of_the_page_on_pools_runs_on_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rubberband.cloud.pool.RemotePool.ensure_broker", lambda pool: None)
+    page = blocks(ROOT / "docs/pool.md")
+    reader = Reader(tmp_path)
+    reader.save(next(block for block in page if block.title == "team.yaml"))
+    (told,) = [block for block in page if "rubberband run" in block.text]
+    up, run, *_ = [command.words for command in commands(told.text)]
+    reader.run(_commands(told, f"{up}\n..."))
+    reader.run(_commands(told, f"{run.replace('rubberband run', 'rubberband estimate')} {PROFILED}\n..."))
