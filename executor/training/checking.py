@@ -261,6 +261,8 @@ class _Check:
         finally:
             _close(resources)
         self._found.checkpoint_bytes = len(payload)
+        if runner.ended:
+            return
         if saved == 0 and segment.max_iterations != 1:
             self._found.remarks.append(f"the function {WITHOUT_CHECKPOINT}")
         elif segment.max_iterations != 1:

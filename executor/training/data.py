@@ -392,6 +392,11 @@ class Feed:
         if self._workers is not None:
             self._workers.expect([Part(indices=part, epoch=epoch) for part in parts], self.ahead)
 
+    def follow(self) -> None:
+        """Load from the dataset as it is now, after hooks that may have changed it."""
+        if self._workers is not None and self._workers.follow() and self._stream is not None and self._marks:
+            self._stream.move_to(self._marks)
+
     def load(self, indices: Indices) -> Any:
         """Return the samples at `indices`, in the epoch of the present batch, as one batch on the device."""
         part = Part(indices=indices, epoch=self._epoch)

@@ -83,6 +83,7 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Any]:
         parts = list(self._parts)
+        self._feed.follow()
         self._feed.expect(parts, 0)
         return map(self._feed.load, parts)
 

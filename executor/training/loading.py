@@ -39,6 +39,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from rubberband.executor.training.runner import TrialFailure, WorkerTrace, one_line, refused
 from rubberband.executor.training.sampler import Indices
+from rubberband.executor.training.snapshot import Snapshot
 from rubberband.units import shown
 
 MOST_BY_DEFAULT = 8
@@ -223,6 +224,19 @@ class LoaderWorkers:
         if self._iterator is None:
             self._start()
 
+    def follow(self) -> bool:
+        """End the loader workers if a hook has changed the dataset, of which they have copies; return whether it did.
+
+        Others start with the next part that is expected.
+        """
+        if self._iterator is None or self._copied.holds():
+            return False
+        self.close()
+        self._due.clear()
+        self._num_ordered = 0
+        self._further = iter(())
+        return True
+
     def has(self, part: Part) -> bool:
         """Whether the part is the next one."""
         return self._foresees(0, part)
@@ -307,6 +321,7 @@ class LoaderWorkers:
     def _start(self) -> None:
         sys.stdout.flush()  # the processes would print it again
         sys.stderr.flush()
+        self._copied = Snapshot(self._dataset)
         self._traces = [tempfile.TemporaryFile() for _ in range(self._num_workers)]  # noqa: SIM115
         before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)

@@ -431,6 +431,7 @@ class TorchRunner(Runner):
         means = self._step.begin()
         self._trial.on_iteration(self._module, iterations)
         self._step.follow()
+        self._feed.follow()
         self._draw_apart(iterations)
         self._batching.begin(iterations)
         balancing = self._balancing

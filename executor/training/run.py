@@ -20,7 +20,7 @@ from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.ray_session import tune_session
+from rubberband.executor.training.ray_session import flat, tune_session
 from rubberband.executor.training.runner import (
     Runner,
     Steps,
@@ -119,7 +119,7 @@ class FunctionRunner(Runner):
             except Exception as error:
                 raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
             self._state_iterations = self._iteration
-        elif self._iteration == 1 and self._segment.from_iterations == 0 and self._segment.max_iterations != 1:
+        elif self._is_first and self._segment.max_iterations != 1 and not self.ended:
             name = getattr(self._function, "__name__", "train")
             print(f"rubberband: {name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
         self._answers.put(metrics)
@@ -141,6 +141,10 @@ class FunctionRunner(Runner):
         """The number of the iteration that the function reports next."""
         return self._iteration
 
+    @property
+    def _is_first(self) -> bool:
+        return self._iteration == 1 and self._segment.from_iterations == 0
+
     def _go_on(self) -> None:
         """Let the function train its next iteration."""
         self._iteration += 1
@@ -160,11 +164,12 @@ class FunctionRunner(Runner):
             return answer
         if answer.error is not None:
             raise answer.error
-        if self._iteration > 1 or self._segment.from_iterations > 0:
+        if not self._is_first:
             raise TrainingEnded
         name, metric = getattr(self._function, "__name__", "train"), self._segment.metric
         raise refused(
-            f"{name}() returned without a report; call rubberband.report({{{metric!r}: ...}}) once per iteration"
+            f"{name}() returned without a report; call rubberband.report({{{metric!r}: ...}}) once per iteration, "
+            "or return its metrics in a dict if it trains in one go"
         )
 
     def _run(self) -> None:
@@ -173,7 +178,10 @@ class FunctionRunner(Runner):
         error: BaseException | None = None
         try:
             with tune_session(self, self._segment):
-                self._function(dict(self._segment.config))
+                returned = self._function(dict(self._segment.config))
+                if isinstance(returned, Mapping) and self._is_first:  # Ray Tune takes it for a report too
+                    self.ended = True
+                    self.report(flat(returned), None)
         except SegmentOver:
             pass
         except BaseException as raised:

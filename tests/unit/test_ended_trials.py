@@ -105,8 +105,28 @@ def test_a_function_that_returns_without_a_report_fails_in_one_line(store: Check
 
     (failure,) = run(idle, store)
     assert isinstance(failure, SegmentFailure)
-    told = "idle() returned without a report; call rubberband.report({'loss': ...}) once per iteration"
+    told = "idle() returned without a report; call rubberband.report({'loss': ...}) once per iteration, "
+    told += "or return its metrics in a dict if it trains in one go"
     assert (failure.kind, failure.message) == ("raised", told)
+
+
+def test_metrics_that_a_function_returns_without_a_report_are_its_report(store: CheckpointStore, capfd: Any) -> None:
+    def objective(config: dict[str, Any]) -> dict[str, Any]:
+        return {"loss": 0.5, "eval": {"size": 2}}
+
+    report, *rest = run(objective, store, until_iterations=2)
+    assert (report.iterations, report.ended, rest) == (1, True, [])
+    assert report.metrics == {"loss": 0.5, "eval/size": 2}
+    assert "checkpoint" not in capfd.readouterr().err
+
+
+def test_what_a_function_returns_after_its_reports_is_no_report(store: CheckpointStore) -> None:
+    def train(config: dict[str, Any]) -> dict[str, Any]:
+        patient(config)
+        return {"loss": [1.0, 0.5]}
+
+    *reports, end = run(train, store, until_iterations=3)
+    assert ([report.metrics["loss"] for report in reports], end) == ([1.0, 0.5], SegmentEnded())
 
 
 def test_a_function_whose_last_checkpoint_cannot_be_written_has_failed_and_not_ended(

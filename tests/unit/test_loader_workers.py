@@ -226,6 +226,54 @@ def test_a_loader_worker_is_prepared_with_its_copy_of_the_dataset(store):
     assert failure(run(broken, store)).message == "OSError: no disk"
 
 
+class Curriculum(Augmented):
+    """Samples that say what a hook has set, directly, in a part, in place, and where nothing is changed."""
+
+    def __init__(self):
+        self.epoch = 0
+        self.options = {"levels": [0]}
+        self.table = np.zeros(2)
+        self.shared = torch.zeros(2)
+
+    def __getitem__(self, index):
+        told = [self.epoch, self.options["levels"][0], self.table[0], float(self.shared[0])]
+        return {"index": index, "x": torch.tensor(told[:3], dtype=torch.float64), "told": told[3], "pid": os.getpid()}
+
+
+def curricula(data):
+    return {
+        "attribute": lambda k: setattr(data, "epoch", k),
+        "part": lambda k: data.options["levels"].__setitem__(0, k),
+        "array": lambda k: data.table.fill(k),
+        "tensor": lambda k: data.shared.fill_(k),
+        "nothing": lambda k: None,
+    }
+
+
+@pytest.mark.parametrize("change", curricula(None))
+def test_loader_workers_see_what_a_hook_changes_in_the_dataset(store, change):
+    def dataset(self, config):
+        self.data = Curriculum()
+        return self.data
+
+    def on_iteration(self, model, iterations):
+        curricula(self.data)[change](iterations)
+
+    def loss(self, model, batch):
+        told = batch["x"].tolist()[0] + batch["told"].tolist()[:1]
+        self.seen.append((told, batch["pid"].tolist()[0]))
+        return (model(batch["x"]) ** 2).mean()
+
+    trial = made(1, train_dataset=dataset, on_iteration=on_iteration, loss=loss)
+    assert len(reports(run(trial, store))) == 3
+    if change == "nothing":
+        assert {tuple(told) for told, _ in trial.seen} == {(0.0,) * 4}
+        assert len({pid for _, pid in trial.seen}) == 1, "the loader worker stays"
+    else:
+        place = list(curricula(None)).index(change)
+        assert [told[place] for told, _ in trial.seen] == [1.0] * 3 + [2.0] * 3 + [3.0] * 3
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
