@@ -1,4 +1,7 @@
-"""The paper's own algorithms, as printed: the baseline (LB-BSP, SoCC '20, Algorithms 1 and 2).
+"""The paper's own algorithms: the baseline (LB-BSP, SoCC '20, Algorithms 1 and 2).
+
+Algorithm 1 is as printed but for its network: `Narx` is trained for all workers, and used from 500 samples of all of
+them together on, where the paper has one per worker and 500 iterations.
 
 Algorithm 2 keeps the traps of its pseudo-code. Line 5 returns before a fine-tune phase can begin. The phase is entered
 once for all time, and the window is not reset by a move. A step is 5 samples, whatever the batch. There is no dead

@@ -26,6 +26,7 @@ from rubberband.planner.sharing.policies import (
     gain,
     hell,
     knee,
+    ranked,
     srpt,
 )
 
@@ -35,6 +36,7 @@ __all__ = [
     "Allotments",
     "Calendar",
     "Capacity",
+    "Counting",
     "Demand",
     "Policy",
     "Slot",
@@ -50,6 +52,8 @@ class Counting:
     """Policy that counts GPUs first and then places them."""
 
     count: Callable[[Table], Ints]
+    first_gpus: int = 1
+    """Most GPUs that a job begins with whose speed is measured as it runs; then it has at most twice those measured."""
 
     def allot(
         self, demands: Sequence[Demand], capacity: Capacity, current: Allotments, now_s: float
@@ -57,19 +61,21 @@ class Counting:
         """Count the GPUs of every demand, and place them."""
         table = Table.of(demands, capacity, current, now_s)
         counted = table.rounded(self.count(table)).tolist()
+        assert sum(counted) <= capacity.gpus, f"{sum(counted)} GPUs of {capacity.gpus} are given"
         gpus = {demand.name: count for demand, count in zip(demands, counted, strict=True)}
         least = {demand.name: demand.min_gpus for demand in demands}
         promised = {demand.name: demand.promised_gpus for demand in demands}
         return place(gpus, capacity, current, least, promised)
 
 
-def _counting(count: Callable[..., Ints], **fixed: Any) -> Callable[..., Policy]:
-    """Return the maker of a policy that counts; its options are those of `count`."""
-    return lambda **options: Counting(count=partial(count, **{**fixed, **options}))
+def _counting(count: Callable[..., Ints], first: float = 1) -> Callable[..., Policy]:
+    """Return the maker of a policy that counts; its options are those of `count`, and the GPUs of a job's start."""
+    return lambda *, first=first, **options: Counting(count=partial(count, **options), first_gpus=int(first))
 
 
 POLICIES: Mapping[str, Callable[..., Policy]] = {
-    "default": _counting(fitness, p=-0.5, shortest=0.25),
+    "default": _counting(ranked, first=2),
+    "ranked": _counting(ranked, first=2),
     "fitness": _counting(fitness),
     "hell": _counting(hell),
     "knee": _counting(knee),
@@ -89,7 +95,7 @@ def keeps_promises(name: str) -> bool:
 
 
 def make_policy(name: str, **options: Any) -> Policy:
-    """Return a policy by its name, with options: `fitness` has p and shortest, `knee` alpha, `hell` gamma.
+    """Return a policy by its name, with options: `fitness` has p, `knee` alpha, `hell` gamma.
 
     They may also be written behind the name, as `knee:alpha=0.05`. `knee` and `hell` take resizing=moldable, too.
 
@@ -109,14 +115,15 @@ def make_policy(name: str, **options: Any) -> Policy:
 
 
 OPTIONS: Mapping[str, Sequence[str]] = {
-    "default": ("p", "shortest"),
-    "fitness": ("p", "shortest"),
+    "default": ("gamma", "first"),
+    "ranked": ("gamma", "first"),
+    "fitness": ("p", "first"),
     "hell": ("gamma", "resizing"),
     "knee": ("alpha", "resizing"),
     "tiresias": ("threshold_gpu_s",),
 }
 """Policy -> its options."""
-_RANGES = {"p": (-100.0, 1.0), "shortest": (0.0, 2.0), "gamma": (0.0, 10.0), "alpha": (0.0, 1.0)}
+_RANGES = {"p": (-100.0, 1.0), "first": (1.0, 1024.0), "gamma": (0.0, 10.0), "alpha": (0.0, 1.0)}
 
 
 def _value(policy: str, key: str, text: str) -> float | str:

@@ -175,6 +175,20 @@ class Table:
         work_s = np.maximum(least, 1) * self.seconds[np.arange(len(least)), least]
         return np.asarray(np.minimum(work_s, _NEVER_S))
 
+    def hull_s(self) -> Floats:
+        """(J, G + 1) Convex hull of S(w), from below: S itself where each GPU more saves less than the one before."""
+        found = self.seconds.copy()
+        with np.errstate(invalid="ignore"):
+            bent = (np.diff(self.seconds, 2, axis=1) < -1e-12 * self.seconds[:, 2:]).any(axis=1)
+        for row in np.flatnonzero(bent):
+            line = self.seconds[row]
+            corners = [int(np.argmax(np.isfinite(line)))]
+            while len(rest := line[corners[-1] + 1 :]):
+                slopes = (rest - line[corners[-1]]) / np.arange(1, len(rest) + 1)
+                corners.append(corners[-1] + 1 + int(np.argmin(slopes)))
+            found[row, corners[0] :] = np.interp(np.arange(corners[0], len(line)), corners, line[corners])
+        return found
+
     def speedups(self) -> Floats:
         """(J, G + 1) SPEEDUP (Pollux, eq. 15): how much faster each is than with its fair share of the GPUs, by weight.
 
@@ -197,7 +211,7 @@ class Table:
     def rounded(self, counts: Ints) -> Ints:
         """(J,) Counts that each demand can have, near `counts`: rounded down, and up again as far as GPUs are left."""
         possible, rows, sizes = self._possible(), np.arange(len(counts)), np.arange(self.gpus + 1)
-        below = np.maximum.accumulate(np.where(possible, sizes, 0), axis=1)[rows, counts]
+        below = np.maximum(np.maximum.accumulate(np.where(possible, sizes, 0), axis=1)[rows, counts], self.floor)
         above = np.minimum.accumulate(np.where(possible, sizes, self.gpus + 1)[:, ::-1], axis=1)[:, ::-1]
         free = self.gpus - int(below.sum())
         cut = np.flatnonzero(below < counts)
@@ -206,7 +220,7 @@ class Table:
             if more <= free:
                 below[row] += more
                 free -= more
-        return np.maximum(below, self.floor)
+        return below
 
     def _possible(self) -> Bools:
         """(J, G + 1) Counts from what is promised to what is of use: 1, 2, 4, … GPUs of an instance, or whole ones.
@@ -218,5 +232,5 @@ class Table:
         useless = (sizes > self.floor[:, None]) & ~np.isfinite(self.seconds)
         least = np.maximum(self.floor, np.argmax(np.isfinite(self.seconds), axis=1))[:, None]
         slices = (sizes < self.gpus_per_instance) & (sizes & (sizes - 1) == 0)
-        whole = slices | (sizes % self.gpus_per_instance == 0) | (sizes == least)
+        whole = slices | (sizes % self.gpus_per_instance == 0) | (sizes == least) | (sizes == self.floor[:, None])
         return np.asarray(inside & ~useless & whole)

@@ -167,6 +167,8 @@ class TracedJob:
     """M of a job that does not adapt its batch; None where it adapts it."""
     most_gpus: int | None = None
     """A limit beside that of the batch."""
+    first_gpus: int = 1
+    """Most GPUs to begin with. Later it has at most twice those that it was timed on."""
     weight: float = 1.0
     done_at: float | None = None
     placement: tuple[int, ...] = ()
@@ -303,7 +305,8 @@ class TracedJob:
             left, least = self._oracle(limit), 1
         else:
             left, least = self._believed(most), 1
-            limit = min(most, self.most_gpus or most, max(1, 2 * max((key[1] for key in self._measured), default=0)))
+            timed = max((key[1] for key in self._measured), default=0)
+            limit = min(most, self.most_gpus or most, max(self.first_gpus, 2 * timed))
         return Demand(
             name=self.name,
             arrived_at=self.submitted_at,

@@ -16,9 +16,6 @@ import numpy as np
 
 from rubberband.planner.sharing.demand import Allotments, Bools, Capacity, Demand, Floats, Ints, Table
 
-_HALVINGS = 60
-"""Steps of the search for the price: the interval ends at rounding errors."""
-
 
 def divide(values: Floats, gpus: int) -> Ints:
     """Return (J,) counts that add up to at most `gpus`, with the largest sum of `values`.
@@ -29,70 +26,88 @@ def divide(values: Floats, gpus: int) -> Ints:
     Values need not be concave: keeping one's GPUs may be worth more than one GPU more or less. A price per GPU bounds
     the sum from above (Lagrangian relaxation) and leaves few counts per demand that could still be best; a dynamic
     program over the GPUs decides among those.
+
+    Values of different demands are never added: they may differ by more orders of magnitude than a double has digits.
+    Where GPUs add the same to several demands, to rounding, those with the largest values then are served first.
     """
     if not len(values):
         return np.zeros(0, dtype=np.int64)
-    price, counts = _priced(values, gpus)
-    counts = _refilled(values, counts, gpus)
-    reduced = values - price * np.arange(gpus + 1)
-    best = np.max(reduced, axis=1)
-    rows = np.arange(len(values))
-    gap = price * gpus + float(best.sum()) - float(values[rows, counts].sum())
-    if gap <= 1e-12 * max(1.0, abs(float(best.sum()))):
-        return counts
-    open_counts = reduced >= (best - gap - 1e-12 * (1.0 + np.abs(best)))[:, None]
-    return _exact(values, open_counts, gpus)
+    sizes = np.flatnonzero(np.isfinite(values).any(axis=0))
+    values, rows = values[:, sizes], np.arange(len(values))
+    price, relaxed = _relaxed(values, sizes, gpus)
+    at = _refilled(values, sizes, relaxed, gpus)
+    if price > 0.0:
+        # What a count is worth beyond its price, in GPUs, next to the relaxed one: at most 0.
+        beyond = (values - values[rows, relaxed][:, None]) / price - (sizes - sizes[relaxed][:, None])
+        gap = gpus - int(sizes[at].sum()) - float(beyond[rows, at].sum())
+        if gap > 1e-12 * gpus:
+            return _exact(beyond + sizes, beyond >= -gap - 1e-12 * gpus, sizes, gpus)
+    return np.asarray(sizes[at], dtype=np.int64)
 
 
-def _priced(values: Floats, gpus: int) -> tuple[float, Ints]:
-    """Return the price at which the demands take as many GPUs as there are, or the fewest more; and what fits."""
-    sizes = np.arange(gpus + 1)
-    finite = np.where(np.isfinite(values), values, np.nan)
-    spread = float(np.nanmax(finite) - np.nanmin(finite))
-    low, high = 0.0, spread + 1.0
-    counts = np.argmax(values, axis=1)
-    if counts.sum() <= gpus:
-        return 0.0, counts
-    for _ in range(_HALVINGS):
-        price = (low + high) / 2.0
-        tried = np.argmax(values - price * sizes, axis=1)
-        if tried.sum() <= gpus:
-            high, counts = price, tried
-        else:
-            low = price
-        if tried.sum() == gpus or high - low <= 1e-15 * spread:
-            break
-    return high, counts
+def _relaxed(values: Floats, sizes: Ints, gpus: int) -> tuple[float, Ints]:
+    """Return the price of a GPU, and (J,) columns that are best at that price and fit.
+
+    Each time the step that adds most per GPU is taken: a walk along the concave hulls of all values. The price is the
+    rate of the first step that does not fit; 0 where all fit.
+    """
+    at: Ints = np.argmax(np.isfinite(values), axis=1)
+    free = gpus - int(sizes[at].sum())
+    queue: list[tuple[float, float, int, int]] = []
+    row, column, rate = 0, 0, 0.0
+
+    def ask(row: int) -> None:
+        begin = int(at[row])
+        line = values[row, begin:]
+        if len(line) > 1:
+            rates = (line[1:] - line[0]) / (sizes[begin + 1 :] - sizes[begin])
+            best = int(rates.argmax())
+            if rates[best] > 0.0:
+                heapq.heappush(queue, (-float(rates[best]), -float(line[best + 1]), row, begin + best + 1))
+
+    for row in range(len(values)):
+        ask(row)
+    while queue:
+        rate, _, row, column = heapq.heappop(queue)
+        step = int(sizes[column] - sizes[at[row]])
+        if step > free:
+            return -rate, at
+        at[row] = column
+        free -= step
+        ask(row)
+    return 0.0, at
 
 
-def _refilled(values: Floats, counts: Ints, gpus: int) -> Ints:
+def _refilled(values: Floats, sizes: Ints, columns: Ints, gpus: int) -> Ints:
     """Spend what is left, each time where a GPU adds most."""
-    counts, rows = np.array(counts), np.arange(len(values))
-    free = gpus - int(counts.sum())
+    at, rows = np.array(columns), np.arange(len(values))
+    free = gpus - int(sizes[at].sum())
     while free > 0:
-        more = np.minimum(counts[:, None] + np.arange(1, free + 1), gpus)
-        added = values[rows[:, None], more] - values[rows, counts][:, None]
-        rates = np.where(more > counts[:, None], added / np.arange(1, free + 1), -np.inf)
-        row, step = np.unravel_index(int(np.argmax(rates)), rates.shape)
-        if not rates[row, step] > 0.0:
+        steps = sizes - sizes[at][:, None]
+        added = values - values[rows, at][:, None]
+        rates = np.where((steps > 0) & (steps <= free), added / np.maximum(steps, 1), -np.inf)
+        best = float(rates.max())
+        if not best > 0.0:
             break
-        counts[row] += step + 1
-        free -= int(step) + 1
-    return counts
+        row, column = np.unravel_index(int(np.argmax(np.where(rates == best, values, -np.inf))), rates.shape)
+        free -= int(steps[row, column])
+        at[row] = column
+    return at
 
 
-def _exact(values: Floats, open_counts: Bools, gpus: int) -> Ints:
-    """Dynamic program over the GPUs, among the counts that are open."""
-    rows = np.arange(len(values))
-    counts: Ints = np.argmax(open_counts, axis=1)
-    choices = np.flatnonzero(open_counts.sum(axis=1) > 1)
-    room = gpus - int(counts[np.setdiff1d(rows, choices)].sum())
+def _exact(worth: Floats, open_counts: Bools, sizes: Ints, gpus: int) -> Ints:
+    """Return the counts of the largest sum of `worth`: a dynamic program over the GPUs, among the columns in play."""
+    counts: Ints = sizes[np.argmax(open_counts, axis=1)]
+    is_open = open_counts.sum(axis=1) > 1
+    choices = np.flatnonzero(is_open)
+    room = gpus - int(counts[~is_open].sum())
     total = np.full(room + 1, 0.0)
     taken = np.zeros((len(choices), room + 1), dtype=np.int32)
     for number, row in enumerate(choices):
         best = np.full(room + 1, -np.inf)
-        for count in np.flatnonzero(open_counts[row, : room + 1]):
-            reached = total[: room + 1 - count] + values[row, count]
+        for column in np.flatnonzero(open_counts[row] & (sizes <= room)):
+            count = int(sizes[column])
+            reached = total[: room + 1 - count] + worth[row, column]
             better = reached > best[count:]
             best[count:][better] = reached[better]
             taken[number, count:][better] = count
@@ -107,16 +122,9 @@ def _exact(values: Floats, open_counts: Bools, gpus: int) -> Ints:
 _LEAST_SPEEDUP = 4e-3
 """Added to every speed-up, so that a job without GPUs has a finite value for p <= 0."""
 
-_MOST_WEIGHT = 5.0
-"""Most that the work left multiplies or divides a demand's weight by."""
 
-
-def fitness(table: Table, *, p: float = -1.0, shortest: float = 0.0) -> Ints:
+def fitness(table: Table, *, p: float = -1.0) -> Ints:
     """Maximise FITNESS_p (eq. 14); p = 1 is the sum of speed-ups, p -> -inf the least of them.
-
-    `shortest` above 0 weighs each demand by (median of all work left / its work left)^shortest, the work in seconds on
-    one GPU: demands that end soon free their GPUs for the others. The weights stay between 1/5 and 5, so that long ones
-    do not starve.
 
     For a fixed p the mean is largest where a sum over the jobs is, so a table of speed-ups and `divide` replace the
     paper's genetic search.
@@ -125,10 +133,43 @@ def fitness(table: Table, *, p: float = -1.0, shortest: float = 0.0) -> Ints:
         return np.zeros(0, dtype=np.int64)
     speedups = table.speedups() * reallocation_factors(table) + _LEAST_SPEEDUP
     gains = np.log(speedups) if p == 0.0 else np.sign(p) * speedups**p
-    work_s = np.maximum(table.single_s(), 1e-9)
-    soon = np.clip((np.median(work_s) / work_s) ** shortest, 1.0 / _MOST_WEIGHT, _MOST_WEIGHT)
-    values = (table.values("weight") * soon)[:, None] * gains
+    return divide(table.allowed(table.values("weight")[:, None] * gains), table.gpus)
+
+
+EARNS_WITHIN_S = 300.0
+"""Seconds in which a change of GPUs must earn the time that it costs: five of the intervals of Pollux §5.1."""
+_LEAST_KEPT = 0.05
+"""Least share of its speed that a change leaves a demand, so that a long resize does not rule it out."""
+
+
+def ranked(table: Table, *, gamma: float = 1.0) -> Ints:
+    """Maximise the sum of weight k^gamma log(1 + f S): fast progress for all, and most for those that end soonest.
+
+    S is the speed-up over one GPU, W / seconds with W the seconds of work left on one. k is the rank of the demand by W
+    from the longest (1) to the shortest (J): the number of demands that wait while it runs, shortest first. f is 1
+    where the GPUs stay or the demand has none, else what a change leaves of the next 5 minutes, or of the time to its
+    end if that is shorter. The logarithm keeps demands that stop scaling from being left for last.
+
+    It uses the work that is left, as each demand states it. Pollux's fitness does not.
+    """
+    if not len(table.demands):
+        return np.zeros(0, dtype=np.int64)
+    work_s = table.single_s()
+    ranks = np.empty(len(work_s))
+    ranks[np.argsort(-work_s, kind="stable")] = np.arange(1, len(work_s) + 1)
+    speed = np.where(np.isfinite(table.seconds), work_s[:, None] / np.maximum(table.seconds, 1e-9), 0.0)
+    values = (table.values("weight") * ranks**gamma)[:, None] * np.log1p(speed * _after_change(table))
     return divide(table.allowed(values), table.gpus)
+
+
+def _after_change(table: Table) -> Floats:
+    """(J, G + 1) The share of its speed that a change of its GPUs leaves a demand; 1 where they stay or it has none."""
+    rows, held = np.arange(len(table.demands)), np.minimum(table.current, table.gpus)
+    left_s = np.minimum(EARNS_WITHIN_S, np.maximum(table.seconds[rows, held], 1e-9))
+    kept = np.maximum(_LEAST_KEPT, 1.0 - table.values("delta_s") / left_s)
+    found = np.repeat(np.where(held == 0, 1.0, kept)[:, None], table.gpus + 1, axis=1)
+    found[rows, held] = 1.0
+    return found
 
 
 def reallocation_factors(table: Table) -> Floats:
@@ -276,17 +317,20 @@ def gain(table: Table) -> Ints:
     gpus = table.floor.copy()
     free = table.gpus - int(gpus.sum())
     queue: list[tuple[float, int, int, int]] = []
-    for turn, row in enumerate(table.by_arrival()):
-        if found := _best_step(table.seconds[row, : table.most[row] + 1], int(gpus[row])):
+
+    def ask(turn: int, row: int) -> None:
+        most = min(int(table.most[row]), int(gpus[row]) + free)
+        if found := _best_step(table.seconds[row, : most + 1], int(gpus[row])):
             heapq.heappush(queue, (-found[0], turn, row, found[1]))
+
+    for turn, row in enumerate(table.by_arrival()):
+        ask(turn, row)
     while free > 0 and queue:
         _, turn, row, step = heapq.heappop(queue)
-        if step > free:
-            continue
-        gpus[row] += step
-        free -= step
-        if found := _best_step(table.seconds[row, : table.most[row] + 1], int(gpus[row])):
-            heapq.heappush(queue, (-found[0], turn, row, found[1]))
+        if step <= free:
+            gpus[row] += step
+            free -= step
+        ask(turn, row)
     return gpus
 
 
@@ -306,16 +350,17 @@ def knee(table: Table, *, alpha: float = 0.01, resizing: Resizing = "malleable")
     """KNEE(alpha): to each, the fewest GPUs beyond which one more shortens it by less than alpha; shortest first.
 
     w = min{w : d(w) >= alpha, d(w + 1) < alpha} with d(w) = (S(w - 1) - S(w)) / S(w - 1). The paper defines d with the
-    opposite sign, with which no w qualifies.
+    opposite sign, with which no w qualifies. S is convex there. Where whole instances or waves of trials make steps of
+    it, d is that of its convex hull: on the steps themselves d is 0 in between, and the first one would be the knee.
     """
-    seconds = table.seconds
+    seconds = table.hull_s()
     with np.errstate(invalid="ignore"):
         shorter = 1.0 - seconds[:, 1:] / seconds[:, :-1]
     shorter = np.where(np.isfinite(seconds[:, :-1]), shorter, np.isfinite(seconds[:, 1:]))
     stops = (shorter >= alpha) & np.append(shorter[:, 1:] < alpha, np.ones((len(seconds), 1), dtype=np.bool_), axis=1)
     wanted = np.where(stops.any(axis=1), np.argmax(stops, axis=1) + 1, 0)
     counts = np.minimum(wanted[:, None], np.arange(table.gpus + 1))
-    return _shortest_first(table, counts, np.take_along_axis(seconds, counts, axis=1), resizing)
+    return _shortest_first(table, counts, np.take_along_axis(table.seconds, counts, axis=1), resizing)
 
 
 def hell(table: Table, *, gamma: float = 0.0, resizing: Resizing = "malleable") -> Ints:

@@ -19,7 +19,7 @@ import numpy as np
 from rubberband.cloud.catalogue import catalogue, nearest_types
 from rubberband.errors import InputError
 from rubberband.planner.goodput.planning import adapted
-from rubberband.planner.sharing import Capacity, make_policy
+from rubberband.planner.sharing import Capacity, Counting, make_policy
 from rubberband.planner.sharing.jobs import RESIZE_S, Application, CurveJob, Elasticity, Epochs, TracedJob
 from rubberband.planner.sharing.simulation import INTERVAL_S, Outcome, SimulatedJob, simulate
 from rubberband.spec.pool import PoolFile
@@ -164,17 +164,20 @@ _COLUMNS: Columns = {"name": str, "time": whole, "application": str, "num_replic
 _STEP, _SYNC = "step_time", "sync_time"
 
 
-def read_traces(workload: Path, traces: Path, elasticity: Elasticity) -> list[TracedJob]:
-    """Return the jobs of a workload file with the measurements in `traces`. Raises InputError in one line."""
+def read_traces(workload: Path, traces: Path, elasticity: Elasticity, first_gpus: int = 1) -> list[TracedJob]:
+    """Return the jobs of a workload file with the measurements in `traces`; each begins with at most `first_gpus` GPUs.
+
+    Raises InputError in one line.
+    """
     rows = read_rows(workload, _COLUMNS)
     if not traces.is_dir():
         found = f"{traces} is a file" if traces.exists() else f"there is no folder {traces}"
         raise InputError(f"{found}; give the folder of traces, which has a folder for each model")
     known = {name: _application(traces / name) for name in dict.fromkeys(str(row["application"]) for row in rows)}
-    return [_traced_job(row, known[str(row["application"])], elasticity) for row in rows]
+    return [_traced_job(row, known[str(row["application"])], elasticity, first_gpus) for row in rows]
 
 
-def _traced_job(row: Row, application: Application, elasticity: Elasticity) -> TracedJob:
+def _traced_job(row: Row, application: Application, elasticity: Elasticity, first_gpus: int) -> TracedJob:
     alone = elasticity != "rigid" and application.name in _ALONE
     own = _ALONE.get(application.name) if elasticity == "adaptive" else int(row["batch_size"])
     return TracedJob(
@@ -185,6 +188,7 @@ def _traced_job(row: Row, application: Application, elasticity: Elasticity) -> T
         target_gpus=int(row["num_replicas"]),
         target_batch=own,
         most_gpus=1 if alone else None,
+        first_gpus=first_gpus,
     )
 
 
@@ -276,7 +280,8 @@ def simulated(
         if traces is None:
             jobs = read_jobs(file, capacity.gpus, capacity.gpus_per_instance, elasticity)
         else:
-            jobs = read_traces(file, traces, elasticity)
+            first_gpus = policy.first_gpus if isinstance(policy, Counting) else 1
+            jobs = read_traces(file, traces, elasticity, first_gpus)
         outcomes[name] = simulate(jobs, capacity, policy, interval_s=None if traces is None else INTERVAL_S)
         progress(f"{name}: {len(jobs)} jobs simulated in {outcomes[name].cpu_s:.1f} CPU s")
     return Simulation(

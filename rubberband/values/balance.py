@@ -13,7 +13,7 @@ BalancePolicy = Literal["auto", "equal", "paper"]
 """How the samples of a batch are divided among the workers of a gang.
 
 auto: in shares that let all workers end together, once the measured times say that it pays. equal: the same for all.
-paper: Algorithm 1 of LB-BSP on CPUs, Algorithm 2 on GPUs, as printed.
+paper: LB-BSP's Algorithm 2 on GPUs, as printed, and Algorithm 1 on CPUs, with one network for all workers (`Narx`).
 """
 
 BALANCE_POLICIES: tuple[BalancePolicy, ...] = get_args(BalancePolicy)

@@ -29,8 +29,10 @@ PUBLISHED_S = {
     "optimus": {"1": 4087.1, "2": 6913.9, "3": 3944.0, "4": 5967.8},
 }
 """Policy -> workload -> published mean JCT; `fitness` is Pollux."""
-PUBLISHED_P99_S = {"1": 41_818.0, "2": 49_042.0, "3": 14_635.0, "4": 53_032.0}
-"""Workload -> published 99th percentile of Pollux."""
+STRICT = "ranked:first=1"
+"""`ranked` with the first size of Pollux: a job begins on one GPU."""
+PUBLISHED_SECOND_S = {"1": 41_818.0, "2": 49_042.0, "3": 14_635.0, "4": 53_032.0}
+"""Workload -> the second largest of the 160 JCTs under Pollux, which is published as the 99th percentile."""
 
 
 def demands(num: int, gpus: int, seed: int = 0) -> list[Demand]:
@@ -57,7 +59,7 @@ def demands(num: int, gpus: int, seed: int = 0) -> list[Demand]:
 
 def decisions(names: Sequence[str]) -> None:
     """Print the CPU seconds of a first decision, and of the next one after some demands have ended."""
-    print(f"{'policy':>10} {'demands':>8} {'GPUs':>6} {'first CPU s':>12} {'next CPU s':>12}")
+    print(f"{'policy':>14} {'demands':>8} {'GPUs':>6} {'first CPU s':>12} {'next CPU s':>12}")
     for num, gpus in SIZES:
         asked, capacity = demands(num, gpus), Capacity(instances=gpus // 4, gpus_per_instance=4)
         for name in names:
@@ -67,43 +69,55 @@ def decisions(names: Sequence[str]) -> None:
                 began_s = time.process_time()
                 current = policy.allot(left, capacity, kept, 0.0)
                 times_s.append(time.process_time() - began_s)
-            print(f"{name:>10} {num:>8} {gpus:>6} {times_s[0]:>12.3f} {times_s[1]:>12.3f}", flush=True)
+            print(f"{name:>14} {num:>8} {gpus:>6} {times_s[0]:>12.4f} {times_s[1]:>12.4f}", flush=True)
 
 
 def agreement(names: Sequence[str]) -> None:
     """Print the mean JCT of one workload as simulated, and with real controllers and the real broker."""
-    print(f"\n{'policy':>10} {'simulated':>10} {'run':>9}   mean JCT of five experiments on 4 instances of 4 GPUs")
+    print(f"\n{'policy':>14} {'simulated':>10} {'run':>9}   mean JCT of five experiments on 4 instances of 4 GPUs")
     for name in names:
         if keeps_promises(name):
             simulated_s, run_s = (statistics.mean(act(name).values()) for act in (simulated_jcts_s, run_jcts_s))
-            print(f"{name:>10} {simulated_s:>10.1f} {run_s:>9.1f}   {100.0 * (run_s / simulated_s - 1.0):+.1f} %")
+            print(f"{name:>14} {simulated_s:>10.1f} {run_s:>9.1f}   {100.0 * (run_s / simulated_s - 1.0):+.1f} %")
 
 
 def workloads(data: Path, names: Sequence[str]) -> None:
-    """Print the results of every workload, and their means next to Pollux's published one."""
+    """Print the results of every workload, and the means of what they are of Pollux's published ones.
+
+    The tail is the second largest JCT of 160, as published; numpy's 99th percentile lies below it.
+    """
+    print("\nPollux's fitness does not use the work left. ranked, default, hell, knee, srpt and optimus do.")
     pool = PoolFile(instances=16, gpus_per_instance=4)
     files = sorted((data / "workloads").glob("workload-*.csv"))
-    print(f"\n{'policy':>10} {'workload':>8} {'mean JCT':>10} {'published':>10} {'p99':>9} {'/Pollux':>8} {'CPU s':>7}")
+    print(
+        f"{'policy':>14} {'workload':>8} {'mean JCT':>9} {'published':>9} {'/Pollux':>8} {'2nd':>6} {'/Pollux':>8} "
+        f"{'makespan':>9} {'moves':>6} {'CPU s':>6}"
+    )
     for name in names:
-        means_s, over_pollux = [], []
+        ratios: list[tuple[float, float]] = []
         for file in files:
             number = file.stem.removeprefix("workload-")
             outcome = simulated(pool, file, [name], data / "traces").outcomes[name]
-            figures = outcome.summary()
-            mean_s, p99_s = figures["mean_jct_s"] or 0.0, figures["p99_jct_s"] or 0.0
+            mean_s, second_s = statistics.mean(outcome.jcts_s), sorted(outcome.jcts_s)[-2]
             known = PUBLISHED_S.get(name, {}).get(number)
             shown = "-" if known is None else f"{100.0 * (mean_s / known - 1.0):+.2f} %"
-            p99 = f"{p99_s / PUBLISHED_P99_S[number]:.3f}" if number in PUBLISHED_P99_S else "-"
-            print(f"{name:>10} {number:>8} {mean_s:>10.1f} {shown:>10} {p99_s:>9.0f} {p99:>8} {outcome.cpu_s:>7.1f}")
-            means_s.append(mean_s)
-            over_pollux.append(PUBLISHED_S["fitness"].get(number, mean_s))
-        total = statistics.mean(means_s)
-        print(f"{name:>10} {'mean':>8} {total:>10.1f} {total / statistics.mean(over_pollux):>9.3f}x Pollux", flush=True)
+            over = (
+                mean_s / PUBLISHED_S["fitness"].get(number, mean_s),
+                second_s / PUBLISHED_SECOND_S.get(number, second_s),
+            )
+            ratios.append(over)
+            print(
+                f"{name:>14} {number:>8} {mean_s:>9.1f} {shown:>9} {over[0]:>8.3f} {second_s:>6.0f} {over[1]:>8.3f} "
+                f"{outcome.makespan_s:>9.0f} {outcome.summary()['moves_per_job']:>6.2f} {outcome.cpu_s:>6.1f}",
+                flush=True,
+            )
+        mean, second = (statistics.mean(each) for each in zip(*ratios, strict=True))
+        print(f"{name:>14} {'mean':>8} {'':>9} {'':>9} {mean:>8.3f} {'':>6} {second:>8.3f}", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print all figures."""
-    names = list(arguments[1:]) or list(POLICIES)
+    names = list(arguments[1:]) or [*(name for name in POLICIES if name != "default"), STRICT]
     decisions(names)
     agreement(names)
     if arguments:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rubberband.api.experiments.sharing import Division
 from rubberband.cloud.virtual import Fate, VirtualProvider
 from rubberband.executor.core.state import Job
 from rubberband.planner.model import predict
@@ -77,8 +78,7 @@ class QuietRun(SharedRun):
             max_usd_per_month=None,
         )
         self.shared = replace(self.shared, instances=INSTANCES, policy=policy)
-        self.policy = make_policy(policy)
-        self.capacity = Capacity(instances=INSTANCES, gpus_per_instance=GPUS)
+        self.division = Division(self.shared)
         self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=LEASE_S, fate_of=lambda *_: Fate())
         self.cloud = FaultyCloud(self.below, self.rng, 0.0)
         self.members = [self._experiment(*row) for row in WORKLOAD]

@@ -107,7 +107,7 @@ def test_tiresias_lets_jobs_that_have_had_much_wait_for_those_that_have_not() ->
 
 
 def test_an_unknown_policy_is_one_line() -> None:
-    with pytest.raises(InputError, match="policy 'best' does not exist; choose one of default, fitness, hell"):
+    with pytest.raises(InputError, match="policy 'best' does not exist; choose one of default, ranked, fitness"):
         make_policy("best")
 
 

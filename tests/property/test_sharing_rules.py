@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,43 @@ def test_hell_weighs_time_by_efficiency_and_fills_up() -> None:
     # w S(w)^2 / S(1) is 100, 50, 48, 60.8, ...: 3 GPUs, and the rest by filling (eq. 5)
     assert gpus("hell", [demand("a", SATURATING), demand("b", [90.0] * 6)], 4) == {"a": 3, "b": 1}
     assert gpus("hell", [demand("a", SATURATING)], 6) == {"a": 6}
+
+
+@pytest.mark.parametrize(("alpha", "expected"), [(0.05, 16), (0.02, 28), (0.01, 48)])
+def test_knee_of_whole_instances_is_that_of_the_smooth_curve(alpha: float, expected: int) -> None:
+    capacity = Capacity(instances=16, gpus_per_instance=4)
+    curve = [1000.0 * (0.02 + 0.98 / count) for count in range(1, 65)]
+    smooth = demand("job", curve)
+    stairs = demand("job", [math.inf] * 3 + [curve[count // 4 * 4 - 1] for count in range(4, 65)], min_gpus=4)
+    policy = make_policy("knee", alpha=alpha, resizing="moldable")  # which does not fill up the rest
+    knees = [sum(policy.allot([each], capacity, {}, 0.0)["job"].values()) for each in (smooth, stairs)]
+    assert knees[1] == expected
+    assert abs(knees[0] - knees[1]) <= 4
+
+
+def test_gain_gives_a_smaller_step_where_the_best_one_does_not_fit() -> None:
+    waves = demand("waves", [100.0, 99.0, 98.0, 97.0, 20.0])
+    assert gpus("gain", [waves, demand("one", [50.0])], 4) == {"waves": 3, "one": 1}
+
+
+@pytest.mark.parametrize("p", [-1.0, -7.0, -10.0, -100.0])
+def test_fitness_serves_as_many_as_it_can_whatever_p_is(p: float) -> None:
+    many = [demand(f"e{number}", [(number + 1.0) / count for count in range(1, 65)]) for number in range(100)]
+    assert gpus("fitness", many, 64, p=p) == {f"e{number}": 1 for number in range(64)}
+    held = {f"e{number}": {number - 30: 1} for number in range(30, 80)}
+    young = [replace(each, delta_s=30.0, attained_gpu_s=10.0) for each in many]
+    found = make_policy("fitness", p=p).allot(young, Capacity(instances=64, gpus_per_instance=1), held, 100.0)
+    assert {name: found.get(name) for name in held} == held, "where it costs nothing, nobody moves"
+    assert sum(sum(where.values()) for where in found.values()) == 64
+
+
+@pytest.mark.parametrize(("free", "expected"), [(5, [2, 2, 1, 0]), (6, [2, 2, 2, 0]), (7, [2, 2, 3, 0])])
+def test_a_division_is_right_where_values_differ_by_more_than_a_double_has_digits(
+    free: int, expected: list[int]
+) -> None:
+    needy, choosy = [-1e240, -1.0, -0.9, -0.9], [-3e-3, -2e-3, -1e-3, 0.0]
+    rows = [needy, needy, choosy, [-2e-3, -1.5e-3, -1e-3, -1e-3]]
+    assert divide(np.asarray([row + row[-1:] * (free - 3) for row in rows]), free).tolist() == expected
 
 
 def test_gamma_serves_what_has_just_begun_first() -> None:
