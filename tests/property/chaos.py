@@ -444,6 +444,8 @@ def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
         if run.controller.state.phase is not Phase.FINISHED:
             wrong.append(f"it ended in phase {run.controller.state.phase}")
         hindered = finish.outcome != "done" and run.case.job.max_cost_usd is None
+        # A trial that hangs on the replacement too is blamed (`stragglers.replace_hung`); it may be slow as well.
+        hindered = hindered and not ("hung" in finish.reason and run.seen["slow instance"] > 1)
         if hindered and run.weather in (CALM, BREEZE):
             wrong.append(f"{finish.outcome} ({finish.reason}), though little went wrong")
     return wrong
