@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,13 +17,14 @@ import numpy as np
 from rubberband.errors import InfeasibleError
 from rubberband.planner import risk, search
 from rubberband.planner.asha import Simulations
-from rubberband.planner.labels import TIME_TOLERANCE_S, fastest_s
+from rubberband.planner.labels import TIME_TOLERANCE_S
 from rubberband.planner.problem import Problem
+from rubberband.planner.reach import Group, Reach, Solved, partitions, widest
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws, Samples, distribution, steady
 from rubberband.planner.search import keeps
-from rubberband.planner.solver import Objective, Price
-from rubberband.planner.table import StageTable, build_table, holding_is_free
+from rubberband.planner.solver import Objective
+from rubberband.planner.table import build_table, holding_is_free
 from rubberband.planner.wording import too_dear, too_late
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Odds, Plan, Planned, PlanningConstraints, Policy, Prediction, Stage
@@ -36,14 +36,14 @@ _EXACT_BRACKETS = 5
 _NEXT_TO_NOTHING_USD = 1e-12
 _BISECTION = 0.02
 """Relative precision of a shortest deadline."""
+_WORTH_IT = 1e-6
+"""Share of the cost that ending sooner must save at the head node."""
 _NEARLY = 0.05
 """Its precision where times vary."""
 _LATE = 1.2
 """Factor by which varying times make a fast plan longer than fixed times."""
 _SLOWED = (1.0, 1.15, 1.35, 1.6, 2.0)
 """Factors on the mean times; with varying times, a division is chosen on fixed times that are slower by one of them."""
-
-Group = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,8 @@ def plan_job_or_none(brackets: Sequence[Sequence[Stage]], problem: Problem) -> J
         planned = search.best_or_none(replace(problem, stages=brackets[0]))
         return None if planned is None else single(brackets[0], planned, problem.offer)
     division = _Division(brackets, problem)
-    job = division.in_time(problem.constraints.deadline_s)
+    is_enough = problem.objective == "min_time"
+    job = division.in_time(problem.constraints.deadline_s, problem.box.cost_usd if is_enough else 0.0)
     if job is None or not keeps(job, problem.constraints):
         return None
     return division.fastest() if problem.objective == "min_time" else job
@@ -127,29 +128,6 @@ def single(stages: Sequence[Stage], planned: Planned, offer: Offer) -> JobPlan:
     return JobPlan(lanes=(lane,), prediction=planned.prediction, odds=planned.odds)
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Lower bounds on time and cost of a lane's plans, on fixed times."""
-
-    fastest_s: list[float]
-    """With at most 1, 2, ... instances; inf where they cannot hold a trial."""
-    price: Price
-
-    @classmethod
-    def of(cls, table: StageTable, *, constant: bool) -> Reach:
-        """Solve the relaxations of the lane's table."""
-        return cls(fastest_s(table, constant=constant).tolist(), Price.of(table, constant=constant))
-
-    def needed(self, deadline_s: float | None) -> float:
-        """Return the fewest instances that a plan in time needs; inf if none is in time."""
-        late_s = sys.float_info.max if deadline_s is None else deadline_s + TIME_TOLERANCE_S
-        return next((count for count, time_s in enumerate(self.fastest_s, 1) if time_s <= late_s), math.inf)
-
-    def least_usd(self, deadline_s: float | None) -> float:
-        """Return a lower bound on the cost of a plan in time, up to rounding."""
-        return self.price.least_usd(math.inf if deadline_s is None else deadline_s)
-
-
 class _Division:
     """Divides brackets into lanes, and instances among them."""
 
@@ -158,14 +136,14 @@ class _Division:
         self.profile, self.offer, self.constraints = problem.profile, problem.offer, problem.constraints
         self.slowed = 1.0
         """Factor by which the fixed times that lanes are chosen on are slower than the mean."""
-        self._solved: dict[tuple[Group, int, float | None, float], Planned | None] = {}
+        self._solved: dict[tuple[Group, float], list[Solved]] = {}
         self._reaches: dict[tuple[Group, float], Reach] = {}
         self._draws: dict[Group, Draws] = {}
         self._quickest: tuple[float, list[Lane]] | None = None
 
-    def cheapest(self) -> JobPlan:
-        """Return the cheapest plan in time within the budget. Raises InfeasibleError."""
-        job = self.in_time(self.constraints.deadline_s)
+    def cheapest(self, enough_usd: float = 0.0) -> JobPlan:
+        """Return the cheapest plan in time within the budget, or one of `enough_usd`. Raises InfeasibleError."""
+        job = self.in_time(self.constraints.deadline_s, enough_usd)
         if job is None:
             raise self._infeasible()
         if not self._kept(job):
@@ -173,14 +151,78 @@ class _Division:
             raise too_dear(self.problem.box, _late_s(job), cost_usd)
         return job
 
-    def in_time(self, deadline_s: float | None) -> JobPlan | None:
-        """Return the cheapest plan in time, at any cost."""
-        lanes = self._surely(deadline_s) if self.problem.varies else self._divide(deadline_s)
+    def in_time(self, deadline_s: float | None, enough_usd: float = 0.0) -> JobPlan | None:
+        """Return the cheapest plan in time, or one that costs no more than `enough_usd`."""
+        if self.problem.varies:
+            return self._likely(deadline_s, enough_usd)
+        lanes = self._with_head(deadline_s, enough_usd)
         return None if lanes is None else self._joined(lanes)
+
+    def _likely(self, deadline_s: float | None, enough_usd: float) -> JobPlan | None:
+        """Return a cheap plan in time with the confidence: as much sooner for the head node as on fixed times."""
+        lanes = self._surely(deadline_s)
+        job = None if lanes is None else self._joined(lanes)
+        if job is None or self._head_usd_per_s == 0.0 or (enough_usd > 0.0 and self._kept(job)):
+            return job
+        self.slowed = 1.0
+        ends_s = [_figures(found)[1] for found in (self._with_head(deadline_s), self._divide(deadline_s)) if found]
+        share = ends_s[0] / ends_s[-1] if ends_s else 1.0
+        sooner = self._surely(share * _late_s(job)) if share < 1.0 - _NEARLY else None
+        return job if sooner is None else min(job, self._joined(sooner), key=lambda each: each.prediction.cost_usd)
+
+    def _with_head(self, deadline_s: float | None, enough_usd: float = 0.0) -> list[Lane] | None:
+        """Return the lanes that are the cheapest together with the head node, which is paid until the last one ends.
+
+        Lanes that end sooner cost no less, so what they save is at the head node alone: that says how soon they must
+        end to be worth it.
+        """
+        lanes = self._divide(deadline_s)
+        if lanes is None or self._head_usd_per_s == 0.0:
+            return lanes
+        best = lanes
+        if self._whole_usd(lanes) > enough_usd:
+            best = self._divide(self._hopeful_s(lanes)) or lanes
+        while lanes is not None:
+            best = min(best, lanes, key=self._whole_usd)
+            best_usd, (lanes_usd, jct_s) = self._whole_usd(best), _figures(lanes)
+            sooner_s = jct_s * (1.0 - 1e-9) - 4.0 * TIME_TOLERANCE_S
+            latest_s = self._worth_s(min(sooner_s, self._even_s(best_usd, lanes_usd)), best_usd)
+            lanes = self._divide(latest_s) if best_usd > enough_usd and latest_s > 0.0 else None
+        return best
+
+    def _whole_usd(self, lanes: Sequence[Lane]) -> float:
+        lanes_usd, jct_s = _figures(lanes)
+        return lanes_usd + self._head_usd_per_s * jct_s
+
+    def _hopeful_s(self, lanes: Sequence[Lane]) -> float:
+        """Return an end of at most that of `lanes` at which the bound on the whole cost is about the lowest."""
+        ends_s = [_figures(lanes)[1] * 0.75**step for step in range(1, 12)]
+        return min(ends_s, key=lambda end_s: self._bound(end_s) + self._head_usd_per_s * end_s)
+
+    @property
+    def _budget_usd(self) -> float:
+        return self.problem.box.cost_usd
+
+    @property
+    def _head_usd_per_s(self) -> float:
+        return self.offer.head_cost_usd(1.0)
+
+    def _even_s(self, best_usd: float, lanes_usd: float) -> float:
+        """Return how soon lanes of this cost must end to be cheaper than the best so far, by more than rounding."""
+        return (best_usd * (1.0 - _WORTH_IT) - lanes_usd) / self._head_usd_per_s
+
+    def _worth_s(self, latest_s: float, best_usd: float) -> float:
+        """Return the latest end up to `latest_s` at which lanes may be cheaper than the best, by their bounds."""
+        while latest_s > 0.0:
+            sooner_s = self._even_s(best_usd, self._bound(latest_s))
+            if sooner_s >= latest_s * (1.0 - 1e-4):
+                return latest_s
+            latest_s = sooner_s
+        return latest_s
 
     def fastest(self) -> JobPlan:
         """Return nearly the fastest plan within the budget (and the deadline)."""
-        cheapest = self.cheapest()
+        cheapest = self.cheapest(self._budget_usd)
         if not self.problem.varies:
             return self._soonest(self._shortest_certain_s(), cheapest)
         if self.constraints.max_cost_usd is None:
@@ -195,7 +237,7 @@ class _Division:
         near = _NEARLY if self.problem.varies else _BISECTION
         step = near
         while middle_s < high_s:
-            job = None if self._too_dear_for(middle_s) else self.in_time(middle_s)
+            job = None if self._too_dear_for(middle_s) else self.in_time(middle_s, self._budget_usd)
             if job is not None and self._kept(job):
                 best, high_s = job, min(middle_s, _late_s(job))
             else:
@@ -214,9 +256,14 @@ class _Division:
         if self.constraints.max_cost_usd is None:
             return False
         budget_usd = self.constraints.max_cost_usd / dearer
+        return self._bound(deadline_s) > budget_usd
+
+    def _bound(self, deadline_s: float) -> float:
+        """Return a lower bound on the cost of lanes in time, without the head node; inf if none is in time."""
+        if len(self.brackets) > _EXACT_BRACKETS:
+            return -math.inf
         divisions = [groups for groups in self._divisions() if self._fits(groups, deadline_s)]
-        least_usd = min((self._least_usd(groups, deadline_s) for groups in divisions), default=math.inf)
-        return len(self.brackets) <= _EXACT_BRACKETS and least_usd > budget_usd
+        return min((self._least_usd(groups, deadline_s) for groups in divisions), default=math.inf)
 
     def _soonest_certain_s(self, cheapest: JobPlan) -> float:
         """Return about the shortest deadline kept by a division in budget, if plans vary as the cheapest one does."""
@@ -257,7 +304,7 @@ class _Division:
         """Return all divisions into lanes; for many brackets those of equal lanes, as `_merge` may find them."""
         numbers = list(range(len(self.brackets)))
         if len(numbers) <= _EXACT_BRACKETS:
-            return list(_partitions(numbers))
+            return list(partitions(numbers))
         return [[tuple(numbers[first::count]) for first in range(count)] for count in range(1, len(numbers) + 1)]
 
     def _reach(self, group: Group) -> Reach:
@@ -406,21 +453,26 @@ class _Division:
         """Yield the lane with as many instances as it can use, then with fewer and fewer."""
         quota = self.offer.max_instances - reserve
         while quota >= 1 and (planned := self._lane(group, quota, deadline_s)) is not None:
-            widest = max(choice.instances for choice in planned.plan.stages)
-            yield Lane(brackets=group, stages=tuple(self._stages(group)), max_instances=widest, planned=planned)
-            quota = widest - max(1, widest // 6)
+            most = widest(planned)
+            yield Lane(brackets=group, stages=tuple(self._stages(group)), max_instances=most, planned=planned)
+            quota = most - max(1, most // 6)
 
     def _lane(self, group: Group, quota: int, deadline_s: float | None) -> Planned | None:
         """Return the plan of a lane by itself, without the head node; None if it is late, or cannot hold a trial."""
         if quota * self.offer.gpus < self.constraints.min_gpus_per_trial:
             return None
-        key = (group, quota, deadline_s, self.slowed)
-        if key not in self._solved:
-            offer, profile = _certain(replace(self.offer, max_instances=quota), self.profile, self.slowed)
-            terms = replace(self.problem, profile=profile, offer=offer, objective="min_cost", seed=0)
-            limits = self._limits(deadline_s, quota)
-            self._solved[key] = search.best_or_none(replace(terms, stages=self._stages(group), constraints=limits))
-        return self._solved[key]
+        limit_s = math.inf if deadline_s is None else deadline_s
+        known = self._solved.setdefault((group, self.slowed), [])
+        for each in known:
+            if each.answers(quota, limit_s):
+                return each.planned
+        offer, profile = _certain(replace(self.offer, max_instances=quota), self.profile, self.slowed)
+        terms = replace(self.problem, profile=profile, offer=offer, objective="min_cost", seed=0)
+        limits = self._limits(deadline_s, quota)
+        known.append(
+            Solved(quota, limit_s, search.best_or_none(replace(terms, stages=self._stages(group), constraints=limits)))
+        )
+        return known[-1].planned
 
     def _limits(self, deadline_s: float | None, quota: int) -> PlanningConstraints:
         """Return the limits of one lane: all lanes together keep the deadline with the confidence of the job."""
@@ -452,7 +504,7 @@ class _Division:
 
     def _infeasible(self) -> InfeasibleError:
         """Return the error with the shortest time that a division surely keeps, and the lowest cost."""
-        cheapest = self._divide(None)
+        cheapest = self._with_head(None)
         if cheapest is None:
             return InfeasibleError(
                 f"max_instances={self.offer.max_instances} cannot hold the brackets; raise it",
@@ -499,17 +551,11 @@ def _certain(offer: Offer, profile: Profile, slowed: float = 1.0) -> tuple[Offer
     return replace(offer, head_price_usd_per_hour=0.0), replace(profile, seconds_per_iteration=slower)
 
 
+def _figures(lanes: Sequence[Lane]) -> tuple[float, float]:
+    """Return the cost of lanes without the head node, and the latest end."""
+    predictions = [lane.planned.prediction for lane in lanes]
+    return sum(each.cost_usd for each in predictions), max(each.jct_s for each in predictions)
+
+
 def _late_s(job: JobPlan) -> float:
     return job.prediction.jct_s if job.prediction.jct is None else job.prediction.jct.p95
-
-
-def _partitions(numbers: list[int]) -> Iterator[list[Group]]:
-    """Yield every division of `numbers` into groups."""
-    if not numbers:
-        yield []
-        return
-    first, rest = numbers[0], numbers[1:]
-    for groups in _partitions(rest):
-        yield [(first,), *groups]
-        for at, group in enumerate(groups):
-            yield [*groups[:at], (first, *group), *groups[at + 1 :]]

@@ -46,8 +46,9 @@ def varies(profile: Profile, offer: Offer, speeds: Speeds | None = None) -> bool
 
 
 def steady(profile: Profile, offer: Offer) -> tuple[Profile, Offer]:
-    """Return a profile and an offer without anything that varies: on demand, at mean times."""
-    fixed = replace(offer, provision_spread=FIXED, init_spread=FIXED, spot=None)
+    """Return a profile and an offer without anything that varies: at mean times, and without interruptions."""
+    spot = None if offer.spot is None else replace(offer.spot, interruptions_per_hour=0.0)
+    fixed = replace(offer, provision_spread=FIXED, init_spread=FIXED, spot=spot)
     return replace(profile, trial_cv=0.0, iteration_cv=0.0, startup_cv=0.0, mean_cv=0.0), fixed
 
 

@@ -424,21 +424,17 @@ def keeps(planned: Planned | JobPlan, constraints: PlanningConstraints) -> bool:
 
 
 def _fewest_instances(problem: Problem, chosen: Plan) -> Plan:
-    """Return `chosen` with as few instances as keep every stage's waves, without growing later than at the start."""
-    counts: list[int] = []
+    """Return `chosen` with as few instances as keep every stage's waves, growing only where it starts a market."""
+    fewest: list[StagePlan] = []
     for stage, choice in zip(reversed(problem.stages), reversed(chosen.stages), strict=True):
         gpus = choice.gpus_per_trial
         num_waves = -(-stage.trials // slots(choice.instances, problem.offer.gpus, gpus))
         needed = least_instances(-(-stage.trials // num_waves), problem.offer.gpus, gpus)
-        counts.append(max(needed, counts[-1] if counts else 0))
+        later = fewest[-1].instances if fewest and fewest[-1].market == choice.market else 0
+        fewest.append(replace(choice, instances=max(needed, later)))
     if problem.constant:
-        counts = [counts[-1]] * len(counts)
-    return Plan(
-        stages=tuple(
-            StagePlan(instances=count, gpus_per_trial=choice.gpus_per_trial)
-            for count, choice in zip(reversed(counts), chosen.stages, strict=True)
-        )
-    )
+        fewest = [replace(choice, instances=fewest[-1].instances) for choice in fewest]
+    return Plan(stages=tuple(reversed(fewest)))
 
 
 def _infeasible(problem: Problem, tables: _Tables) -> InfeasibleError:

@@ -1,0 +1,35 @@
+"""The planner's choice among all plans of small jobs of each kind: the best, and none is refused that is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.property.choice import KINDS, fault, question_of
+
+ONCE_WRONG = [
+    ("policies", 17),  # late: its functions' stages had lost their market
+    ("spot", 11),  # dearer, for the same reason
+    ("soonest", 14),
+    ("rest", 9),
+    ("head", 1),  # called infeasible: the head node was priced after the choice
+    ("head", 7),  # dearer
+    ("head_soonest", 14),
+    ("head_spot", 0),  # hyperband's lanes knew no spot market where nothing varies
+]
+
+
+@pytest.mark.parametrize(("kind", "seed"), ONCE_WRONG)
+def test_a_choice_that_was_wrong_is_right(kind: str, seed: int) -> None:
+    assert fault(question_of(kind, seed)) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_plan_is_better(kind: str) -> None:
+    assert [fault(question_of(kind, seed)) for seed in range(2)] == [None] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_plan_is_better_in_many_jobs(kind: str) -> None:
+    found = {seed: fault(question_of(kind, seed)) for seed in range(400)}
+    assert {seed: wrong for seed, wrong in found.items() if wrong is not None} == {}
