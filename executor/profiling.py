@@ -343,7 +343,7 @@ class ProfilingSession:
                 else:
                     self._give_up(event)
         if isinstance(event, TrialReported) and event.checkpoint is not None:
-            self.is_unsaved = event.saved_iterations == 0
+            self.is_unsaved = event.saved_iterations == 0 and not event.ended
             if (old := self._checkpoints.get(event.trial)) is not None:
                 self._backend.execute(DiscardCheckpoint(checkpoint=old))
             self._checkpoints[event.trial] = event.checkpoint

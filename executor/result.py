@@ -439,7 +439,7 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         unsaved_trials=sum(
             trial.checkpoint is not None and trial.reports[-1].saved_iterations == 0 and job.max_iterations > 1
             for trial in state.trials
-            if trial.reports
+            if trial.reports and not trial.ended
         ),
         provider=setup.get("provider", ""),
         rungs=tuple(_rungs(job, state)),

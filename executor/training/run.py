@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
+from rubberband.executor.training.defaults import Defaults
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.ray_session import flat, tune_session
 from rubberband.executor.training.runner import (
@@ -319,6 +320,7 @@ def _iterate(
 def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closable]) -> Runner:
     """Make the trial for a segment; `resources` gets what must be closed after it, beside the runner itself."""
     target = entrypoint.load()
+    resources.append(Defaults())
     if not isinstance(target, type):
         if segment.num_workers > 1:
             raise ValueError(f"{entrypoint} is a function and trains on one worker, not {segment.num_workers}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import shutil
 import tempfile
 from pathlib import Path
@@ -33,7 +34,8 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
     metrics are reported with the training `loss`, and a checkpoint: the files that the Trainer saves (model, optimizer,
     LR schedule, random states). Its own checkpoints (`save_strategy`, `output_dir`) are not written. `num_train_epochs`
     is the longest training of the search, `max_t`; the LR schedule follows it. A callback that stops the training
-    before, such as EarlyStoppingCallback, ends the trial; its patience goes on after a resume.
+    before, such as EarlyStoppingCallback, ends the trial; its patience goes on after a resume. So do frozen parameters
+    and the attributes of your own callbacks that are plain data.
 
     `result.load_best(train)` returns the best checkpoint; its `to_directory(folder)` writes what `from_pretrained`
     reads.
@@ -57,9 +59,11 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         trainer.args.output_dir = folder
         trainer.args.save_strategy = "no"
         trainer.args.restore_callback_states_from_checkpoint = True
-        trainer.add_callback(_reporter(transformers.TrainerCallback, Path(folder), steps_per_iteration))
-        resumed = None if state is None else str(state.to_directory(Path(folder) / "resumed"))
-        trainer.train(resume_from_checkpoint=resumed)
+        resumed = None if state is None else state.to_directory(Path(folder) / "resumed")
+        beside = _Beside(transformers, trainer)
+        reporter = _reporter(transformers.TrainerCallback, Path(folder), steps_per_iteration, beside, resumed)
+        trainer.add_callback(reporter)
+        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     if trainer.state.global_step < trainer.state.max_steps:  # a callback has stopped it
         return
     raise ValueError(
@@ -78,8 +82,53 @@ def _check_arguments(args: Any) -> None:
         raise ValueError(f"save_strategy=best has no place in a trial: {_OWN}")
 
 
-def _reporter(base: Any, folder: Path, steps: int | None) -> Any:
-    """Return the callback that reports; `base` is TrainerCallback."""
+_FILE = "rubberband.pickle"
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class _Beside:
+    """What training changes beside the Trainer's own files: frozen parameters, and what callbacks of the user count."""
+
+    def __init__(self, transformers: Any, trainer: Any) -> None:
+        self._callbacks = [
+            each
+            for each in trainer.callback_handler.callbacks
+            if not type(each).__module__.startswith("transformers.")
+            and not isinstance(each, transformers.trainer_callback.ExportableState)
+        ]
+
+    def save(self, model: Any, folder: Path) -> None:
+        """Write it beside the Trainer's files."""
+        frozen = [name for name, each in model.named_parameters() if not each.requires_grad]
+        counts = [
+            (type(each).__qualname__, {name: value for name, value in vars(each).items() if _is_plain(value)})
+            for each in self._callbacks
+        ]
+        (folder / _FILE).write_bytes(pickle.dumps((frozen, counts)))
+
+    def restore(self, model: Any, folder: Path) -> None:
+        """Restore it, after the callbacks' own `on_train_begin`."""
+        if not (folder / _FILE).exists():  # written by an earlier version
+            return
+        frozen, counts = pickle.loads((folder / _FILE).read_bytes())
+        for name, each in model.named_parameters():
+            if each.requires_grad == (name in frozen):
+                each.requires_grad = name not in frozen
+        for each, (kind, found) in zip(self._callbacks, counts, strict=False):  # the code may have changed
+            if type(each).__qualname__ == kind:
+                vars(each).update(found)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(each) for key, each in value.items())
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _reporter(base: Any, folder: Path, steps: int | None, beside: _Beside, resumed: Path | None) -> Any:
+    """Return the callback that reports; `base` is TrainerCallback. `resumed`: files from which training goes on."""
 
     class Reporter(base):  # type: ignore[misc]
         """Ends each iteration with a log, an evaluation and a checkpoint, and reports them."""
@@ -87,6 +136,10 @@ def _reporter(base: Any, folder: Path, steps: int | None) -> Any:
         def __init__(self) -> None:
             self._metrics: dict[str, float] = {}
             self._is_due = False
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **kwargs: Any) -> None:
+            if resumed is not None:
+                beside.restore(model, resumed)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if steps is None:
@@ -102,11 +155,12 @@ def _reporter(base: Any, folder: Path, steps: int | None) -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             self._metrics.update(logs or {})
 
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_save(self, args: Any, state: Any, control: Any, *, model: Any, **kwargs: Any) -> None:
             if not self._is_due:
                 return
             self._is_due = False
             saved = folder / f"checkpoint-{state.global_step}"
+            beside.save(model, saved)
             checkpoint = FolderCheckpoint.from_directory(saved)
             shutil.rmtree(saved)
             metrics, self._metrics = self._metrics, {}

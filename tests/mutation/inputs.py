@@ -163,6 +163,22 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_TRAINER,
     ),
     Mutant(
+        name="callbacks-count-anew",
+        harm="a callback that freezes layers at an epoch does so again, later, after each SYNC",
+        file="rubberband/integrations/transformers.py",
+        old="                vars(each).update(found)\n",
+        new="                pass\n",
+        tests=_TRAINER,
+    ),
+    Mutant(
+        name="frozen-layers-thaw-in-a-trainer",
+        harm="layers that a callback froze are trained again after a SYNC",
+        file="rubberband/integrations/transformers.py",
+        old="                each.requires_grad = name not in frozen\n",
+        new="                pass\n",
+        tests=_TRAINER,
+    ),
+    Mutant(
         name="arguments-are-read-past",
         harm="load_best_model_at_end and others are left out without a word",
         file="rubberband/integrations/transformers.py",

@@ -131,6 +131,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="defaults-of-another-trial",
+        harm="a trial trains in the dtype that another trial of its process has set",
+        file="executor/training/run.py",
+        old="    resources.append(Defaults())\n",
+        new="",
+        tests=("tests/unit/test_defaults.py",),
+    ),
+    Mutant(
+        name="folder-of-another-trial",
+        harm="a trial reads its data from the folder that another trial has changed to",
+        file="executor/training/defaults.py",
+        old="            os.chdir(self._folder)\n",
+        new="            pass\n",
+        tests=("tests/unit/test_defaults.py",),
+    ),
+    Mutant(
         name="loader-workers-keep-an-old-dataset",
         harm="a curriculum that a hook sets never reaches the loader workers: the trial trains on other samples",
         file="executor/training/loop.py",

@@ -116,6 +116,32 @@ def test_a_trial_that_resumes_learns_what_one_never_stopped_learns(store, config
     )
 
 
+def freezing(config):
+    class Freezing(transformers.TrainerCallback):
+        def __init__(self):
+            self.epochs = [0]
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.epochs = [0]
+
+        def on_epoch_begin(self, args, state, control, model=None, **kwargs):
+            self.epochs[0] += 1
+            for parameter in model.body[0].parameters():
+                parameter.requires_grad_(self.epochs[0] == 3 or (self.epochs[0] == 1 and parameter.requires_grad))
+
+    made = trainer(config, num_train_epochs=4)
+    made.add_callback(Freezing())
+    fit(made)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_frozen_layers_and_what_callbacks_count_are_the_same_after_a_resume(store, at):
+    whole = run(freezing, store, until_iterations=4)
+    first = run(freezing, store, until_iterations=at)
+    rest = run(freezing, store, from_iterations=at, until_iterations=4, checkpoint=first[-1].checkpoint)
+    assert losses(first) + losses(rest) == losses(whole)
+
+
 def without_eval_data(config):
     made = trainer(config)
     made.eval_dataset = None
