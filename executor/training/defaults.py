@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -48,7 +49,7 @@ def _put_cudnn(torch: Any, value: tuple[bool, bool]) -> None:
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = value
 
 
-_PUT = {
+_PUT: dict[str, Callable[[Any, Any], object]] = {
     "dtype": lambda torch, value: torch.set_default_dtype(getattr(torch, value)),
     "device": lambda torch, value: torch.set_default_device(None if value == "None" else value),
     "deterministic": lambda torch, value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),

@@ -487,6 +487,7 @@ def _divided(made: Any) -> tuple[torch.optim.Optimizer, _Schedule]:
             )
         made = made[0]
     if isinstance(made, Mapping):
+        _check_words(made, ("optimizer", "lr_scheduler", "monitor"), what)
         monitor = made.get("monitor")
         schedules = [made["lr_scheduler"]] if made.get("lr_scheduler") is not None else schedules
         made = made.get("optimizer")
@@ -497,14 +498,33 @@ def _divided(made: Any) -> tuple[torch.optim.Optimizer, _Schedule]:
     return made, _schedule(schedules[0], monitor) if schedules else _Schedule()
 
 
+def _check_words(given: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    if odd := [name for name in given if name not in known]:
+        raise ValueError(f"{what} a key {odd[0]!r}, which has no effect here; use {', '.join(known)}")
+
+
 def _schedule(given: Any, monitor: str | None) -> _Schedule:
+    import torch
+
     words = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
+    _check_words(
+        words,
+        ("scheduler", "interval", "frequency", "monitor", "name", "reduce_on_plateau", "strict"),
+        "the LR schedule has",
+    )
     interval, frequency = words.get("interval", "epoch"), words.get("frequency", 1)
     if interval not in ("epoch", "step"):
         raise ValueError(f"the LR schedule has interval {interval!r}; use 'epoch' or 'step'")
     if frequency != 1:
         raise ValueError(
             f"the LR schedule has frequency {frequency}; use 1, and a schedule that counts every {interval}"
+        )
+    is_plateau = isinstance(words["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if words.get("reduce_on_plateau", is_plateau) != is_plateau or words.get("strict", True) is not True:
+        name = "strict" if words.get("strict", True) is not True else "reduce_on_plateau"
+        raise ValueError(
+            f"the LR schedule has {name} = {words[name]}, which has no effect here; leave it out: a ReduceLROnPlateau "
+            "steps by its metric, which must be logged, and others step by themselves"
         )
     return _Schedule(words["scheduler"], interval, words.get("monitor", monitor))
 
