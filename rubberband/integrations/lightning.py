@@ -520,11 +520,10 @@ def _schedule(given: Any, monitor: str | None) -> _Schedule:
             f"the LR schedule has frequency {frequency}; use 1, and a schedule that counts every {interval}"
         )
     is_plateau = isinstance(words["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau)
-    if words.get("reduce_on_plateau", is_plateau) != is_plateau or words.get("strict", True) is not True:
-        name = "strict" if words.get("strict", True) is not True else "reduce_on_plateau"
+    if words.get("reduce_on_plateau", is_plateau) != is_plateau:
         raise ValueError(
-            f"the LR schedule has {name} = {words[name]}, which has no effect here; leave it out: a ReduceLROnPlateau "
-            "steps by its metric, which must be logged, and others step by themselves"
+            f"the LR schedule has reduce_on_plateau = {words['reduce_on_plateau']}, which has no effect here; leave it "
+            "out: a ReduceLROnPlateau steps by its metric, and no other schedule does"
         )
     return _Schedule(words["scheduler"], interval, words.get("monitor", monitor))
 

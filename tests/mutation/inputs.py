@@ -163,6 +163,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_TRAINER,
     ),
     Mutant(
+        name="keys-of-schedules-are-read-past",
+        harm="a mistyped interval of a Lightning schedule steps it by epochs, without a word",
+        file="rubberband/integrations/lightning.py",
+        old="if odd := [name for name in given if name not in known]:",
+        new="if odd := []:",
+        tests=("tests/unit/test_lightning.py",),
+    ),
+    Mutant(
         name="callbacks-count-anew",
         harm="a callback that freezes layers at an epoch does so again, later, after each SYNC",
         file="rubberband/integrations/transformers.py",

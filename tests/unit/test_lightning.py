@@ -438,6 +438,25 @@ class Thrice(Net):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "frequency": 3}}
 
 
+class Mistyped(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "intervall": "step"}}
+
+
+class Rare(Net):
+    def configure_optimizers(self):
+        return {"optimizer": torch.optim.SGD(self.parameters(), lr=0.1), "frequency": 3}
+
+
+class ByMetric(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "reduce_on_plateau": True}}
+
+
 class Nothing(Net):
     def training_step(self, batch, batch_idx):
         return None
@@ -468,6 +487,9 @@ class Quiet(Net):
         (Manual, "Manual sets automatic_optimization = False; write a rubberband.TorchTrial with a step() of its own"),
         (Gan, "configure_optimizers() returned 2 optimizers; a LightningTrial steps one"),
         (Thrice, "the LR schedule has frequency 3; use 1, and a schedule that counts every epoch"),
+        (Mistyped, "the LR schedule has a key 'intervall', which has no effect here; use scheduler, interval,"),
+        (Rare, "configure_optimizers() returned a key 'frequency', which has no effect here; use optimizer,"),
+        (ByMetric, "the LR schedule has reduce_on_plateau = True, which has no effect here; leave it out:"),
         (Nothing, "Nothing.training_step() returned NoneType; return the loss, or a dict with 'loss'"),
         (Sometimes, "training_step() logs 'rare' in some batches only; log it in each, or in a hook"),
         (Largest, "training_step() logs 'most' by reduce_fx=max; use mean, or log it in a hook"),

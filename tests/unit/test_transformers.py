@@ -126,8 +126,8 @@ def freezing(config):
 
         def on_epoch_begin(self, args, state, control, model=None, **kwargs):
             self.epochs[0] += 1
-            for parameter in model.body[0].parameters():
-                parameter.requires_grad_(self.epochs[0] == 3 or (self.epochs[0] == 1 and parameter.requires_grad))
+            if self.epochs[0] == 2:
+                model.body[0].requires_grad_(False)
 
     made = trainer(config, num_train_epochs=4)
     made.add_callback(Freezing())
