@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rubberband.planner.sharing import Autoscaling
 from rubberband.values.kinds import KINDS
 
 MIB = 1 << 20
@@ -67,6 +68,8 @@ class SharedPool:
     """Cap on the bill of a calendar month (UTC)."""
     policy: str = "default"
     """Name of the sharing policy."""
+    autoscaling: Autoscaling | None = None
+    """Rule of the number of instances that the policy divides; None: all of them."""
     folder: str | None = None
     """Folder of the pool that is up, which lends its instances warm; None: each experiment starts its own."""
     weights: Mapping[str, float] = field(default_factory=dict)

@@ -27,8 +27,10 @@ from rubberband.units import format_usd
 from rubberband.views.pool import (
     LOANS,
     PROMISES,
+    SIZES,
     SPEND,
     Standing,
+    autoscaled_words,
     colours_of,
     experiments_table,
     money_table,
@@ -42,6 +44,7 @@ from rubberband.views.words import counted, duration
 CHARTS = {
     "promises": ("Promises", PROMISES),
     "loans": ("Loans over time", LOANS),
+    "sizes": ("Instances", SIZES),
     "spend": ("Spend", SPEND),
 }
 """Name -> title and note of each chart, in their order."""
@@ -114,7 +117,9 @@ def _cards(pool: _Pool) -> Iterator[Card]:
     shared, members, standing = pool.shared, pool.view["experiments"], pool.standing
     held = sum(member["instances"] for member in members) if standing is None else standing["instances"]
     free = "" if standing is None else f"{standing['free_gpus']} of {standing['gpus']} GPUs free"
-    yield Card(title="instances", value=f"{held} of {shared.instances}", notes=(free,) if free else ())
+    scaled = "" if standing is None else autoscaled_words(standing)
+    notes = tuple(note for note in (scaled, free) if note)
+    yield Card(title="instances", value=f"{held} of {shared.instances}", notes=notes)
     promised = sum(member["promised_gpus"] for member in members)
     yield Card(title="promised now", value=f"{promised} of {shared.gpus} GPUs", notes=(_until(pool),))
     if standing is None:

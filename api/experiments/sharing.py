@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from rubberband.executor.core.state import Job, State
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
-from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, make_policy
+from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, Scale, make_policy, within
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.values.kinds import KINDS
@@ -108,7 +108,10 @@ class Division:
 
     def __init__(self, pool: SharedPool) -> None:
         self._policy = make_policy(pool.policy)
-        self._capacity = Capacity(instances=pool.instances, gpus_per_instance=pool.gpus_per_instance)
+        self._largest = Capacity(instances=pool.instances, gpus_per_instance=pool.gpus_per_instance)
+        self._autoscaling = pool.autoscaling
+        self.scale: Scale | None = None
+        """The size of the pool by its autoscaling; None before the first decision, and for one that does not scale."""
         self._current: Allotments = {}
         self._hurried: Collection[str] = ()
         """Experiments that were asked to give GPUs back at once, and still hold them."""
@@ -121,8 +124,10 @@ class Division:
         demands = [found for name in members if (found := _demand(name, members[name], calendar, now)) is not None]
         asking = [found.name for found in demands]
         demands += reserved(promised, asking, now)
-        self._current = self._policy.allot(demands, self._capacity, self._current, now)
         held = {name: one.job.offer.gpus * one.num_held for name, one in members.items()}
+        capacity = self._capacity(demands, sum(held.values()), now)
+        current = within(self._current, capacity)
+        self._current = self._policy.allot(demands, capacity, current, now) if capacity.instances else {}
         lacks = any(gpus > held.get(name, 0) for name, gpus in promised.items())
         grants = {}
         for name in asking:
@@ -136,6 +141,15 @@ class Division:
         self._clear(grants, members, promised)
         self._hurried = {name for name, grant in grants.items() if grant.recall == "at_once"}
         return grants
+
+    def _capacity(self, demands: Sequence[Demand], held_gpus: int, now: float) -> Capacity:
+        """Return the instances to divide. By autoscaling the first number is that of the instances in use."""
+        if self._autoscaling is None:
+            return self._largest
+        gpus = self._largest.gpus_per_instance
+        instances = -(-held_gpus // gpus) if self.scale is None else self.scale.instances
+        self.scale = self._autoscaling.scale(instances, demands, self._largest, self._policy, self._current, now)
+        return Capacity(instances=self.scale.instances, gpus_per_instance=gpus)
 
     def _clear(self, grants: dict[str, Grant], members: Mapping[str, Standing], promised: Mapping[str, int]) -> None:
         """Stop all that have no promise, once, where a promised instance does not come.
@@ -169,6 +183,9 @@ class Lender(Protocol):
 
     def waiting(self) -> Collection[tuple[str, str]]:
         """Return the experiment and instance of each request that waits. Raises ProviderError."""
+
+    def scale(self, machines: int, efficiency: float) -> None:
+        """Take note that this many machines are in use. Raises ProviderError."""
 
 
 class Sharing:
@@ -220,9 +237,16 @@ class Sharing:
             return
         self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
         grants = self._division.decide(self._moved(standings, now), standings, now)
+        self._tell_scale()
         for member in running:
             if member.row.name in grants:
                 self._ask(member.row, grants[member.row.name], member.observed)
+
+    def _tell_scale(self) -> None:
+        """Let the broker know the size of the pool, which it takes note of if it is news."""
+        if self._lender is not None and (scale := self._division.scale) is not None:
+            with suppress(ProviderError):  # a broker that is away hears it at the next decision
+                self._lender.scale(scale.instances, scale.efficiency)
 
     def _moved(self, standings: Mapping[str, Standing], now: float) -> Calendar:
         """Let the promises follow their plans; return the calendar with them."""

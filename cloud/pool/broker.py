@@ -30,6 +30,7 @@ from rubberband.cloud.pool.events import (
     PoolLimits,
     Release,
     Rent,
+    Scaled,
     SliceRefused,
     SliceRequested,
     SliceReturned,
@@ -92,6 +93,8 @@ class Broker:
                 self._end(event.tenant, event.instance, event.at, event.reason)
             case LeaseExpired():
                 self._expired(event)
+            case Scaled():
+                self.state.scales.append((event.at, event.machines, event.efficiency))
             case MachineRuns():
                 self._runs(event)
             case MachinePriced():
@@ -376,12 +379,16 @@ class Broker:
         return renewed.until
 
     def _idle(self, at: float) -> Iterator[PoolEvent]:
-        limits = self.state.limits
-        for machine in self.state.live.values():
-            if machine.slices or machine.retired or machine.status == "releasing":
+        limits, in_use = self.state.limits, self.state.in_use()
+        lent_out = [machine for machine in self.state.live.values() if not machine.retired]
+        beyond = 0 if in_use is None else max(0, len(lent_out) - in_use)
+        for machine in lent_out:
+            if machine.slices or machine.status == "releasing":
                 continue
             paid_until = 0.0 if machine.running_at is None else machine.running_at + machine.minimum_billed_s
-            if at >= max(machine.free_since + limits.idle_s, paid_until - limits.release_margin_s):
+            idle_s = 0.0 if beyond > 0 else limits.idle_s
+            if at >= max(machine.free_since + idle_s, paid_until - limits.release_margin_s):
+                beyond -= 1
                 yield MachineRetired(at=at, machine=machine.name, reason="it was idle")
 
     def _budget_ends(self, at: float) -> Iterator[PoolEvent]:

@@ -40,6 +40,8 @@ class PoolLimits:
     """Time that a machine outlives a broker that died."""
     release_margin_s: float = 3.0
     """Longest time to release a machine, with retries; the caps reserve it."""
+    autoscales: bool = False
+    """Whether the number of machines in use follows their efficiency (`Scaled`)."""
     max_usd_per_hour: float | None = None
     max_usd_per_month: float | None = None
     """Cap on the bill of a calendar month (UTC)."""
@@ -105,6 +107,15 @@ class LeaseExpired(PoolEvent):
     instance: str
     until: float | None = None
     """Instant at which the tenant's lease ended: it pays until then, also if no broker saw it. None: `at`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaled(PoolEvent):
+    """The service that divides the pool uses this many machines from now on."""
+
+    machines: int
+    efficiency: float
+    """Speed-ups of the experiments over the GPUs of so many machines (Pollux §5.4.1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +196,7 @@ _KINDS: Mapping[str, type[PoolEvent]] = {
         SliceReturned,
         SliceRefused,
         LeaseExpired,
+        Scaled,
         MachineRuns,
         MachinePriced,
         MachineWarned,

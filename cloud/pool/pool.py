@@ -29,6 +29,7 @@ from rubberband.cloud.pool.events import (
     PoolLimits,
     Release,
     Rent,
+    Scaled,
     SliceRequested,
     SliceReturned,
 )
@@ -171,6 +172,12 @@ class Pool:
         """Return the experiment and instance of each request that waits for a machine, in order."""
         with self._mutex:
             return [(one.experiment, one.instance) for one in self._broker.state.waiting()]
+
+    def scale(self, machines: int, efficiency: float) -> None:
+        """Take note that a service uses this many machines: idle ones beyond them do not wait for another request."""
+        with self._mutex:
+            if self._broker.state.limits.autoscales and self._broker.state.in_use() != machines:
+                self.take_in([Scaled(at=self._now(), machines=machines, efficiency=efficiency)])
 
     def release(self, tenant: str, instance: str) -> LentInstance:
         """Take a slice back, and return how it ended; idempotent. Raises ProviderError if it was never asked for."""

@@ -242,6 +242,10 @@ class RemotePool:
         """
         return [(experiment, instance) for experiment, instance in self._once("waiting", _GLANCE_S)]
 
+    def scale(self, machines: int, efficiency: float) -> None:
+        """See `Pool.scale`. Raises ProviderError; starts no broker."""
+        self._once("scale", _GLANCE_S, machines=machines, efficiency=efficiency)
+
     def glance(self) -> dict[str, Any]:
         """Return the pool's standing if its broker answers at once. Raises ProviderError; starts no broker."""
         found: dict[str, Any] = self._once("status", _GLANCE_S)

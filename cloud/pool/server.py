@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ def standing(pool: Pool, name: str) -> dict[str, Any]:
             "now": now,
             "instances": len(state.live),
             "max_instances": state.limits.instances,
+            "autoscaled": state.in_use(),
             "gpus_per_instance": state.limits.gpus,
             "gpus": sum(machine.gpus for machine in state.live.values()),
             "free_gpus": sum(m.free_gpus for m in state.live.values() if not m.retired and m.running_at is not None),
@@ -43,6 +45,11 @@ def standing(pool: Pool, name: str) -> dict[str, Any]:
             "machines": [_machine(machine, now) for machine in state.live.values()],
             "tenants": _tenants(state, now),
             "waiting": [_slice(one, now) for one in state.waiting()],
+            "scales": [
+                {"at": scaled_at, "instances": machines, "efficiency": efficiency}
+                for scaled_at, machines, efficiency in state.scales
+            ],
+            "sizes": [{"at": changed_at, "instances": size} for changed_at, size in _sizes(state)],
             "loans": [_slice(one, now) for one in state.slices.values() if one.running_at is not None],
             "usd": {
                 "bill": state.bill_usd(now),
@@ -54,6 +61,18 @@ def standing(pool: Pool, name: str) -> dict[str, Any]:
                 "max_per_month": state.limits.max_usd_per_month,
             },
         }
+
+
+def _sizes(state: PoolState) -> list[tuple[float, int]]:
+    """Return the instants at which the number of running machines changed, and that number from then on."""
+    ran = [machine for machine in state.machines.values() if machine.running_at is not None]
+    changes: dict[float, int] = {}
+    for machine in ran:
+        for at, more in ((machine.running_at, 1), (machine.ended_at, -1)):
+            if at is not None:
+                changes[at] = changes.get(at, 0) + more
+    instants = sorted(changes)
+    return list(zip(instants, accumulate(changes[at] for at in instants), strict=True))
 
 
 def _machine(machine: Machine, now: float) -> dict[str, Any]:
@@ -130,6 +149,7 @@ class PoolServer:
             "slowness": pool.slowness,
             "last_words": pool.last_words,
             "waiting": pool.waiting,
+            "scale": pool.scale,
             "status": lambda: standing(pool, folder.name),
             "stop": self.stop,
         }

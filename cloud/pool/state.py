@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, Literal
 
 from rubberband.cloud.pool.events import PoolLimits
@@ -132,6 +133,8 @@ class PoolState:
     """The machines that may cost money."""
     held: dict[tuple[str, str], Slice] = field(default_factory=dict)
     """The slices that wait or are held."""
+    scales: list[tuple[float, int, float]] = field(default_factory=list)
+    """Instants at which the number of machines in use changed, it from then on, and the efficiency at it."""
     past_machines: int = 0
     """Machines that ended long ago, and are only counted."""
     past_bill_usd: float = 0.0
@@ -151,6 +154,7 @@ class PoolState:
             "limits": asdict(self.limits),
             "machines": [{**_plain(machine), "slices": []} for machine in machines],
             "slices": [{**_plain(one), "machine": None if one.machine is None else one.machine.name} for one in slices],
+            "scales": [one for one, after in pairwise([*self.scales, (math.inf,)]) if after[0] >= since],
             "past_machines": self.past_machines + len(gone),
             "past_bill_usd": self.past_bill_usd + math.fsum(machine.bill_usd(math.inf) for machine in gone),
             "past_lent_usd": self.past_lent_usd + math.fsum(one.bill_usd(math.inf) for one in forgotten),
@@ -160,7 +164,8 @@ class PoolState:
     def from_json(cls, plain: Mapping[str, Any]) -> PoolState:
         """Return the state that `to_json` made this of."""
         past = {name: plain[name] for name in ("past_machines", "past_bill_usd", "past_lent_usd")}
-        state = cls(limits=PoolLimits(**plain["limits"]), **past)
+        scales = [(at, machines, efficiency) for at, machines, efficiency in plain.get("scales", ())]
+        state = cls(limits=PoolLimits(**plain["limits"]), scales=scales, **past)
         for words in plain["machines"]:
             prices = words["hour_prices_usd"]
             found = Machine(**{**words, "slices": [], "hour_prices_usd": None if prices is None else tuple(prices)})
@@ -182,6 +187,10 @@ class PoolState:
     def waiting(self) -> Iterator[Slice]:
         """Yield the requests that wait, in order."""
         return (one for one in self.held.values() if one.machine is None)
+
+    def in_use(self) -> int | None:
+        """Return the number of machines that the pool uses by its autoscaling; None: as many as are asked for."""
+        return self.scales[-1][1] if self.limits.autoscales and self.scales else None
 
     def usd_per_hour(self) -> float:
         """Return the prices of all machines that may cost money, as the caps count them."""

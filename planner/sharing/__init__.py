@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, get_args
 
 from rubberband.errors import InputError
+from rubberband.planner.sharing.autoscaling import Autoscaling, Scale, within
 from rubberband.planner.sharing.calendar import Calendar, Slot, Span
 from rubberband.planner.sharing.demand import Allotment, Allotments, Capacity, Demand, Ints, Policy, Table
 from rubberband.planner.sharing.placement import place
@@ -34,16 +35,19 @@ __all__ = [
     "POLICIES",
     "Allotment",
     "Allotments",
+    "Autoscaling",
     "Calendar",
     "Capacity",
     "Counting",
     "Demand",
     "Policy",
+    "Scale",
     "Slot",
     "Span",
     "keeps_promises",
     "make_policy",
     "place",
+    "within",
 ]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
+from rubberband.planner.sharing.autoscaling import Autoscaling, within
 from rubberband.planner.sharing.demand import Allotments, Capacity, Demand, Policy
 
 INTERVAL_S = 60.0
@@ -83,6 +84,8 @@ class Outcome:
     ended_at: float
     allotted: Sequence[tuple[float, dict[str, int]]]
     """Instants at which the allotments changed, and the GPUs of every job from then on."""
+    sizes: Sequence[tuple[float, int]]
+    """Instants at which the number of instances changed, and the number from then on."""
     cpu_s: float
     """CPU seconds of the whole simulation."""
 
@@ -94,13 +97,24 @@ class Outcome:
     @property
     def makespan_s(self) -> float:
         """From the first submission to the last end."""
-        return self.ended_at - min((job.submitted_at for job in self.jobs), default=0.0)
+        return self.ended_at - self.began_at
+
+    @property
+    def began_at(self) -> float:
+        """Instant of the first submission."""
+        return min((job.submitted_at for job in self.jobs), default=0.0)
 
     @property
     def utilisation(self) -> float:
         """Share of the pool's GPU seconds that were allotted, over the makespan."""
-        whole = self.capacity.gpus * self.makespan_s
+        whole = self.capacity.gpus_per_instance * self.instance_s
         return sum(job.gpu_s for job in self.jobs) / whole if whole else 0.0
+
+    @property
+    def instance_s(self) -> float:
+        """Seconds of all instances, from the first submission to the last end."""
+        ends = [*(at for at, _ in self.sizes[1:]), self.ended_at]
+        return sum(instances * (end - at) for (at, instances), end in zip(self.sizes, ends, strict=True))
 
     @property
     def fairness(self) -> list[float]:
@@ -108,7 +122,7 @@ class Outcome:
         return [job.fairness for job in self.jobs if math.isfinite(job.fair_s)]
 
     def summary(self, usd_per_hour: float = 0.0) -> dict[str, float | None]:
-        """Return the figures of the workload; `usd_per_hour` is the price of the whole pool."""
+        """Return the figures of the workload; `usd_per_hour` is the price of an instance."""
         jcts_s, rhos = self.jcts_s, self.fairness
         mean, median, p99 = (None, None, None)
         if jcts_s:
@@ -122,7 +136,8 @@ class Outcome:
             "mean_finish_time_fairness": float(np.mean(rhos)) if rhos else None,
             "max_finish_time_fairness": max(rhos, default=None),
             "moves_per_job": float(np.mean([job.moves for job in self.jobs])) if self.jobs else 0.0,
-            "cost_usd": usd_per_hour * self.makespan_s / 3600.0,
+            "mean_instances": self.instance_s / self.makespan_s if self.makespan_s else 0.0,
+            "cost_usd": usd_per_hour * self.instance_s / 3600.0,
             "unfinished": len(self.jobs) - len(jcts_s),
             "cpu_s": self.cpu_s,
         }
@@ -134,15 +149,19 @@ def simulate(
     policy: Policy,
     *,
     interval_s: float | None = INTERVAL_S,
+    autoscaling: Autoscaling | None = None,
 ) -> Outcome:
     """Run the jobs, which change, to their ends.
 
-    The policy decides at every multiple of `interval_s`; with None, at every arrival and end.
+    The policy decides at every multiple of `interval_s`; with None, at every arrival and end. With `autoscaling` the
+    pool has no instances at first, and those of `capacity` at most.
     """
-    run = _Run(jobs=sorted(jobs, key=lambda job: job.submitted_at), capacity=capacity, policy=policy)
+    in_order = sorted(jobs, key=lambda job: job.submitted_at)
+    run = _Run(jobs=in_order, capacity=capacity, policy=policy, autoscaling=autoscaling)
     began_s = time.process_time()
     while run.waiting or run.active:
         if not run.active:
+            run.rest()
             run.now_s = max(run.now_s, _tick(run.waiting[0].submitted_at, interval_s))
         run.admit()
         run.decide()
@@ -181,17 +200,21 @@ class _Run:
     jobs: Sequence[SimulatedJob]
     capacity: Capacity
     policy: Policy
+    autoscaling: Autoscaling | None
     now_s: float = 0.0
     waiting: list[SimulatedJob] = field(default_factory=list)
     active: dict[str, SimulatedJob] = field(default_factory=dict)
     allotments: Allotments = field(default_factory=dict)
     allotted: list[tuple[float, dict[str, int]]] = field(default_factory=list)
+    sizes: list[tuple[float, int]] = field(default_factory=list)
     started_at: dict[str, float] = field(default_factory=dict)
     idle: int = 0
     """Decisions in a row that gave no GPUs to any job while none was to come."""
 
     def __post_init__(self) -> None:
         self.waiting = list(self.jobs)
+        if self.autoscaling is None and self.jobs:
+            self.sizes = [(self.jobs[0].submitted_at, self.capacity.instances)]
 
     def admit(self) -> None:
         while self.waiting and self.waiting[0].submitted_at <= self.now_s:
@@ -201,10 +224,13 @@ class _Run:
     def decide(self) -> None:
         demands = [job.demand(self.now_s, self.capacity.gpus) for job in self.active.values()]
         current = {name: where for name, where in self.allotments.items() if name in self.active}
-        found = self.policy.allot(demands, self.capacity, current, self.now_s)
+        capacity = self._scaled(demands, current)
+        kept = within(current, capacity)
+        found = self.policy.allot(demands, capacity, kept, self.now_s)
         for name, job in self.active.items():
             where = found.get(name, {})
-            if where != current.get(name, {}):
+            cut = sum(kept.get(name, {}).values()) != sum(current.get(name, {}).values())
+            if cut or where != kept.get(name, {}):
                 job.resize(tuple(where[number] for number in sorted(where)))
                 if where:
                     self.started_at.setdefault(name, self.now_s)
@@ -213,6 +239,24 @@ class _Run:
         counts = {name: sum(where.values()) for name, where in found.items()}
         if not self.allotted or self.allotted[-1][1] != counts:
             self.allotted.append((self.now_s, counts))
+
+    def _scaled(self, demands: Sequence[Demand], current: Allotments) -> Capacity:
+        """Return the instances from now on."""
+        if self.autoscaling is None:
+            return self.capacity
+        before = self.sizes[-1][1] if self.sizes else 0
+        scale = self.autoscaling.scale(before, demands, self.capacity, self.policy, current, self.now_s)
+        self._resize(scale.instances)
+        return replace(self.capacity, instances=scale.instances)
+
+    def rest(self) -> None:
+        """Release all instances of a pool that scales, as no job is there."""
+        if self.autoscaling is not None and self.sizes:
+            self._resize(0)
+
+    def _resize(self, instances: int) -> None:
+        if not self.sizes or self.sizes[-1][1] != instances:
+            self.sizes.append((self.now_s, instances))
 
     def next_event_s(self) -> float:
         """Return the seconds to the next arrival or end."""
@@ -246,5 +290,6 @@ class _Run:
             capacity=self.capacity,
             ended_at=self.now_s if len(ends) < len(jobs) else max(ends, default=self.now_s),
             allotted=self.allotted,
+            sizes=self.sizes,
             cpu_s=cpu_s,
         )

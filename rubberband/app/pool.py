@@ -169,6 +169,7 @@ def limits_of(pool: PoolFile, offered: Offer) -> PoolLimits:
         release_margin_s=pool.kind.release_margin_s,
         max_usd_per_hour=pool.max_usd_per_hour,
         max_usd_per_month=pool.max_usd_per_month,
+        autoscales=pool.autoscale is not None,
     )
 
 

@@ -11,7 +11,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,10 @@ import numpy as np
 from rubberband.cloud.catalogue import catalogue, nearest_types
 from rubberband.errors import InputError
 from rubberband.planner.goodput.planning import adapted
-from rubberband.planner.sharing import Capacity, Counting, make_policy
+from rubberband.planner.sharing import Autoscaling, Capacity, Counting, make_policy
 from rubberband.planner.sharing.jobs import RESIZE_S, Application, CurveJob, Elasticity, Epochs, TracedJob
 from rubberband.planner.sharing.simulation import INTERVAL_S, Outcome, SimulatedJob, simulate
-from rubberband.spec.pool import PoolFile
+from rubberband.spec.pool import Autoscale, PoolFile
 from rubberband.spec.profile_file import load_profile
 from rubberband.units import parse_duration
 from rubberband.values.profile import Profile
@@ -245,7 +245,8 @@ class Simulation:
     workload: str
     capacity: Capacity
     usd_per_hour: float
-    """Price of all instances of the pool."""
+    """Price of an instance of the pool."""
+    autoscaling: Autoscaling | None = None
     outcomes: Mapping[str, Outcome]
     """Policy -> outcome, in the order asked."""
 
@@ -256,7 +257,14 @@ class Simulation:
             "pool": self.pool,
             "workload": self.workload,
             "gpus": self.capacity.gpus,
-            "policies": {name: outcome.summary(self.usd_per_hour) for name, outcome in self.outcomes.items()},
+            "autoscale": None if self.autoscaling is None else asdict(self.autoscaling),
+            "policies": {
+                name: {
+                    **outcome.summary(self.usd_per_hour),
+                    "sizes": [{"at": at, "instances": instances} for at, instances in outcome.sizes],
+                }
+                for name, outcome in self.outcomes.items()
+            },
         }
 
 
@@ -273,6 +281,7 @@ def simulated(
     """
     capacity, usd_per_hour = _capacity(pool)
     made = {name: make_policy(name) for name in policies}
+    autoscaling = autoscaling_of(pool.autoscale)
     outcomes: dict[str, Outcome] = {}
     for name, policy in made.items():
         elasticity = ELASTICITY.get(name.partition(":")[0], "adaptive")
@@ -282,15 +291,26 @@ def simulated(
         else:
             first_gpus = policy.first_gpus if isinstance(policy, Counting) else 1
             jobs = read_traces(file, traces, elasticity, first_gpus)
-        outcomes[name] = simulate(jobs, capacity, policy, interval_s=None if traces is None else INTERVAL_S)
+        interval_s = None if traces is None else INTERVAL_S
+        outcomes[name] = simulate(jobs, capacity, policy, interval_s=interval_s, autoscaling=autoscaling)
         progress(f"{name}: {len(jobs)} jobs simulated in {outcomes[name].cpu_s:.1f} CPU s")
     return Simulation(
-        pool=pool.name, workload=file.name, capacity=capacity, usd_per_hour=usd_per_hour, outcomes=outcomes
+        pool=pool.name,
+        workload=file.name,
+        capacity=capacity,
+        usd_per_hour=usd_per_hour,
+        autoscaling=autoscaling,
+        outcomes=outcomes,
     )
 
 
+def autoscaling_of(autoscale: Autoscale | None) -> Autoscaling | None:
+    """Return the rule of a pool's words."""
+    return None if autoscale is None else Autoscaling(lower=autoscale.lower, upper=autoscale.upper)
+
+
 def _capacity(pool: PoolFile) -> tuple[Capacity, float]:
-    """Return the instances that a pool pays for at once, and what all of them cost per hour."""
+    """Return the instances that a pool pays for at once, and what one costs per hour."""
     row = None
     if pool.instance_type is not None and (pool.gpus_per_instance is None or pool.price_usd_per_hour is None):
         row = catalogue().get(pool.instance_type)
@@ -304,4 +324,4 @@ def _capacity(pool: PoolFile) -> tuple[Capacity, float]:
     if price is None:
         price = 0.0 if row is None else row.prices_usd_per_hour.get(pool.region, 0.0)
     instances = pool.model_copy(update={"price_usd_per_hour": price}).instances_at_once()
-    return Capacity(instances=instances, gpus_per_instance=gpus), price * instances
+    return Capacity(instances=instances, gpus_per_instance=gpus), price

@@ -58,6 +58,8 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")]) -> None:
     at_once = PoolFile(**folder.read()).instances_at_once()
     pays = "" if at_once == found.instances else f" (max_usd_per_hour pays for {at_once} of {found.instances})"
     print(f"pool {folder.name} is up: at most {at_once} instances{pays}, none until an experiment asks for one")
+    if found.autoscale is not None:
+        print("scale:   `rubberband serve --pool FILE` scales the pool; a run without a service does not")
     print(f"use:     rubberband run FILE -s resources.pool={folder.name}")
     print(f"look:    rubberband pool status {folder.name}")
     print(f"end all: rubberband pool down {folder.name}")
@@ -94,8 +96,12 @@ def status(
 def _headline(standing: dict[str, Any]) -> str:
     usd = standing["usd"]
     cap = "" if usd["max_per_month"] is None else f" of {format_usd(usd['max_per_month'])}"
+    from rubberband.views.pool import autoscaled_words
+
+    scaled = autoscaled_words(standing)
     return (
         f"pool {standing['name']}: {standing['instances']} of {standing['max_instances']} instances, "
+        f"{scaled}{', ' if scaled else ''}"
         f"{standing['free_gpus']} of {standing['gpus']} GPUs free; {format_usd(usd['month'])}{cap} this month "
         f"({format_usd(usd['bill'])} in all, {format_usd(usd['idle'])} of it idle)"
     )

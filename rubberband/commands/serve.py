@@ -309,6 +309,7 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
     """Bring the pool of a file up. Raises InputError for one that cannot be shared here."""
     from rubberband.api.settings import SharedPool
     from rubberband.app.pool import bring_up, simulated
+    from rubberband.app.simulating import autoscaling_of
     from rubberband.installation import default_home
     from rubberband.planner.sharing import POLICIES, keeps_promises
     from rubberband.spec.loading import load_pool
@@ -337,6 +338,7 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
         gpus_per_instance=priced.gpus_per_instance,
         max_usd_per_month=priced.max_usd_per_month,
         policy=found.policy,
+        autoscaling=autoscaling_of(found.autoscale),
         folder=None if folder is None else str(folder.path),
         **by_name,
     )

@@ -28,6 +28,24 @@ LENT_LEASE_S = 60.0
 """Default lease of what an experiment holds of a pool. The leases of the instances themselves are the broker's."""
 
 
+Efficiency = Annotated[float, Field(strict=True, gt=0, lt=1)]
+
+
+class Autoscale(Words):
+    """The size of a pool by the efficiency of its GPUs: the speed-ups of its experiments over its GPUs."""
+
+    lower: Efficiency
+    """Below it the pool shrinks, to the largest size that keeps it."""
+    upper: Efficiency
+    """Above it the pool grows, to the largest size that keeps `lower`."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Autoscale:
+        if self.lower >= self.upper:
+            raise fault(f"lower={self.lower:g} must be less than upper={self.upper:g}; lower it, or raise upper")
+        return self
+
+
 class PoolFile(Words):
     """A pool: how many instances of which kind, what they may cost, and how they are shared.
 
@@ -59,6 +77,9 @@ class PoolFile(Words):
     policy: Annotated[str, Field(min_length=1)] = "default"
     """Sharing policy of `rubberband serve --pool` and of a simulation, by its name. Without a service, requests for
     instances are met in their order."""
+    autoscale: Autoscale | None = None
+    """The number of instances that `rubberband serve --pool` and a simulation divide follows the efficiency of their
+    GPUs, from none to `instances`. By default it is `instances`."""
     idle_s: Duration = Field(300.0, alias="idle")
     """An idle instance is released after this time, and not before its minimum is used up."""
     lease_s: Annotated[Duration, Field(ge=2)] | None = Field(None, alias="lease")

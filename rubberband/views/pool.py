@@ -32,6 +32,7 @@ _ROW_PX, _AROUND_PX, _CHART_PX = 22, 130, 320
 _MOST_LOANS = 2000
 """Loans of the chart; of more, the latest."""
 LOANS = "A row is a GPU of an instance, a bar what one experiment held. The empty parts were idle, and are the pool's."
+SIZES = "Instances that run, and the number that the pool's autoscaling allows."
 SPEND = "Cost of each experiment over time, at its share of the instances that it held."
 PROMISES = "GPUs that each experiment is promised from now on. The policy divides the rest among those that run."
 
@@ -85,7 +86,16 @@ def render_pool(standing: Standing) -> str:
         card(
             "instances",
             str(standing["instances"]),
-            f"of {standing['max_instances']}; {standing['free_gpus']} GPUs free",
+            "; ".join(
+                filter(
+                    None,
+                    (
+                        f"of {standing['max_instances']}",
+                        autoscaled_words(standing),
+                        f"{standing['free_gpus']} GPUs free",
+                    ),
+                )
+            ),
         ),
         card("this month", format_usd(usd["month"]), of_month),
         card("per hour now", format_usd(usd["per_hour"]), of_hour),
@@ -98,6 +108,7 @@ def render_pool(standing: Standing) -> str:
             page_header(standing["name"], "done", "pool", answers, cards),
             STRIP,
             chart_section("loans", "Loans over time", LOANS, drawn),
+            *([chart_section("sizes", "Instances", SIZES, drawn)] if "sizes" in drawn else []),
             chart_section("spend", "Spend", SPEND, drawn),
             STRIP_END,
             table_section(experiments_table(standing), sortable=True),
@@ -117,12 +128,16 @@ def colours_of(experiments: Iterable[str]) -> Colours:
 
 
 def pool_charts(standing: Standing, colours: Colours | None = None) -> dict[str, Figure]:
-    """Return the charts `loans` and `spend`; none for a pool that lent nothing. `colours` has all its experiments."""
+    """Return the charts `loans`, `spend` and, of a pool that scales, `sizes`; none for a pool that lent nothing.
+
+    `colours` has all its experiments.
+    """
     loans = standing["loans"][-_MOST_LOANS:]
     if not loans:
         return {}
     chosen = colours_of(loan["experiment"] for loan in loans) if colours is None else colours
-    return {"loans": _loans(standing, loans, chosen), "spend": _spend(standing, loans, chosen)}
+    drawn = {"loans": _loans(standing, loans, chosen), "spend": _spend(standing, loans, chosen)}
+    return drawn | ({"sizes": _sizes(standing)} if standing.get("scales") else {})
 
 
 def promises_chart(calendar: Calendar, now: float, colours: Colours) -> Figure | None:
@@ -196,6 +211,38 @@ def _loans(standing: Standing, loans: Sequence[Standing], colours: Colours) -> F
         barmode="overlay",
         bargap=0.15,
     )
+
+
+def _sizes(standing: Standing) -> Figure:
+    """Return the instances over time, and those that autoscaling allows."""
+    begin, now = min(one["at"] for one in (*standing["scales"], *standing["sizes"])), standing["now"]
+    unit, unit_s = time_unit(now - begin)
+
+    def steps(name: str, changes: Sequence[Standing], **line: Any) -> Figure:
+        every = [*changes, {**changes[-1], "at": now}] if changes else []
+        points = [((one["at"] - begin) / unit_s, one["instances"], f"{name}: {_size_words(one)}") for one in every]
+        return scatter(name, points, line={"shape": "hv", **line})
+
+    traces = [
+        steps("running", standing["sizes"], color=STAGE_COLOURS[0]),
+        steps("autoscaling", standing["scales"], color=PLANNED, dash="dash"),
+    ]
+    across = time_axis(unit, (now - begin) / unit_s, "time since the first change")
+    count = axis(f"instances of {standing['max_instances']}", rangemode="tozero", tickformat="d")
+    return chart(traces, _CHART_PX, across, count, showlegend=True)
+
+
+def _size_words(change: Standing) -> str:
+    efficiency = f" at {100.0 * change['efficiency']:.0f} % efficiency" if "efficiency" in change else ""
+    return f"{counted(change['instances'], 'instance')}{efficiency}"
+
+
+def autoscaled_words(standing: Standing) -> str:
+    """Return what the autoscaling of a pool allows: `autoscaled to 2 (62 % efficiency)`; empty if it does not scale."""
+    if standing.get("autoscaled") is None:  # a broker of an earlier version says nothing
+        return ""
+    latest = standing["scales"][-1]
+    return f"autoscaled to {latest['instances']} ({100.0 * latest['efficiency']:.0f} % efficiency)"
 
 
 def _told(loan: Standing, now: float) -> str:

@@ -21,6 +21,7 @@ _FAIRNESS = (
     "1 a job fared worse than that."
 )
 _GPUS = "GPUs that jobs hold at every moment, for every policy."
+_INSTANCES = "Instances of the pool by its autoscaling, for every policy."
 
 
 def policy_table(found: Simulation) -> TextTable:
@@ -37,7 +38,8 @@ def policy_table(found: Simulation) -> TextTable:
         "moves per job",
     ]
     unfinished = any(len(outcome.jcts_s) < len(outcome.jobs) for outcome in found.outcomes.values())
-    header += ["cost"] * bool(found.usd_per_hour) + ["unfinished"] * unfinished
+    scales = found.autoscaling is not None
+    header += ["instances"] * scales + ["cost"] * bool(found.usd_per_hour) + ["unfinished"] * unfinished
     rows = []
     for name, outcome in found.outcomes.items():
         figures = outcome.summary(found.usd_per_hour)
@@ -48,16 +50,22 @@ def policy_table(found: Simulation) -> TextTable:
             *(_multiple(figures[key]) for key in ("mean_finish_time_fairness", "max_finish_time_fairness")),
             f"{figures['moves_per_job']:.1f}",
         ]
+        row += [f"{figures['mean_instances']:.1f}"] * scales
         row += [format_usd(figures["cost_usd"] or 0.0)] * bool(found.usd_per_hour)
         rows.append((*row, *[str(figures["unfinished"])] * unfinished))
     jobs = len(next(iter(found.outcomes.values())).jobs)
+    notes = []
+    if found.autoscaling is not None:
+        rule = f"grows above {found.autoscaling.upper:g}, shrinks below {found.autoscaling.lower:g}"
+        notes.append(f"Instances: their mean; the pool {rule} of its ideal. A new instance is there at once.")
     return TextTable(
-        title=f"{counted(jobs, 'job')} of {found.workload} on {found.pool}: "
+        title=f"{counted(jobs, 'job')} of {found.workload} on {found.pool}: {'at most ' * scales}"
         f"{counted(found.capacity.instances, 'instance')} of {counted(found.capacity.gpus_per_instance, 'GPU')}",
         header=tuple(header),
         rows=tuple(rows),
         words=frozenset({0}),
         notes=(
+            *notes,
             "Fairness: completion times over those alone on a fair share of the pool, their mean and the worst.",
             "Simulated: nothing was started, and nothing was charged.",
         ),
@@ -76,6 +84,8 @@ def render_simulation(found: Simulation) -> str:
     """Return the page, which needs no network."""
     name, first = next(iter(found.outcomes.items()))
     drawn = {"jcts": _completion(found), "fairness": _fairness(found), "gpus": _held(found)}
+    if found.autoscaling is not None:
+        drawn["instances"] = _sizes(found)
     drawn |= {f"kinds-{number}": _kinds(each) for number, each in enumerate(found.outcomes.values())}
     figures = first.summary(found.usd_per_hour)
     cards = [
@@ -95,6 +105,7 @@ def render_simulation(found: Simulation) -> str:
             chart_section("jcts", "Job completion times", _JCTS, drawn),
             chart_section("fairness", "Finish-time fairness", _FAIRNESS, drawn),
             chart_section("gpus", "GPUs in use", _GPUS, drawn),
+            *([chart_section("instances", "Instances", _INSTANCES, drawn)] if found.autoscaling else []),
             *sections,
             STRIP_END,
         ]
@@ -140,6 +151,16 @@ def _held(found: Simulation) -> Figure:
         points = [(at / unit_s, held, f"{name}: {held:.0f} GPUs") for at, held in zip(times_s, gpus, strict=True)]
         traces.append(scatter(name, points, line={"color": _colour(number), "shape": "hv"}))
     return _over(unit, traces)
+
+
+def _sizes(found: Simulation) -> Figure:
+    unit, unit_s = time_unit(max(outcome.ended_at for outcome in found.outcomes.values()))
+    traces = []
+    for number, (name, outcome) in enumerate(found.outcomes.items()):
+        sizes = [*outcome.sizes, (outcome.ended_at, outcome.sizes[-1][1])]
+        points = [(at / unit_s, size, f"{name}: {counted(size, 'instance')}") for at, size in sizes]
+        traces.append(scatter(name, points, line={"color": _colour(number), "shape": "hv"}))
+    return chart(traces, _HEIGHT_PX, axis(f"time ({unit})"), axis("instances", rangemode="tozero"))
 
 
 def _kinds(outcome: Outcome) -> Figure:

@@ -46,7 +46,7 @@ from rubberband.executor.journal.inbox import DriverRequest
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Agenda
 from rubberband.planner.model import predict
-from rubberband.planner.sharing import Span
+from rubberband.planner.sharing import Autoscaling, Span
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -381,7 +381,9 @@ class SharedRun:
             instances=most,
             gpus_per_instance=GPUS,
             policy=rng.choice(("default", "default", *POLICIES)),
+            autoscaling=Autoscaling(lower=0.55, upper=0.75) if seed % 8 in (0, 7) else None,
         )
+        self.limits = replace(self.limits, autoscales=self.shared.autoscaling is not None)
         self.division = Division(self.shared)
         self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=60.0, fate_of=self._fate)
         self.cloud = FaultyCloud(self.below, rng, 0.1 * self.broker_faults)
@@ -601,12 +603,20 @@ class SharedRun:
             Promise(experiment=name, start_at=start_at, spans=tuple((span.gpus, span.duration_s) for span in plan))
             for name, (start_at, plan) in calendar.promises.items()
         ]
-        for name, grant in self.division.decide(calendar, standings, now).items():
+        grants, total = self.division.decide(calendar, standings, now), 0
+        for name, grant in grants.items():
             member, least = next(m for m in going if m.name == name), calendar.promised(name, now)
             gpus = grant.max_instances * member.job.offer.gpus
             assert gpus >= least, f"{name}: {gpus} GPUs of {least} promised"
             member.ask(grant, now)
+            total += gpus
             self.tell(f"{name} is promised {least} GPUs now, and granted {grant}")
+        if (scale := self.division.scale) is not None:
+            assert total <= scale.instances * GPUS, f"{total} GPUs granted on {scale.instances} instances"
+            assert 0 <= scale.instances <= self.limits.instances
+            self.seen["scaled"] += 1
+            if self.pool is not None:
+                self.pool.scale(scale.instances, scale.efficiency)
 
     # What must hold.
 

@@ -24,6 +24,7 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
+from rubberband.planner.sharing import Autoscaling
 from rubberband.states import ExperimentState
 from rubberband.values.profile import Spread
 from rubberband.values.submission import Submission
@@ -227,6 +228,10 @@ class Broker:
     def __init__(self, *waits: tuple[str, str]) -> None:
         self.waits: tuple[tuple[str, str], ...] | None = waits
         """None: it does not answer."""
+        self.scales: list[tuple[int, float]] = []
+
+    def scale(self, machines: int, efficiency: float) -> None:
+        self.scales.append((machines, efficiency))
 
     def waiting(self) -> tuple[tuple[str, str], ...]:
         if self.waits is None:
@@ -286,3 +291,21 @@ def test_without_a_broker_a_rented_instance_is_late_after_two_minutes_or_95_perc
 )
 def test_the_95th_percentile_of_starts(spread: Spread, p95: float) -> None:
     assert spread.p95 == pytest.approx(p95, rel=0.01)
+
+
+def test_a_pool_that_scales_divides_the_instances_that_are_efficient(tmp_path: Path) -> None:
+    broker = Broker()
+    pool = Pool(tmp_path, lender=broker, policy="equal", instances=4, autoscaling=Autoscaling(lower=0.65, upper=0.8))
+    pool.add("one")
+    # one instance leaves 40 s, two and three of them 22 s, four 18 s
+    assert pool.decide() == {"one": 2}
+    assert broker.scales == [(2, pytest.approx(40.0 / 22.0 / 2.0))]
+    pool.add("two")
+    assert pool.decide() == {"two": 2}
+    assert [instances for instances, _ in broker.scales] == [2, 4]
+    pool.stories["one"].controller.handle(CancelRequested(occurred_at=pool.now))
+    assert pool.decide() == {}
+    pool.store.kept = [Promise(experiment="later", start_at=pool.now, spans=[(4, 50.0)])]
+    pool.now += DECIDE_EVERY_S
+    assert pool.decide() == {}, "what is promised fits beside it"
+    assert [instances for instances, _ in broker.scales][-2:] == [2, 4]

@@ -587,3 +587,40 @@ def test_a_pool_whose_journal_is_damaged_says_so_and_asks_for_no_broker(
     with pytest.raises(NoRecordError, match=r"journal\.jsonl:1 is no event"):
         pool.release("tenant", "i-001")
     provider_module.PoolProvider("job", pool, 1, run="1", clock=lambda: 0.0).close()
+
+
+def test_a_pool_that_scales_down_releases_idle_machines_at_once_and_tells_it() -> None:
+    world = World(limits=replace(LIMITS, idle_s=1000.0, autoscales=True))
+    world.ask("a")
+    world.ask("b")
+    world.pool.scale(2, 0.8)
+    world.wait(100)
+    world.pool.release("b", "i")
+    world.wait(20)
+    assert len(world.pool.state.live) == 2, "two are in use by the rule: one waits for a request"
+    world.pool.scale(1, 0.6)
+    world.pool.scale(1, 0.7)
+    world.wait(2)
+    assert list(world.pool.state.live) == ["m1"]
+    world.compact()
+    found = standing(world.pool, "team")
+    assert found["autoscaled"] == 1
+    assert [(one["instances"], one["efficiency"]) for one in found["scales"]] == [(2, 0.8), (1, 0.6)]
+    assert [one["instances"] for one in found["sizes"]] == [2, 1]
+    world.ask("c")
+    world.wait(20)
+    assert world.state("c") == "running", "what is asked for is lent: a service asks for no more than that"
+
+
+def test_a_pool_that_does_not_scale_forgets_an_earlier_scale() -> None:
+    world = World(limits=replace(LIMITS, autoscales=True))
+    world.pool.scale(0, 0.0)
+    world.limits = LIMITS
+    world.reopen()
+    world.pool.scale(1, 0.5)
+    assert standing(world.pool, "team")["autoscaled"] is None
+    world.ask("a")
+    world.wait(100)
+    world.pool.release("a", "i")
+    world.wait(50)
+    assert len(world.pool.state.live) == 1, "an idle one waits its time"

@@ -39,6 +39,9 @@ def test_money_and_times_have_units(tmp_path: Path) -> None:
     assert (pool.name, pool.max_usd_per_hour, pool.idle_s) == ("ml", 30.0, 600.0)
 
 
+TWO = "instances: 4\ngpus_per_instance: 4\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -46,6 +49,15 @@ def test_money_and_times_have_units(tmp_path: Path) -> None:
         ("instances: 4", "team.yaml: gpus_per_instance: is required; add it, or instance_type"),
         ("instances: 0\ngpus_per_instance: 4", "team.yaml:1: instances: 0 must be at least 1; raise it"),
         ("instances: 4\ngpus: 4", "team.yaml:2: gpus: unknown key"),
+        (
+            f"{TWO}autoscale: {{lower: .75, upper: .55}}",
+            "team.yaml:3: autoscale: lower=0.75 must be less than upper=0.55",
+        ),
+        (f"{TWO}autoscale: {{lower: 0, upper: .5}}", "team.yaml:3: autoscale.lower: 0 must be more than 0.0"),
+        (f"{TWO}autoscale: {{lower: .5, upper: 1}}", "team.yaml:3: autoscale.upper: 1 must be less than 1"),
+        (f"{TWO}autoscale: {{lower: .5}}", "team.yaml:3: autoscale.upper: is required"),
+        (f"{TWO}autoscale: {{low: .5}}", "team.yaml:3: autoscale.low: unknown key"),
+        (f"{TWO}autoscale: true", "team.yaml:3: autoscale: "),
         ("", "team.yaml is empty; write a pool: instances"),
     ],
 )

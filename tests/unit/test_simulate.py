@@ -65,8 +65,46 @@ def test_policies_are_compared_in_json(pool: Path, jobs: Path, capsys: pytest.Ca
     assert set(figures) == {
         *("mean_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "utilisation"),
         *("mean_finish_time_fairness", "max_finish_time_fairness"),
-        *("moves_per_job", "cost_usd", "unfinished", "cpu_s"),
+        *("moves_per_job", "mean_instances", "cost_usd", "unfinished", "cpu_s", "sizes"),
     }
+
+
+def test_a_pool_that_scales_pays_for_the_instances_in_use(
+    tmp_path: Path, jobs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # on 1, 2, 4, 8 GPUs a job has 1, .94, .83, .625 of a single GPU's efficiency
+    text = "{instances: 6, gpus_per_instance: 2, price_per_hour: 3.60, autoscale: {lower: 0.6, upper: 0.9}}"
+    scaling, page = write(tmp_path / "scaling.yaml", text), tmp_path / "page.html"
+    two = write(tmp_path / "two.csv", "at,name,kind,iterations\n0s,a,resnet,100\n2h,b,resnet,10\n")
+    simulate(scaling, two, None, ["default"], output=TableFormat.json, html=page)
+    found = json.loads(capsys.readouterr().out)
+    assert found["autoscale"] == {"lower": 0.6, "upper": 0.9}
+    figures = found["policies"]["default"]
+    ends_s = [5.0 + 100 * 12.0, 7200.0 + 5.0 + 10 * 12.0]
+    assert figures["sizes"] == [
+        {"at": 0.0, "instances": 4},
+        {"at": pytest.approx(ends_s[0]), "instances": 0},
+        {"at": 7200.0, "instances": 4},
+    ]
+    held_s = 4 * (ends_s[0] + ends_s[1] - 7200.0)
+    assert figures["cost_usd"] == pytest.approx(3.60 * held_s / 3600.0)
+    assert figures["mean_instances"] == pytest.approx(held_s / ends_s[1])
+    assert figures["utilisation"] == pytest.approx(1.0)
+    assert "Instances of the pool by its autoscaling" in page.read_text()
+    table = policy_table(simulated(load_pool(scaling), two, ["default"]))
+    assert "at most 6 instances" in table.title
+    assert dict(zip(table.header, table.rows[0], strict=True))["instances"] == f"{held_s / ends_s[1]:.1f}"
+
+
+@pytest.mark.parametrize("policy", ["default", "equal", "hell", "tiresias", "optimus"])
+def test_every_policy_trains_all_jobs_on_a_pool_that_scales(
+    policy: str, tmp_path: Path, public: Path, traces: Path
+) -> None:
+    text = "{instances: 4, gpus_per_instance: 4, autoscale: {lower: 0.55, upper: 0.75}}"
+    outcome = simulated(load_pool(write(tmp_path / "s.yaml", text)), public, [policy], traces).outcomes[policy]
+    assert len(outcome.jcts_s) == len(outcome.jobs)
+    assert len({instances for _, instances in outcome.sizes}) > 1
+    assert outcome.utilisation <= 1.0 + 1e-9
 
 
 def test_fairness_compares_with_a_fair_share_of_the_pool(tmp_path: Path, pool: Path, jobs: Path) -> None:

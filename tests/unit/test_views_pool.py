@@ -10,7 +10,14 @@ from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool.server import standing
 from rubberband.cloud.virtual import VirtualClock, VirtualProvider
 from rubberband.planner.sharing import Calendar, Span
-from rubberband.views.pool import colours_of, experiments_table, money_table, promises_chart, render_pool
+from rubberband.views.pool import (
+    autoscaled_words,
+    colours_of,
+    experiments_table,
+    money_table,
+    promises_chart,
+    render_pool,
+)
 from tests.builders.pools import OFFER, lending_pool
 
 
@@ -57,3 +64,16 @@ def test_the_promises_are_drawn_from_now_on_until_the_last_one_ends() -> None:
     assert (b["name"], b["y"]) == ("b", [0, 0, 3, 0])
     assert "until 3m from now" in b["hovertext"][0]
     assert promises_chart(calendar, 500.0, {}) is None
+
+
+def test_a_pool_that_scales_shows_its_size_over_time() -> None:
+    found = _standing()
+    assert autoscaled_words(found) == ""
+    scales = [{"at": found["now"] - 60.0, "instances": 2, "efficiency": 0.8}]
+    scales.append({"at": found["now"] - 30.0, "instances": 1, "efficiency": 0.615})
+    found = {**found, "autoscaled": 1, "scales": scales}
+    assert autoscaled_words(found) == "autoscaled to 1 (62 % efficiency)"
+    text = render_pool(found)
+    drawn = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])["sizes"]["data"]  # type: ignore[index]
+    assert [(trace["name"], trace["y"]) for trace in drawn] == [("running", [1, 1]), ("autoscaling", [2, 1, 1])]
+    assert "autoscaled to 1" in text
