@@ -117,6 +117,26 @@ class Cluster:
         rows, places = np.nonzero(spare)
         self.end(runs[rows], places)
 
+    def kept_back_usd(self, runs: Ints, ahead_s: float, more: Ints, *, reserves: bool) -> Floats:
+        """What is on the bill now, and what has to be left to hold all for `ahead_s` more, and `more` new instances.
+
+        Instances cost their own price while they are held, or with `reserves` what is reserved for them. What is asked
+        for may begin to run at any moment. Without functions and the head.
+        """
+        terms, now = self.terms, self.now[runs][:, None]
+        held, runs_at = self.lane[runs] >= 0, self.runs_at[runs]
+        ran = held & (runs_at <= now)
+        reserved = 0.0 if terms.per_function else max(terms.reserved_price, terms.price) / 3600.0
+        price = np.zeros(runs_at.shape) if terms.per_function else self.price_usd_per_s(self.on_spot[runs])
+        paid_s = np.maximum(now - runs_at, terms.minimum_s)
+        left_s = np.maximum(0.0, ahead_s - (paid_s - (now - runs_at)))
+        surcharge = 0.0 if reserves else (reserved - price) * max(ahead_s, 2.0)
+        later = (reserved if reserves else price) * left_s + surcharge
+        coming = (held & ~ran).sum(axis=1) + more
+        usd = np.where(ran, terms.once_usd + price * np.where(ran, paid_s, 0.0) + np.where(ran, later, 0.0), 0.0)
+        new_usd = reserved * max(terms.minimum_s, ahead_s) + terms.once_usd
+        return self.cost_usd[runs] + usd.sum(axis=1) + coming * new_usd
+
     def hand_on(self, runs: Ints, order: Floats, lane: int, spot: bool, planned: Ints, waiting_since: Floats) -> Bools:
         """Give what `order` offers (infinite: nothing) to a lane that lacks it; return which runs' lane got some.
 

@@ -29,20 +29,29 @@ class Outcome:
     cost_usd: Floats
     taken: Ints
     """Instances that the spot market took away."""
+    needed_usd: Floats
+    """The least cap with which the run goes through as without one: what is kept back is on top of the bill."""
 
 
-def simulate(work: Work, terms: Terms, noise: Noise | None = None, *, draws: int = 20_000, seed: int = 0) -> Outcome:
-    """Return `draws` runs of a job with its plan."""
-    runs = _Runs(work, terms, noise or Noise(), draws, np.random.default_rng(seed))
+def simulate(
+    work: Work, terms: Terms, noise: Noise | None = None, *, draws: int = 20_000, seed: int = 0, money: bool = False
+) -> Outcome:
+    """Return `draws` runs of a job with its plan; `money`: with the cap that each needs (else its cost)."""
+    runs = _Runs(work, terms, noise or Noise(), draws, np.random.default_rng(seed), money)
     runs.to_end()
-    return Outcome(runs.cluster.now, runs.cluster.cost_usd, runs.cluster.taken.astype(np.int64))
+    cluster = runs.cluster
+    needed_usd = np.maximum(runs.needed_usd, cluster.cost_usd)
+    return Outcome(cluster.now, cluster.cost_usd, cluster.taken.astype(np.int64), needed_usd)
 
 
 class _Runs:
     """Arrays of runs by trials (numbered lane by lane, in the order of the brackets), and of runs by lanes."""
 
-    def __init__(self, work: Work, terms: Terms, noise: Noise, draws: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self, work: Work, terms: Terms, noise: Noise, draws: int, rng: np.random.Generator, money: bool
+    ) -> None:
         self.work, self.terms, self.noise, self.rng = work, terms, noise, rng
+        self.money, self.needed_usd = money, np.zeros(draws)
         self.cluster = Cluster(terms, draws, sum(work.most), rng)
         self.columns = _columns(work)
         self.lane_of = np.repeat(
@@ -105,6 +114,8 @@ class _Runs:
             now = np.minimum(now, cluster.dies_at[alive].min(axis=1))
         assert np.isfinite(now).all(), "something comes next in every run"
         cluster.now[alive] = now
+        if self.money:
+            self._need(alive, self.terms.margin_s, np.zeros(len(alive)), reserves=False)
         late = now[:, None] + TIE_S
         if self.is_risky:
             self._take_away(alive, *np.nonzero(cluster.dies_at[alive] <= now[:, None]))
@@ -177,6 +188,20 @@ class _Runs:
         reached = self.reached[runs, trials, np.maximum(0, done - 1)]
         return np.where(done > 0, reached, 0.0).astype(np.float64)
 
+    def _need(self, runs: Ints, ahead_s: float, more: Floats | Ints, *, reserves: bool) -> None:
+        """Take in what must be there now: the bill, and what is kept back to hold all for `ahead_s` more."""
+        needed_usd = self.cluster.kept_back_usd(runs, ahead_s, more, reserves=reserves)
+        until = self.cluster.now[runs] + ahead_s
+        needed_usd += self.terms.head_price / 3600.0 * until
+        if self.terms.per_function:
+            for lane, steps in enumerate(self.work.lanes):
+                for stage, step in enumerate(steps):
+                    first, end = self.columns[lane][stage]
+                    running = (self.state[runs, first:end] == _RUNS) & (self.stage[runs, lane] == stage)[:, None]
+                    busy_s = np.where(running, until[:, None] - self.began_at[runs, first:end], 0.0).sum(axis=1)
+                    needed_usd += self.cluster.price_usd_per_s(step.spot) * step.gpus / self.terms.gpus * busy_s
+        self.needed_usd[runs] = np.maximum(self.needed_usd[runs], needed_usd)
+
     # Lanes
 
     def _settle(self, alive: Ints) -> None:
@@ -201,7 +226,11 @@ class _Runs:
         cluster, step = self.cluster, self.work.lanes[lane][stage]
         live = cluster.live(runs, lane)
         wanted = np.minimum(step.instances, self.needs[runs, lane])
-        cluster.launch(runs, lane, step.spot, wanted - live.sum(axis=1))
+        missing = np.maximum(0, wanted - live.sum(axis=1))
+        if self.money and missing.any():
+            ahead_s = self.terms.margin_s + max(0.01, self.terms.init_s)
+            self._need(runs[missing > 0], ahead_s, missing[missing > 0], reserves=True)
+        cluster.launch(runs, lane, step.spot, missing)
         live = cluster.live(runs, lane)
         is_ready = (live == (live & cluster.ready[runs])).all(axis=1)
         self.phase[runs[is_ready], lane] = np.maximum(_TRAINING, self.phase[runs[is_ready], lane])

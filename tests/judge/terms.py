@@ -47,6 +47,10 @@ class Terms:
     minimum_s: float = 0.0
     once_usd: float = 0.0
     head_price: float = 0.0
+    margin_s: float = 0.0
+    """Time in which everything may still have to be paid for when a run is stopped."""
+    reserved_price: float = 0.0
+    """What is kept back for an hour of an instance whose price may rise, or is not known yet; at least `price`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

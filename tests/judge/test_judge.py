@@ -16,7 +16,7 @@ from rubberband.values.profile import Profile
 from tests.judge.jobs import KINDS, told_of
 from tests.judge.simulation import simulate
 from tests.judge.verdict import agreement_of, both, verdict_of
-from tests.judge.virtual import plain
+from tests.judge.virtual import plain, virtual_runs
 
 PROFILE = Profile(seconds_per_iteration={1: 40.0, 2: 22.0, 4: 12.0, 8: 7.0}, trial_startup_s=3.0)
 OFFER = Offer(
@@ -75,6 +75,20 @@ def test_it_takes_and_costs_what_the_executor_does(job: Job) -> None:
     found, seen = both(job, 1, 1, "certain")
     assert found.time_s == pytest.approx(seen.time_s)
     assert found.cost_usd == pytest.approx(seen.cost_usd)
+
+
+@pytest.mark.parametrize("margin_s", [0.0, 60.0])
+@pytest.mark.parametrize(
+    "name", ["waves, shrinking", "growing, and wide gangs", "functions", "released before the minimum"]
+)
+def test_it_needs_the_money_that_the_executor_keeps_back(name: str, margin_s: float) -> None:
+    job = replace(CERTAIN[name], release_margin_s=margin_s)
+    needed_usd = simulate(*plain(job), draws=1, money=True).needed_usd[0]
+    caps_usd = None, needed_usd + 1e-6, needed_usd - 0.01
+    free, enough, short = (virtual_runs(replace(job, max_cost_usd=cap_usd), 1) for cap_usd in caps_usd)
+    assert enough.is_done
+    assert enough.time_s == pytest.approx(free.time_s)
+    assert not short.is_done or short.time_s > free.time_s + 1.0
 
 
 @pytest.mark.parametrize(("kind", "seed", "runs"), [("asha", 6, 60), ("spot", 4, 80), ("hyperband", 0, 80)])

@@ -14,14 +14,14 @@ from tests.judge.jobs import Told
 from tests.judge.simulation import Outcome, simulate
 from tests.judge.virtual import VirtualRuns, plain, virtual_runs
 
-FIRST_DRAWS, DRAWS = 4_000, 40_000
-"""Draws of the first look, and of the second one if the first finds anything."""
+FIRST_DRAWS, DRAWS = 4_000, 24_000
+"""Draws of the first look, and of a second one."""
 ODDS, SHARE = 0.01, 0.01
 """What is told may be off by a point of odds, and by 1 % of the mean time and cost, beyond what sampling allows."""
 _SURE = 3.0
 """Standard errors of the simulation that count as sampling error."""
 _NEAR = 0.7
-"""A first look that finds this share of what is allowed has a second one."""
+"""A figure that is off by less than this share of what is allowed has no second look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,15 @@ class Verdict:
     cost_usd: Figure
 
     @property
+    def is_unclear(self) -> bool:
+        """Whether a figure that is off may be off by more than is allowed, or not."""
+        figures = (("odds", self.odds, ODDS), ("time", self.time_s, SHARE), ("cost", self.cost_usd, SHARE))
+        return any(
+            abs(figure.off(relative=name != "odds")) > _NEAR * allowed and name not in self.beyond
+            for name, figure, allowed in figures
+        )
+
+    @property
     def beyond(self) -> tuple[str, ...]:
         """Which figures are off by more than is allowed."""
         return (
@@ -65,23 +74,20 @@ class Verdict:
 
 
 def verdict_of(told: Told, draws: int | None = None) -> Verdict:
-    """Judge what is told of a job: by few draws first, and by many new ones where these find anything."""
+    """Judge what is told of a job: by few draws first, and by many new ones where these leave it unclear."""
     first = _judged(told, FIRST_DRAWS if draws is None else draws, 1)
-    odds, seconds, usd = first.odds, first.time_s, first.cost_usd
-    found = max(
-        abs(odds.off(relative=False)) / ODDS,
-        abs(seconds.off(relative=True)) / SHARE,
-        abs(usd.off(relative=True)) / SHARE,
-    )
-    return first if draws is not None or found < _NEAR else _judged(told, DRAWS, 2)
+    if draws is not None or not first.is_unclear:
+        return first
+    return _judged(told, DRAWS, 2)
 
 
 def _judged(told: Told, draws: int, seed: int) -> Verdict:
     assert told.told.job is not None, "a plan was found"
     prediction, odds = told.told.job.prediction, told.told.job.odds
     work, terms, noise = plain(told.job)
-    found = simulate(work, terms, noise, draws=draws, seed=seed)
-    kept = within(told.constraints, found.time_s, found.cost_usd)
+    is_capped = told.constraints.max_cost_usd is not None
+    found = simulate(work, terms, noise, draws=draws, seed=seed, money=is_capped)
+    kept = within(told.constraints, found.time_s, found.needed_usd)
     return Verdict(
         kind=told.question.kind,
         seed=told.question.seed,

@@ -83,7 +83,8 @@ def _virtual_run(job: Job, seed: str) -> tuple[float, float, bool, bool]:
 
 def plain(job: Job) -> tuple[Work, Terms, Noise]:
     """Return a job as the simulation takes it."""
-    return _work(job), terms_of(job.offer), noise_of(job.profile)
+    terms = replace(terms_of(job.offer), margin_s=job.release_margin_s, reserved_price=job.reserved_usd_per_hour)
+    return _work(job), terms, noise_of(job.profile)
 
 
 def _work(job: Job) -> Work:
