@@ -376,13 +376,14 @@ def planned(problem: Problem, chosen: Plan, simulations: Simulations | None = No
         num_samples=len(traces),
         extrapolated=(choice.gpus_per_trial,) if beyond else (),
     )
-    in_time, in_budget = problem.box.limits_kept(jct_s, cost_usd)
+    reserve_usd = problem.reserve_usd(chosen, [mean_usd])
+    in_time, in_budget = problem.box.less(reserve_usd).limits_kept(jct_s, cost_usd)
     odds = Odds(
         p_deadline=float(in_time.mean()),
         p_budget=float(in_budget.mean()),
         p_both=float((in_time & in_budget).mean()),
     )
-    return Planned(plan=chosen, prediction=prediction, odds=odds)
+    return Planned(plan=chosen, prediction=prediction, odds=odds, reserve_usd=reserve_usd)
 
 
 def simulations_of(problem: Problem, effort: Effort = THOROUGH) -> Simulations:
@@ -469,8 +470,8 @@ class _Search:
                 yield replace(choice, instances=count)
 
     def _confirmed(self, candidates: Sequence[StagePlan]) -> StagePlan | None:
-        box, confidence = self.problem.box, self.problem.constraints.confidence
-        hopeful = [one for one in candidates if box.holds(*self.rough(one)).mean() >= confidence - _SLACK]
+        confidence = self.problem.constraints.confidence
+        hopeful = [one for one in candidates if self._kept(one, self.effort.rough_samples) >= confidence - _SLACK]
         found: list[StagePlan] = []
         for choice in sorted(hopeful, key=self._rough_value):
             if found and self._rough_value(choice)[0] > _CLOSE * self._rough_value(found[0])[0]:
@@ -485,7 +486,12 @@ class _Search:
 
     def _kept(self, choice: StagePlan, count: int) -> float:
         """Return the share of the first samples in which a candidate keeps the limits."""
-        return float(self.problem.box.holds(*self.runs.figures(choice, count)).mean())
+        jct_s, cost_usd = self.runs.figures(choice, count)
+        box = self.problem.box.less(self._reserve_usd(choice, cost_usd))
+        return float(box.holds(jct_s, cost_usd).mean())
+
+    def _reserve_usd(self, choice: StagePlan, cost_usd: Floats) -> float:
+        return self.problem.reserve_usd(Plan(stages=(choice,)), [float(cost_usd.mean())])
 
     def mean(self, choice: StagePlan, count: int) -> tuple[float, float]:
         """Return mean cost and mean JCT of the first samples."""
@@ -506,8 +512,9 @@ class _Search:
         for at in (0, 1):  # the fastest and the cheapest
             best = sorted(self.candidates, key=lambda choice: float(self.rough(choice)[at].mean()))
             for choice in best[: self.effort.confirmed]:
-                figures = self.runs.figures(choice, self.runs.most)
-                points.append([_quantile(values, confidence) for values in figures])
+                jct_s, cost_usd = self.runs.figures(choice, self.runs.most)
+                needed_usd = _quantile(cost_usd, confidence) + self._reserve_usd(choice, cost_usd)
+                points.append((_quantile(jct_s, confidence), needed_usd))
         kept = [(box.limits_kept(jct_s, cost_usd), jct_s, cost_usd) for jct_s, cost_usd in points]
         return unreachable(
             box,
@@ -518,4 +525,5 @@ class _Search:
                 min(jct_s for (_, in_budget), jct_s, _ in kept if in_budget),
             ),
             f" with confidence {confidence:g}",
+            self.problem.beside,
         )

@@ -20,6 +20,7 @@ from rubberband.planner.asha import Simulations
 from rubberband.planner.labels import TIME_TOLERANCE_S
 from rubberband.planner.problem import Problem
 from rubberband.planner.reach import Group, Reach, Solved, partitions, widest
+from rubberband.planner.reserve import Reserve
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws, Samples, distribution, steady
 from rubberband.planner.search import keeps
@@ -68,6 +69,8 @@ class JobPlan:
     odds: Odds | None
     head_usd: float = 0.0
     """Cost of the head node where several lanes share it; else the stages include it."""
+    reserve_usd: float = 0.0
+    """Money that a run keeps back beside the cost."""
 
     @property
     def plan(self) -> Plan:
@@ -84,6 +87,7 @@ def plan_job(
     objective: Objective = "min_cost",
     *,
     seed: int = 0,
+    reserve: Reserve | None = None,
 ) -> JobPlan:
     """Return the best plan of a job of one bracket or more; errors as for `search.plan`.
 
@@ -99,11 +103,15 @@ def plan_job(
         policy=policy,
         objective=objective,
         seed=seed,
+        reserve=reserve,
     )
     if len(brackets) == 1:
         return single(brackets[0], search.best(problem), offer)
     division = _Division(brackets, problem)
-    return division.fastest() if objective == "min_time" else division.cheapest()
+    found = division.best()
+    if found is None:
+        raise division.infeasible()
+    return found
 
 
 def plan_job_or_none(brackets: Sequence[Sequence[Stage]], problem: Problem) -> JobPlan | None:
@@ -114,18 +122,13 @@ def plan_job_or_none(brackets: Sequence[Sequence[Stage]], problem: Problem) -> J
     if len(brackets) == 1:
         planned = search.best_or_none(replace(problem, stages=brackets[0]))
         return None if planned is None else single(brackets[0], planned, problem.offer)
-    division = _Division(brackets, problem)
-    is_enough = problem.objective == "min_time"
-    job = division.in_time(problem.constraints.deadline_s, problem.box.cost_usd if is_enough else 0.0)
-    if job is None or not keeps(job, problem.constraints):
-        return None
-    return division.fastest() if problem.objective == "min_time" else job
+    return _Division(brackets, problem).best()
 
 
 def single(stages: Sequence[Stage], planned: Planned, offer: Offer) -> JobPlan:
     """Return the plan of a job of one bracket."""
     lane = Lane(brackets=(0,), stages=tuple(stages), max_instances=offer.max_instances, planned=planned)
-    return JobPlan(lanes=(lane,), prediction=planned.prediction, odds=planned.odds)
+    return JobPlan(lanes=(lane,), prediction=planned.prediction, odds=planned.odds, reserve_usd=planned.reserve_usd)
 
 
 class _Division:
@@ -140,16 +143,22 @@ class _Division:
         self._reaches: dict[tuple[Group, float], Reach] = {}
         self._draws: dict[Group, Draws] = {}
         self._quickest: tuple[float, list[Lane]] | None = None
+        self.first: JobPlan | None = None
+        """The cheapest plan in time, at any cost."""
 
-    def cheapest(self, enough_usd: float = 0.0) -> JobPlan:
-        """Return the cheapest plan in time within the budget, or one of `enough_usd`. Raises InfeasibleError."""
-        job = self.in_time(self.constraints.deadline_s, enough_usd)
-        if job is None:
-            raise self._infeasible()
-        if not self._kept(job):
-            cost_usd = job.prediction.cost_usd if job.prediction.cost is None else job.prediction.cost.p95
-            raise too_dear(self.problem.box, _late_s(job), cost_usd)
-        return job
+    def best(self) -> JobPlan | None:
+        """Return the best plan in time within the budget; None if there is none."""
+        deadline_s, is_enough = self.constraints.deadline_s, self.problem.objective == "min_time"
+        job = self.first = self.in_time(deadline_s, self._budget_usd if is_enough else 0.0)
+        if job is not None and job.reserve_usd and is_enough and not self._kept(job):
+            job = self.first = self.in_time(deadline_s)
+        while job is not None and job.reserve_usd and not self._kept(job):
+            width = search.narrower(lane.planned.plan for lane in job.lanes)  # its plans have a smaller reserve
+            offer = replace(self.offer, max_instances=width)
+            job = _Division(self.brackets, replace(self.problem, offer=offer)).in_time(deadline_s) if width else None
+        if job is None or not self._kept(job):
+            return None
+        return self.fastest(job) if is_enough else job
 
     def in_time(self, deadline_s: float | None, enough_usd: float = 0.0) -> JobPlan | None:
         """Return the cheapest plan in time, or one that costs no more than `enough_usd`."""
@@ -220,9 +229,8 @@ class _Division:
             latest_s = sooner_s
         return latest_s
 
-    def fastest(self) -> JobPlan:
-        """Return nearly the fastest plan within the budget (and the deadline)."""
-        cheapest = self.cheapest(self._budget_usd)
+    def fastest(self, cheapest: JobPlan) -> JobPlan:
+        """Return nearly the fastest plan within the budget (and the deadline), at least as fast as one within both."""
         if not self.problem.varies:
             return self._soonest(self._shortest_certain_s(), cheapest)
         if self.constraints.max_cost_usd is None:
@@ -494,16 +502,32 @@ class _Division:
             stages=tuple(stage for prediction in predictions for stage in prediction.stages),
             extrapolated=tuple(sorted({gpus for prediction in predictions for gpus in prediction.extrapolated})),
         )
+        reserve_usd = sum(self._reserve_usd(lane) for lane in lanes)
         if not self.problem.varies:
-            return JobPlan(lanes=tuple(lanes), prediction=whole, odds=None, head_usd=head_usd)
+            return JobPlan(lanes=tuple(lanes), prediction=whole, odds=None, head_usd=head_usd, reserve_usd=reserve_usd)
         samples = _sampled(lanes, [self._drawn(lane) for lane in lanes], self.offer)
         jct, cost = distribution(samples.jct_s), distribution(samples.cost_usd)
         head_usd = self.offer.head_cost_usd(jct.mean)
         whole = replace(whole, jct_s=jct.mean, cost_usd=cost.mean, jct=jct, cost=cost, num_samples=len(samples.jct_s))
-        return JobPlan(lanes=tuple(lanes), prediction=whole, odds=odds(samples, self.problem.box), head_usd=head_usd)
+        return JobPlan(
+            lanes=tuple(lanes),
+            prediction=whole,
+            odds=odds(samples, self.problem.box.less(reserve_usd)),
+            head_usd=head_usd,
+            reserve_usd=reserve_usd,
+        )
 
-    def _infeasible(self) -> InfeasibleError:
-        """Return the error with the shortest time that a division surely keeps, and the lowest cost."""
+    def _reserve_usd(self, lane: Lane) -> float:
+        """Return the reserve of a lane: all of them may be at their end at once."""
+        planned = lane.planned
+        return self.problem.reserve_usd(planned.plan, [stage.cost_usd for stage in planned.prediction.stages])
+
+    def infeasible(self) -> InfeasibleError:
+        """Return the error of `best`, with the shortest time that a division surely keeps, or the lowest cost."""
+        if (job := self.first) is not None:
+            cost_usd = job.prediction.cost_usd if job.prediction.cost is None else job.prediction.cost.p95
+            needed_usd = cost_usd + job.reserve_usd
+            return too_dear(self.problem.box, _late_s(job), needed_usd, beside=self.problem.beside)
         cheapest = self._with_head(None)
         if cheapest is None:
             return InfeasibleError(

@@ -14,12 +14,14 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner import asha, risk, search
 from rubberband.planner.brackets import JobPlan, Lane, plan_job, plan_job_or_none, single
 from rubberband.planner.problem import Problem
+from rubberband.planner.reserve import Reserve
 from rubberband.planner.sampling import steady
 from rubberband.planner.search import keeps
 from rubberband.planner.solver import Objective, unbeaten
 from rubberband.values.offer import Offer
 from rubberband.values.plan import (
     Distribution,
+    Market,
     Odds,
     Plan,
     PlanningConstraints,
@@ -27,6 +29,7 @@ from rubberband.values.plan import (
     Prediction,
     Remedy,
     Stage,
+    StagePlan,
 )
 from rubberband.values.profile import Profile
 
@@ -54,8 +57,21 @@ class Case:
     offer: Offer
     profile: Profile
     constraints: PlanningConstraints
+    reserve: Reserve | None = None
+    """Terms of the money that a run keeps back of max_cost."""
     fixed: Profile | None = None
     """Profile with a fixed batch; set where the trials of `profile` adapt theirs."""
+
+    @property
+    def least_reserve_usd(self) -> float:
+        """The money that a run keeps back with any plan: that of one instance at its end."""
+        if self.reserve is None:
+            return 0.0
+        markets: tuple[Market, ...] = ("on_demand",) if self.offer.spot is None else ("on_demand", "spot")
+        return min(
+            self.reserve.release_usd(self.offer, StagePlan(instances=1, gpus_per_trial=1, market=market))
+            for market in markets
+        )
 
     @property
     def batch(self) -> Batch:
@@ -324,6 +340,7 @@ def _problem(
         policy=policy,
         objective=objective,
         seed=seed,
+        reserve=case.reserve,
     )
 
 
@@ -380,7 +397,8 @@ Answer = tuple[JobPlan | None, InfeasibleError | None]
 
 def _answer(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy, objective: Objective, seed: int) -> Answer:
     try:
-        return plan_job(brackets, case.profile, case.offer, case.constraints, policy, objective, seed=seed), None
+        job = (brackets, case.profile, case.offer, case.constraints, policy, objective)
+        return plan_job(*job, seed=seed, reserve=case.reserve), None
     except InfeasibleError as error:
         return None, error
 
@@ -533,7 +551,7 @@ def _lane(estimate: Estimate, lane: Lane, instance_type: str) -> list[Json]:
 def _prediction(estimate: Estimate, job: JobPlan) -> Json:
     prediction = job.prediction
     if job.odds is None:
-        in_time, in_budget = map(float, search.meets(prediction, estimate.constraints))
+        in_time, in_budget = map(float, search.meets(prediction, estimate.constraints, reserve_usd=job.reserve_usd))
         both = min(in_time, in_budget)
     else:
         in_time, in_budget, both = job.odds.p_deadline, job.odds.p_budget, job.odds.p_both

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rubberband.errors import InputError
+from rubberband.planner.model import predict
+from rubberband.planner.reserve import Reserve
 from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.solver import Box, Objective
 from rubberband.planner.table import gangs_of
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Cohort, PlanningConstraints, Policy, Speeds, Stage
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Policy, Speeds, Stage
 from rubberband.values.profile import Profile
 
 
@@ -30,6 +32,8 @@ class Problem:
     """Speeds of the trials that go on, where the rest of a job is planned."""
     seed: int = 0
     """Seed of the samples, where times vary."""
+    reserve: Reserve | None = None
+    """Terms of the money that a plan leaves of max_cost beside its cost; None: it leaves none."""
 
     @property
     def box(self) -> Box:
@@ -54,6 +58,22 @@ class Problem:
     def draws(self) -> Draws:
         """Return the samples of the job, not yet drawn."""
         return Draws(self.stages, self.profile, self.offer, seed=self.seed, speeds=self.speeds)
+
+    @property
+    def beside(self) -> str:
+        """What else max_cost pays for, after the cost of a plan."""
+        terms = self.reserve
+        return ", with the release of its instances" if terms is not None and terms.is_asked_for(self.offer) else ""
+
+    def reserve_usd(self, plan: Plan, costs_usd: Sequence[float] | None = None) -> float:
+        """Return the reserve of a plan, by the mean costs of its stages if they are known."""
+        terms = self.reserve
+        if terms is None or not terms.is_asked_for(self.offer):
+            return 0.0
+        if costs_usd is None:
+            predicted = predict(self.stages, plan, self.profile, self.offer, self.held).stages
+            costs_usd = [stage.cost_usd for stage in predicted]
+        return terms.usd(self.offer, plan.stages, costs_usd)
 
     def families(self) -> list[PlanningConstraints]:
         """Return the limits of each search that the policy makes; the best of their plans is its plan.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from rubberband.errors import InfeasibleError
 from rubberband.planner import risk
 from rubberband.planner.problem import Problem
+from rubberband.planner.reserve import Reserve
 from rubberband.planner.sampling import Draws
 from rubberband.planner.search import best, meets
 from rubberband.planner.solver import Objective
@@ -118,7 +119,11 @@ class _Rest:
 
     def odds(self, planned: Planned) -> float:
         """Return the probability that a plan keeps the limits."""
-        return float(all(meets(planned.prediction, self.limits))) if planned.odds is None else planned.odds.p_both
+        return float(all(self.meets(planned))) if planned.odds is None else planned.odds.p_both
+
+    def meets(self, planned: Planned) -> tuple[bool, bool]:
+        """Return whether a plan keeps the deadline and the budget, by its means."""
+        return meets(planned.prediction, self.limits, reserve_usd=planned.reserve_usd)
 
     def best(self, limits: PlanningConstraints, objective: Objective) -> Planned | None:
         """Return the best plan within `limits`, with its odds of keeping those left; None if none keeps `limits`."""
@@ -149,6 +154,7 @@ def replan(
     because: str = "",
     seed: int = 0,
     speeds: Speeds | None = None,
+    reserve: Reserve | None = None,
     name_of: Callable[[int], str] = "stage {}".format,
 ) -> Replanned:
     """Return the best plan from stage `done` on, with the instances `held` now and the rest of the `constraints`.
@@ -159,6 +165,8 @@ def replan(
       also stays if the next stage can stay as it is: later stages are decided after it.
     * If no plan keeps the constraints, the one that ends soonest within the budget is taken, unless it costs more than
       the time is worth. If none keeps the budget, the cheapest one is taken.
+
+    `reserve` has the terms of the money that a plan leaves of the budget beside its cost.
 
     `because` (the differences from the plan's assumptions) goes into the reason; `speeds` are those of the trials that
     go on, and `name_of(stage)` is the name of a stage in it.
@@ -174,6 +182,7 @@ def replan(
         held=held,
         speeds=speeds,
         seed=seed,
+        reserve=reserve,
     )
     draws = problem.draws() if problem.varies else None
     rest = _Rest(problem=problem, draws=draws, spent_s=spent_s, spent_usd=spent_usd, first=name_of(done))
@@ -210,7 +219,7 @@ def _choose(rest: _Rest, present: Planned) -> tuple[Planned, str]:
         return likely, f"no plan keeps its limits with a probability of {rest.limits.confidence:g} any more"
     soonest = rest.best(replace(rest.limits, deadline_s=None), "min_time")
     if soonest is not None:
-        within_budget = meets(present.prediction, rest.limits)[1]
+        within_budget = rest.meets(present)[1]
         sooner = _gains("min_time", present.prediction, soonest.prediction) and rest.worth_the_time(present, soonest)
         taken = present if within_budget and not sooner else soonest
         return taken, f"no plan keeps the deadline any more{_surely(rest, taken)}; this one ends {_late(rest, taken)}"
@@ -285,9 +294,9 @@ def _holds(rest: _Rest, present: Planned) -> str:
 
 def _failing(rest: _Rest, present: Planned) -> str:
     """Say how the plan in force would miss the limits."""
-    in_time, in_budget = meets(present.prediction, rest.limits)
+    in_time, in_budget = rest.meets(present)
     failings = [] if in_time else [f"end {_late(rest, present)}"]
-    failings += [] if in_budget else [f"cost {_dear(rest, present)}"]
+    failings += [] if in_budget else [f"cost {_dear(rest, present)}{rest.problem.beside}"]
     if present.odds is not None and not failings:
         return f"keep its limits with a probability of {present.odds.p_both:.2f} only, not {rest.limits.confidence:g}"
     return " and ".join(failings)
@@ -299,7 +308,7 @@ def _late(rest: _Rest, planned: Planned) -> str:
 
 
 def _dear(rest: _Rest, planned: Planned) -> str:
-    beyond_usd = planned.prediction.cost_usd - (rest.limits.max_cost_usd or 0.0)
+    beyond_usd = planned.prediction.cost_usd + planned.reserve_usd - (rest.limits.max_cost_usd or 0.0)
     return f"{format_usd(abs(beyond_usd))} {'more' if beyond_usd > 0 else 'less'} than max_cost"
 
 

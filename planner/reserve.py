@@ -1,41 +1,75 @@
-"""The money that a plan leaves beside its cost, so that it is carried out to its end.
+"""The money that a plan leaves beside its cost, so that a run carries it out to its end.
 
-A run stops while there is still money to release everything; a plan that leaves less would be stopped just before its
-end.
+A run starts an instance only where max_cost covers the whole fleet at the highest price until trials train on it, and
+stops while there is still money to release what it holds (`rubberband.executor.core.purse`). A plan that leaves less
+would wait for instances, or be stopped just before its end.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer
 from rubberband.values.plan import StagePlan
 
 SLACK_S = 1.0
 """A run that is done at the very instant of the stop may be stopped instead."""
+SHORTEST_REACH_S = 2.0
+"""If prices are below the highest ones, the stop comes while max_cost still reaches about this far."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """The reserve of plans that are carried out with this release margin."""
+    """The terms of the reserve of plans."""
 
-    def __init__(self, margin_s: float, dearest_usd_per_hour: float | None) -> None:
-        """`dearest_usd_per_hour`: the highest price of a similar type that is used instead; None: no other type is."""
-        self._margin_s = margin_s + SLACK_S if margin_s else 0.0
-        self._dearest_usd_per_hour = dearest_usd_per_hour
+    margin_s: float = 0.0
+    """Longest time to release instances."""
+    dearest_usd_per_hour: float | None = None
+    """The highest price of a type that may be used instead; None: no other type is."""
+    ready: int = 0
+    """Instances that are ready now, where the rest of a job is planned."""
+    beside_usd: float = 0.0
+    """Reserve of what runs beside the plan."""
 
-    @property
-    def is_asked_for(self) -> bool:
-        """Whether there is any."""
-        return self._margin_s > 0.0
+    def is_asked_for(self, offer: Offer) -> bool:
+        """Whether plans on an offer have any: not where all is released at once, and costs what is expected."""
+        may_cost_more = offer.spot is not None or self.dearest_usd_per_hour is not None
+        return may_cost_more or self.margin_s > 0.0 or self.beside_usd > 0.0
 
-    def of_plan(self, offer: Offer, stages: tuple[StagePlan, ...], *, held: int = 0) -> float:
-        """Reserve of the widest stage, in USD, with `held` instances ready."""
-        return max(self.of_width(offer, choice.instances, held=held) for choice in stages)
+    def usd(self, offer: Offer, choices: Sequence[StagePlan], costs_usd: Sequence[float]) -> float:
+        """Return the reserve in US dollars of stages that are predicted to cost `costs_usd`."""
+        spent_usd = needed_usd = 0.0
+        before = StagePlan(instances=self.ready, gpus_per_trial=1, market=choices[0].market)
+        for choice, cost_usd in zip(choices, costs_usd, strict=True):
+            kept = min(before.instances, choice.instances) if choice.market == before.market else 0
+            if kept < choice.instances:
+                needed_usd = max(needed_usd, spent_usd + self._start_usd(offer, kept, choice.instances - kept))
+            spent_usd += cost_usd
+            needed_usd = max(needed_usd, spent_usd + self.release_usd(offer, choice))
+            before = choice
+        return self.beside_usd + max(0.0, needed_usd - spent_usd)
 
-    def of_width(self, offer: Offer, instances: int, *, held: int = 0) -> float:
-        """Reserve of `instances` instances: the release margin, and what is reserved beyond their price at first."""
-        reserved = max(offer.price_usd_per_hour, self._dearest_usd_per_hour or 0.0) + offer.side_usd_per_hour
-        reserve_usd = (instances * reserved + offer.head_price_usd_per_hour) * self._margin_s
-        if offer.billing == "per_instance" and self._margin_s:
-            least = offer.market_price_usd_per_s("on_demand" if offer.spot is None else "spot") * SECONDS_PER_HOUR
-            new = max(0, instances - held)
-            reserve_usd += new * (reserved - least) * max(offer.minimum_billed_s, offer.init_delay_s)
-        return reserve_usd / SECONDS_PER_HOUR
+    def release_usd(self, offer: Offer, choice: StagePlan) -> float:
+        """Return the money with which a run stops that holds the instances of a stage."""
+        margin_s = self.margin_s + SLACK_S if self.margin_s else 0.0
+        price = offer.price_usd_per_s if offer.spot is None else offer.market_price_usd_per_s(choice.market)
+        usd = (choice.instances * price + offer.head_cost_usd(1.0)) * margin_s
+        if offer.billing == "per_instance":
+            extra = self._highest_usd_per_s(offer) - price
+            usd += choice.instances * extra * max(margin_s, SHORTEST_REACH_S)
+        return usd
+
+    def _start_usd(self, offer: Offer, held: int, new: int) -> float:
+        """Return what `held` instances and `new` ones may cost until all are ready, and then given back."""
+        if offer.billing == "per_function":
+            return new * offer.once_usd_per_instance
+        until_s = self.margin_s + offer.init_delay_s
+        instances_s = held * until_s + new * max(until_s, offer.minimum_billed_s)
+        once_usd = new * offer.once_usd_per_instance + offer.head_cost_usd(until_s)
+        return self._highest_usd_per_s(offer) * instances_s + once_usd
+
+    def _highest_usd_per_s(self, offer: Offer) -> float:
+        """Return the highest price of an instance that is still to be bought."""
+        highest = max(offer.price_usd_per_hour, self.dearest_usd_per_hour or 0.0)
+        return (highest + offer.side_usd_per_hour) / SECONDS_PER_HOUR

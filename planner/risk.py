@@ -26,7 +26,7 @@ from rubberband.planner.solver import OBJECTIVES, Box, Objective, lower_bound, p
 from rubberband.planner.table import Floats, Ints, StageTable, build_table, distinct, mean_runs_s, mean_terms
 from rubberband.planner.wording import unreachable
 from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.plan import Market, Odds, Plan, Planned, PlanningConstraints, Stage, StagePlan
+from rubberband.values.plan import Market, Odds, Plan, Planned, PlanningConstraints, Prediction, Stage, StagePlan
 
 ROUGH_CHUNKS = 2
 """Chunks of samples that every candidate has."""
@@ -71,6 +71,7 @@ class Judge:
     problem: Problem
     box: Box
     looks: dict[Plan, Look] = field(default_factory=dict)
+    _boxes: dict[Plan, Box] = field(default_factory=dict)
     luck: float | None = None
     """How much more often plans keep the limits in the samples that every candidate has than in all. Measured on one
     plan it nearly holds for similar ones, as the samples are the same for all."""
@@ -79,6 +80,14 @@ class Judge:
     def confidence(self) -> float:
         """Probability that a plan must keep the limits with."""
         return self.problem.constraints.confidence
+
+    def box_of(self, candidate: Plan) -> Box:
+        """Return the limits of a candidate, less its reserve."""
+        if not math.isfinite(self.box.cost_usd):
+            return self.box
+        if candidate not in self._boxes:
+            self._boxes[candidate] = self.box.less(self.problem.reserve_usd(candidate))
+        return self._boxes[candidate]
 
     def look(self, candidate: Plan, num_chunks: int = ROUGH_CHUNKS) -> Look:
         """Return the samples of a candidate, at least `num_chunks` chunks of them."""
@@ -91,7 +100,7 @@ class Judge:
                 known = self.looks[candidate] = replace(known, jct_s=jct_s, cost_usd=cost_usd)
             else:
                 known = self.looks[candidate] = Look(jct_s, cost_usd)
-                known.roughly, known.value = known.kept(self.box), self._value(jct_s, cost_usd)
+                known.roughly, known.value = known.kept(self.box_of(candidate)), self._value(jct_s, cost_usd)
         assert known is not None
         return known
 
@@ -112,7 +121,7 @@ class Judge:
         num_chunks = ROUGH_CHUNKS
         while True:
             look = self.look(candidate, num_chunks)
-            kept, error = look.kept(self.box), self._error(len(look.jct_s))
+            kept, error = look.kept(self.box_of(candidate)), self._error(len(look.jct_s))
             if kept > self.confidence + _SURE * error:
                 return True
             if kept < self.confidence - _CLEAR * error or num_chunks == self.draws.most_chunks:
@@ -136,7 +145,7 @@ class Judge:
 
     def closest(self, most: int) -> list[Plan]:
         """Return the candidates that keep the limits most often."""
-        return sorted(self.looks, key=lambda candidate: -self.looks[candidate].kept(self.box))[:most]
+        return sorted(self.looks, key=lambda candidate: -self.looks[candidate].kept(self.box_of(candidate)))[:most]
 
     def best(self) -> Plan | None:
         """Return the best candidate that surely keeps the limits; the luck measured on one rules others out."""
@@ -252,10 +261,22 @@ def planned(problem: Problem, chosen: Plan, draws: Draws | None = None) -> Plann
     stages, profile, offer = problem.stages, problem.profile, problem.offer
     check_plan(stages, chosen, offer)
     if not problem.varies:
-        return Planned(plan=chosen, prediction=predict(stages, chosen, profile, offer, problem.held))
+        return certainly(problem, chosen, predict(stages, chosen, profile, offer, problem.held))
     drawn = draws or problem.draws()
     samples = drawn.evaluate(chosen, drawn.most_chunks, problem.held)
-    return Planned(plan=chosen, prediction=samples.prediction(chosen, profile, offer), odds=odds(samples, problem.box))
+    reserve_usd = problem.reserve_usd(chosen)
+    return Planned(
+        plan=chosen,
+        prediction=samples.prediction(chosen, profile, offer),
+        odds=odds(samples, problem.box.less(reserve_usd)),
+        reserve_usd=reserve_usd,
+    )
+
+
+def certainly(problem: Problem, chosen: Plan, prediction: Prediction) -> Planned:
+    """Return a plan whose times do not vary, with its reserve."""
+    reserve_usd = problem.reserve_usd(chosen, [stage.cost_usd for stage in prediction.stages])
+    return Planned(plan=chosen, prediction=prediction, reserve_usd=reserve_usd)
 
 
 def odds(samples: Samples, box: Box) -> Odds:
@@ -387,16 +408,17 @@ class _Search:
                 return
             found.add(proposals[0])
             look = self.judge.look(proposals[0])
-            margin_usd = 0.0 if any(map(self.judge.likely, proposals)) else self._margin_usd(look)
+            margin_usd = 0.0 if any(map(self.judge.likely, proposals)) else self._margin_usd(proposals[0], look)
             if math.isfinite(deadline_s):
                 moved_s += float(np.quantile(look.jct_s, self.judge.confidence)) - deadline_s
                 tau_s = max(1e-3, float(look.jct_s.std()))
 
-    def _margin_usd(self, look: Look) -> float:
+    def _margin_usd(self, candidate: Plan, look: Look) -> float:
         """Return how much less a plan would have to cost to keep the budget with the confidence."""
         if not math.isfinite(self.judge.box.cost_usd):
             return 0.0
-        return max(0.0, float(np.quantile(look.cost_usd, self.judge.confidence) - look.cost_usd.mean()))
+        unsure_usd = float(np.quantile(look.cost_usd, self.judge.confidence) - look.cost_usd.mean())
+        return max(0.0, unsure_usd + self.problem.reserve_usd(candidate))
 
     def propose_safest(self) -> None:
         """Look at the plans that are most likely to be in time, and at the cheapest ones."""
@@ -439,11 +461,11 @@ class _Search:
             mean_s, least_usd = self.draws.least(candidate, held)
             if (least_usd if by_cost else mean_s) >= bound * _NEARLY_AS_GOOD:
                 return False
-        few = Look(*self.draws.totals(candidate, range(1), held))
+        few, box = Look(*self.draws.totals(candidate, range(1), held)), self.judge.box_of(candidate)
         if bound == math.inf:
-            return few.kept(self.judge.box) > 0.0
+            return few.kept(box) > 0.0
         value = float((few.cost_usd if by_cost else few.jct_s).mean())
-        return value < bound * _NEARLY_AS_GOOD and few.kept(self.judge.box) >= self.judge.confidence - 0.02
+        return value < bound * _NEARLY_AS_GOOD and few.kept(box) >= self.judge.confidence - 0.02
 
     def _neighbours(self, candidate: Plan) -> Iterable[Plan]:
         """Yield the plans that differ in one run of stages of equal width, in one stage, or in the market."""
@@ -486,9 +508,12 @@ class _Search:
     def infeasible(self) -> InfeasibleError:
         """Return the error that names the limit out of reach with the confidence, and the nearest value within."""
         box, confidence = self.judge.box, self.judge.confidence
-        looks = list(self.judge.looks.values())
-        times_s = [float(np.quantile(look.jct_s, confidence)) for look in looks]
-        costs_usd = [float(np.quantile(look.cost_usd, confidence)) for look in looks]
+        looks = self.judge.looks
+        times_s = [float(np.quantile(look.jct_s, confidence)) for look in looks.values()]
+        costs_usd = [
+            float(np.quantile(look.cost_usd, confidence)) + self.problem.reserve_usd(candidate)
+            for candidate, look in looks.items()
+        ]
         kept = [(box.limits_kept(*pair), *pair) for pair in zip(times_s, costs_usd, strict=True)]
         return unreachable(
             box,
@@ -499,6 +524,7 @@ class _Search:
                 min(time_s for (_, in_budget), time_s, _ in kept if in_budget),
             ),
             f" with confidence {confidence:g}",
+            self.problem.beside,
         )
 
 

@@ -6,7 +6,7 @@ It states the problem for the solver (`rubberband.planner.solver`) and words the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -260,7 +260,7 @@ def best(problem: Problem) -> Planned:
     if problem.varies:
         return risk.plan(problem)
     tables = _tables(problem)
-    found = _certain(problem, tables)
+    found = _leaving(problem, tables)
     if found is None:
         raise _infeasible(problem, tables)
     return found
@@ -273,7 +273,44 @@ def best_or_none(problem: Problem) -> Planned | None:
             return best(problem)
         except InfeasibleError:
             return None
-    return _certain(problem, _tables(problem))
+    return _leaving(problem, _tables(problem))
+
+
+def _leaving(problem: Problem, tables: _Tables) -> Planned | None:
+    """Return the best plan that leaves its reserve; None if none is found.
+
+    A plan that leaves too little is followed by cheaper ones, then by those of narrower clusters, whose reserve is
+    smaller; where time is the objective, at last by the cheapest one.
+    """
+    found = _certain(problem, tables)
+    if found is None or keeps(found, problem.constraints):
+        return found
+    cap_usd, width = problem.constraints.max_cost_usd, problem.offer.max_instances
+    assert cap_usd is not None, "without max_cost there is no reserve"
+    while width > 0:
+        left_usd, width, offer = cap_usd, 0, replace(problem.offer, max_instances=width)
+        for _ in range(_MOST_TRIES):
+            limits = replace(problem.constraints, max_cost_usd=left_usd)
+            narrowed = replace(problem, offer=offer, constraints=limits)
+            found = _certain(narrowed, _tables(narrowed))
+            if found is None:
+                break
+            if keeps(found, problem.constraints):
+                return found
+            width, left_usd = width or narrower([found.plan]), cap_usd - found.reserve_usd
+    return _leaving(replace(problem, objective="min_cost"), tables) if problem.objective == "min_time" else None
+
+
+_MOST_TRIES = 4
+"""Another plan may have another reserve: this many are looked at for each width of the cluster."""
+_NARROWING = 6
+"""A cluster is made narrower by this part of it at a time."""
+
+
+def narrower(plans: Iterable[Plan]) -> int:
+    """Return the instances of a narrower cluster than of plans side by side: its plans have a smaller reserve."""
+    widest = sum(max(choice.instances for choice in plan.stages) for plan in plans)
+    return widest - max(1, widest // _NARROWING)
 
 
 @dataclass(slots=True)
@@ -363,7 +400,7 @@ def _certain(problem: Problem, tables: _Tables) -> Planned | None:
     if holding_is_free(problem.offer):
         chosen = _fewest_instances(problem, chosen)
     prediction = predict(problem.stages, chosen, problem.profile, problem.offer, problem.held)
-    return Planned(plan=chosen, prediction=prediction)
+    return risk.certainly(problem, chosen, prediction)
 
 
 def _greedy(problem: Problem) -> Planned:
@@ -411,16 +448,16 @@ def frontier(
     return [(point.time_s, point.cost_usd) for point in pareto(table, problem.box, constant=problem.constant)]
 
 
-def meets(prediction: Prediction, constraints: PlanningConstraints) -> tuple[bool, bool]:
+def meets(prediction: Prediction, constraints: PlanningConstraints, *, reserve_usd: float = 0.0) -> tuple[bool, bool]:
     """Return whether a prediction keeps the deadline and the budget, each up to the rounding of floats."""
-    return Box.of(constraints).limits_kept(prediction.jct_s, prediction.cost_usd)
+    return Box.of(constraints).limits_kept(prediction.jct_s, prediction.cost_usd + reserve_usd)
 
 
 def keeps(planned: Planned | JobPlan, constraints: PlanningConstraints) -> bool:
     """Return whether a plan keeps the limits; where times vary, with the confidence (greedy decides on few samples)."""
     if planned.odds is not None:
         return planned.odds.p_both >= constraints.confidence
-    return all(meets(planned.prediction, constraints))
+    return all(meets(planned.prediction, constraints, reserve_usd=planned.reserve_usd))
 
 
 def _fewest_instances(problem: Problem, chosen: Plan) -> Plan:
@@ -440,18 +477,27 @@ def _fewest_instances(problem: Problem, chosen: Plan) -> Plan:
 def _infeasible(problem: Problem, tables: _Tables) -> InfeasibleError:
     """Return the error that names the limit out of reach, and the nearest value within reach."""
 
-    def solvable(box: Box, objective: Objective) -> FoundPlan:
-        found = _best_of(tables, box, objective, problem.constant)
+    def solvable(deadline_s: float | None, max_cost_usd: float | None, objective: Objective) -> Planned:
+        limits = replace(problem.constraints, deadline_s=deadline_s, max_cost_usd=max_cost_usd)
+        found = _certain(replace(problem, constraints=limits, objective=objective), tables)
         assert found is not None, "one limit alone, or none, that can be kept leaves a plan"
-        return found[1]
+        return found
 
-    box = problem.box
+    def needs_usd(deadline_s: float | None) -> float:
+        found = solvable(deadline_s, None, "min_cost")
+        return found.prediction.cost_usd + problem.reserve_usd(found.plan)
+
+    def in_budget_s() -> float:
+        soonest = replace(problem, constraints=replace(problem.constraints, deadline_s=None), objective="min_time")
+        found = _leaving(soonest, tables)
+        assert found is not None, "the cheapest plan leaves its reserve"
+        return found.prediction.jct_s
+
+    limits = problem.constraints
     return unreachable(
-        box,
-        solvable(Box(), "min_time").time_s,
-        solvable(Box(), "min_cost").cost_usd,
-        lambda: (
-            solvable(Box(time_s=box.time_s), "min_cost").cost_usd,
-            solvable(Box(cost_usd=box.cost_usd), "min_time").time_s,
-        ),
+        problem.box,
+        solvable(None, None, "min_time").prediction.jct_s,
+        needs_usd(None),
+        lambda: (needs_usd(limits.deadline_s), in_budget_s()),
+        beside=problem.beside,
     )

@@ -70,6 +70,10 @@ class Box:
         inside: Bools = in_time & in_budget
         return inside
 
+    def less(self, reserve_usd: float) -> Box:
+        """Return the plans that leave this money beside their cost."""
+        return Box(time_s=self.time_s, cost_usd=self.cost_usd - reserve_usd)
+
     def within(self, objective: Objective, upper: float) -> Box:
         """Return the part of the box whose plans reach an objective of `upper` or better."""
         if objective == "min_cost":

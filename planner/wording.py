@@ -18,22 +18,24 @@ def unreachable(
     cheapest_usd: float,
     both: Callable[[], tuple[float, float]],
     surely: str = "",
+    beside: str = "",
 ) -> InfeasibleError:
     """Return the error for limits out of reach, with the nearest values within reach.
 
     `shortest_s` and `cheapest_usd` are those of all plans. `both` finds the lowest cost in time and the shortest time
-    within the budget, where each limit can be kept by itself. `surely` names the confidence asked for.
+    within the budget, where each limit can be kept by itself. `surely` names the confidence asked for, and `beside`
+    what the costs include beside the plan's.
     """
     in_time, in_budget = box.limits_kept(shortest_s, cheapest_usd)
     if not in_time:
         return too_late(box, shortest_s, cheapest_usd, surely)
     if not in_budget:
-        return too_dear(box, shortest_s, cheapest_usd, surely)
+        return too_dear(box, shortest_s, cheapest_usd, surely, beside)
     in_time_usd, in_budget_s = both()
     cost, duration = usd_up(in_time_usd), format_duration(up_s(in_budget_s))
     return InfeasibleError(
         f"deadline {format_duration(box.time_s)} and max_cost {format_usd(box.cost_usd)} cannot both be kept{surely}: "
-        f"the cheapest plan in time costs {cost} and the shortest plan for the money takes {duration}",
+        f"the cheapest plan in time costs {cost}{beside} and the shortest plan for the money takes {duration}",
         advice=f"raise max_cost to {cost}, or the deadline to {duration}",
         shortest_jct_s=shortest_s,
         cheapest_usd=cheapest_usd,
@@ -51,11 +53,11 @@ def too_late(box: Box, shortest_s: float, cheapest_usd: float, surely: str = "")
     )
 
 
-def too_dear(box: Box, shortest_s: float, cheapest_usd: float, surely: str = "") -> InfeasibleError:
+def too_dear(box: Box, shortest_s: float, cheapest_usd: float, surely: str = "", beside: str = "") -> InfeasibleError:
     """Return the error for a budget out of reach."""
     cheapest = usd_up(cheapest_usd)
     return InfeasibleError(
-        f"max_cost {format_usd(box.cost_usd)} cannot be kept{surely}: the cheapest plan costs {cheapest}",
+        f"max_cost {format_usd(box.cost_usd)} cannot be kept{surely}: the cheapest plan costs {cheapest}{beside}",
         advice=f"raise max_cost to {cheapest}",
         shortest_jct_s=shortest_s,
         cheapest_usd=cheapest_usd,

@@ -13,11 +13,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rubberband.api.problems import CONFLICT, Problem
+from rubberband.app.affordable import planned
 from rubberband.app.cases import cases
 from rubberband.app.sizing import size
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
-from rubberband.planner.estimate import Estimate, estimate
+from rubberband.planner.estimate import Estimate
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_instant, parse_deadline
 from rubberband.values.plan import Policy
@@ -150,14 +151,7 @@ def _estimate(words: Mapping[str, Any], policy: Policy, now: float) -> Estimate:
     found = cases(experiment, profiles, now)
     if experiment.search.auto is not None:
         _, experiment = size(experiment, found, policy)
-    return estimate(
-        experiment.brackets(),
-        found,
-        policy,
-        experiment.name,
-        clock=time.perf_counter,
-        objective=experiment.constraints.objective,
-    )
+    return planned(experiment, found, policy)
 
 
 def _outlook(found: Estimate, stand_in: Estimate) -> Outlook:

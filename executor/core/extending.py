@@ -314,7 +314,6 @@ def _after_stage(job: Job, state: State, lane: Lane, now: float) -> Remainder:
         done=rules.next_stage(lane),
         stages=remaining(job, state, lane),
         held=held,
-        ready=sum(cohort.instances for cohort in held),
         spent_s=ends_s,
         spent_usd=bill_usd(job, state, now) + left.cost_usd + head_usd + elsewhere_usd,
         others_end_s=others_end_s,

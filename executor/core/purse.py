@@ -12,10 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rubberband.planner.reserve import SHORTEST_REACH_S
 from rubberband.units import MONEY_SLACK_USD
-
-SHORTEST_REACH_S = 2.0
-"""If prices are below the reserved ones, the stop comes while the budget still reaches about this far."""
 
 
 class RunningCost(NamedTuple):

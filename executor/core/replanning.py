@@ -36,8 +36,6 @@ from rubberband.values.profile import Profile
 ADDED_MARGIN = 0.05
 """This part of the time that is left stays where a bracket was added: it must not make a run late whose instances start
 somewhat slower."""
-_MOST_TRIES = 4
-"""For a plan that leaves its reserve: another plan may have another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +48,6 @@ class Remainder:
     stages: tuple[Stage, ...]
     """The job's up to the lane's last, the later ones with no more trials than are left."""
     held: Sequence[Cohort]
-    ready: int
-    """How many of what is held trials can start on."""
     spent_s: float
     """Since the start."""
     spent_usd: float
@@ -160,7 +156,6 @@ def after_sync(job: Job, state: State, lane: Lane, now: float) -> Remainder:
         done=rules.next_stage(lane),
         stages=remaining(job, state, lane),
         held=held(state, lane, now),
-        ready=len(state.held(lane).ready),
         spent_s=now - state.started_at,
         spent_usd=bill_usd(job, state, now) + elsewhere_usd,
         others_end_s=others_end_s,
@@ -209,37 +204,17 @@ def _best_within_margin(job: Job, state: State, standing: Remainder) -> Replanne
     terms = limits(job)
     if terms.deadline_s is not None and job.bracket_of(standing.lane.end_stage - 1).is_added:
         left_s = max(0.0, terms.deadline_s - standing.spent_s)
-        found = _best_rest(replace(terms, deadline_s=terms.deadline_s - ADDED_MARGIN * left_s), job, state, standing)
+        found = _within(replace(terms, deadline_s=terms.deadline_s - ADDED_MARGIN * left_s), job, state, standing)
         if found.keeps:
             return found
-    return _best_rest(terms, job, state, standing)
+    return _within(terms, job, state, standing)
 
 
-def _best_rest(terms: PlanningConstraints, job: Job, state: State, standing: Remainder) -> Replanned:
-    found = _within(terms, job, state, standing)
-    reserve = Reserve(job.release_margin_s, job.dearest_usd_per_hour)
-    if job.max_cost_usd is None or not reserve.is_asked_for:
-        return found
-    others = [other for other in state.active() if other is not standing.lane]
-    beside_usd = sum(
-        reserve.of_plan(job.offer, state.plan.stages[other.stage.stage : other.end_stage]) for other in others
-    )
-    for _ in range(_MOST_TRIES):
-        rest = found.plan.stages[standing.done :]
-        reserve_usd = beside_usd + reserve.of_plan(standing.seen.offer, rest, held=standing.ready)
-        left_usd = max(0.0, job.max_cost_usd - reserve_usd)
-        if standing.spent_usd + surely_usd(found.prediction) <= left_usd:
-            break
-        other = _within(replace(terms, max_cost_usd=left_usd), job, state, standing)
-        if other.plan == found.plan:
-            break
-        found = other
-    return found
-
-
-def surely_usd(prediction: Prediction) -> float:
-    """Return the highest likely cost."""
-    return prediction.cost_usd if prediction.cost is None else prediction.cost.p95
+def reserve(job: Job, state: State, lane: Lane) -> Reserve:
+    """The terms of the money that a plan of a lane's rest leaves, beside that of the other lanes."""
+    others = [state.plan.stages[one.stage.stage : one.end_stage] for one in state.active() if one is not lane]
+    beside_usd = sum(max(job.reserve.release_usd(job.offer, choice) for choice in left) for left in others)
+    return replace(job.reserve, ready=len(state.held(lane).ready), beside_usd=beside_usd)
 
 
 def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remainder) -> Replanned:
@@ -272,6 +247,7 @@ def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remain
         objective=objective,
         because=standing.because,
         speeds=speeds if are_all else None,
+        reserve=reserve(job, state, lane),
         name_of=job.stage_name,
     )
 
@@ -529,6 +505,7 @@ class _Choice:
             offer=self._offer,
             constraints=self.left,
             held=self.standing.held,
+            reserve=reserve(self.job, self.state, self.standing.lane),
         )
 
     def _on_average(self, sizes: list[int], start: int) -> int:
@@ -550,18 +527,7 @@ class _Choice:
 
     def _kept(self, problem: Problem) -> Planned | None:
         """Return the best plan that keeps the limits and leaves its reserve; None without any."""
-        cap_usd = asked_usd = self.left.max_cost_usd
-        reserve = Reserve(self.job.release_margin_s, self.job.dearest_usd_per_hour)
-        for _ in range(_MOST_TRIES):
-            try:
-                planned = best_or_none(replace(problem, constraints=replace(self.left, max_cost_usd=asked_usd)))
-            except RubberbandError:
-                return None
-            if planned is None or cap_usd is None or asked_usd is None:
-                return planned
-            reserve_usd = reserve.of_plan(problem.offer, planned.plan.stages, held=self.standing.ready)
-            certain = planned.prediction.cost is None and planned.prediction.cost_usd <= cap_usd - reserve_usd
-            if certain or reserve_usd <= cap_usd - asked_usd:
-                return planned
-            asked_usd = max(0.0, cap_usd - reserve_usd)
-        return None
+        try:
+            return best_or_none(problem)
+        except RubberbandError:
+            return None

@@ -18,6 +18,7 @@ from rubberband.executor.core.history import Allotted, Granted, Pause, Promotion
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
+from rubberband.planner.reserve import Reserve
 from rubberband.spec.search import Sha
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.asynchronous import AsyncUse
@@ -180,6 +181,11 @@ class Job:
         """The most GPUs that a trial may have: by the plan, or by what a replan can know to be faster."""
         replanned = min(self.max_gpus_per_trial or 0, self.profile.largest_gpus) if self.replan else 0
         return max(replanned, *(choice.gpus_per_trial for choice in self.plan.stages))
+
+    @property
+    def reserve(self) -> Reserve:
+        """The terms of the money that a plan leaves of max_cost."""
+        return Reserve(margin_s=self.release_margin_s, dearest_usd_per_hour=self.dearest_usd_per_hour)
 
     @property
     def reserved_usd_per_hour(self) -> float:

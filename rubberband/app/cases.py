@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from rubberband.cloud.catalogue import Table, offers, similar_types, table_of
 from rubberband.errors import InputError
 from rubberband.planner.estimate import Case
+from rubberband.planner.reserve import Reserve
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of
 from rubberband.spec.samplers import canonical, num_configurations
@@ -81,8 +82,11 @@ def cases(
     *,
     table: Table | None = None,
     room: Room | None = None,
+    spent: Spent | None = None,
 ) -> tuple[Case, ...]:
     """Return a case for each instance type of the experiment, in its order, for a start at `now` (Unix time).
+
+    Its limits are those of the experiment less what is `spent`, and a plan leaves the money that a run keeps back.
 
     `profiles` is one for all types, or type -> profile. If trials adapt their batch and the profile has a model of
     that, the case's profile has the times of adapting trials; only then does it keep the model. `table` has live
@@ -92,9 +96,32 @@ def cases(
     """
     resources = experiment.resources
     limited = [_within(offer, room or {}) for offer in offers(resources, profiles, table=table)]
-    return tuple(
-        _case(experiment, offer, profiles if isinstance(profiles, Profile) else profiles[offer.instance_type], now)
-        for offer in [found for found in limited if found.max_instances] or limited
+    chosen, used = [found for found in limited if found.max_instances] or limited, spent or Spent()
+    found = [
+        _case(
+            experiment,
+            offer,
+            profiles if isinstance(profiles, Profile) else profiles[offer.instance_type],
+            now - used.seconds,
+        )
+        for offer in chosen
+    ]
+    reserve = Reserve(margin_s=resources.kind.release_margin_s, dearest_usd_per_hour=dearest(experiment, chosen))
+    return tuple(replace(case, constraints=_left(case.constraints, used), reserve=reserve) for case in found)
+
+
+def dearest(experiment: Experiment, chosen: Sequence[Offer]) -> float | None:
+    """Return the price of the most expensive type that may replace a sold-out one; None without fallback."""
+    prices = [offer.price_usd_per_hour for offer in chosen]
+    return max(prices) if experiment.resources.kind.is_rented and len(prices) > 1 else None
+
+
+def _left(constraints: PlanningConstraints, spent: Spent) -> PlanningConstraints:
+    deadline_s, max_cost_usd = constraints.deadline_s, constraints.max_cost_usd
+    return replace(
+        constraints,
+        deadline_s=None if deadline_s is None else max(0.0, deadline_s - spent.seconds),
+        max_cost_usd=None if max_cost_usd is None else max(0.0, max_cost_usd - spent.cost_usd),
     )
 
 

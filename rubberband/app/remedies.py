@@ -11,9 +11,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
+from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case, Nearest
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import least_instances, run_s
@@ -21,9 +23,10 @@ from rubberband.planner.sampling import varies
 from rubberband.planner.solver import Objective
 from rubberband.planner.wording import up_s, up_usd
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.units import format_duration
 from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.plan import Change, Prediction, Remedy, Stage
+from rubberband.values.plan import Change, Remedy, Stage
 from rubberband.values.rungs import Ladder
 
 MOST_S = 4.0
@@ -66,15 +69,16 @@ Attempt = Callable[[Sequence[Case], Objective], Reached | None]
 Changed = tuple[Experiment, Reached]
 
 
-def reached(prediction: Prediction, confidence: float) -> Reached:
+def reached(job: JobPlan, confidence: float) -> Reached:
     """Return a plan's figures from its prediction."""
     quantile = "p50" if confidence <= 0.5 else "p90" if confidence <= 0.9 else "p95"
-    jct, cost = prediction.jct, prediction.cost
+    prediction, jct, cost = job.prediction, job.prediction.jct, job.prediction.cost
+    needs_usd = prediction.cost_usd if cost is None else max(prediction.cost_usd, getattr(cost, quantile))
     return Reached(
         jct_s=prediction.jct_s,
         cost_usd=prediction.cost_usd,
         needs_s=prediction.jct_s if jct is None else max(prediction.jct_s, getattr(jct, quantile)),
-        needs_usd=prediction.cost_usd if cost is None else max(prediction.cost_usd, getattr(cost, quantile)),
+        needs_usd=needs_usd + job.reserve_usd,
     )
 
 
@@ -191,6 +195,8 @@ class _Finder:
         if key == MAX_INSTANCES:
             most = max(self._widest(case, experiment) for case in self.cases)
             room = max(case.offer.max_instances for case in self.cases_of(_with(experiment, key, max(most, 1))))
+            if resources.pool is not None:
+                room = min(room, PoolFile(**PoolFolder(path=Path(resources.pool)).read()).slices_at_once(packing[0]))
             return range(resources.max_instances + 1, min(most, room, _MOST_INSTANCES) + 1)
         if key == MIN_GPUS:
             smallest = min((case.fixed or case.profile).smallest_gpus for case in self.cases)

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rubberband.app.affordable import CasesLeft, Profiles, RunPlanner, dearest, refusal
+from rubberband.app.affordable import CasesLeft, Profiles, planned, refusal, with_remedies
 from rubberband.app.cases import (
     Room,
     Spent,
@@ -81,20 +81,18 @@ def plan_job(
     used = spent or Spent()
     cases_of = CasesLeft(profiles, used, time.time() if now is None else now, table, room)
     options = cases_of(experiment)
-    planner = RunPlanner.of(experiment, policy, options)
-    try:
-        narrowed, planned = planner.affordable(options)
-    except InfeasibleError as error:
-        raise planner.advised(error, cases_of, used, most_usd) from None
-    case = next(case for case in options if case.offer.instance_type == narrowed.offer.instance_type)
-    job = _job(experiment, case, planned, policy, dearest(experiment, options))
-    return replace(job, speeds=stand_in_speeds(experiment, case, options))
+    found = planned(experiment, options, policy)
+    if found.job is None:
+        found = with_remedies(found, experiment, cases_of, most_usd=most_usd)
+    if found.job is None or not found.feasible:
+        raise refusal(found)
+    job = _job(experiment, found.case, found.job, policy)
+    return replace(job, speeds=stand_in_speeds(experiment, found.case, options))
 
 
-def _job(
-    experiment: Experiment, case: Case, planned: JobPlan, policy: Policy, dearest_usd_per_hour: float | None
-) -> Job:
+def _job(experiment: Experiment, case: Case, planned: JobPlan, policy: Policy) -> Job:
     constraints = case.constraints
+    assert case.reserve is not None, "the cases of an experiment have one"
     brackets = brackets_of(experiment.brackets(), [lane.brackets for lane in planned.lanes])
     return Job(
         name=experiment.name,
@@ -110,13 +108,13 @@ def _job(
         max_cost_usd=constraints.max_cost_usd,
         max_failures=experiment.constraints.max_failures,
         iteration_timeout_s=experiment.constraints.iteration_timeout_s,
-        release_margin_s=experiment.resources.kind.release_margin_s,
+        release_margin_s=case.reserve.margin_s,
         replan=policy == "optimal" and planned.lanes[0].stages[0].ladder is None,
         objective=experiment.constraints.objective,
         min_gpus_per_trial=constraints.min_gpus_per_trial,
         max_gpus_per_trial=constraints.max_gpus_per_trial,
         confidence=constraints.confidence,
-        dearest_usd_per_hour=dearest_usd_per_hour,
+        dearest_usd_per_hour=case.reserve.dearest_usd_per_hour,
         lease_s=None if experiment.resources.kind.is_simulated else experiment.resources.lease_length_s,
         boot_lease_s=_boot_lease_s(experiment),
         start_attempts=START_ATTEMPTS,
@@ -304,18 +302,19 @@ def _planned(
     announce: Announce,
 ) -> tuple[Experiment, Job]:
     """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
-    planned, remarks, _ = with_start_times(experiment, local_terms(experiment, home).starts)
+    started, remarks, _ = with_start_times(experiment, local_terms(experiment, home).starts)
     for line in (*experiment.notes, *remarks):
         announce(line)
     now, room = time.time(), terms.room
     if experiment.search.auto is not None:
         cases_of = CasesLeft(profiles, spent, now, terms.table, room)
-        found, planned = size(planned, cases_of(planned), policy)
+        found, started = size(started, cases_of(started), policy)
         if found.number is None:
-            raise refused(found, refusal(planned, cases_of, policy, most_usd))
+            least = planned(started, cases_of(started), policy)
+            raise refused(found, refusal(with_remedies(least, started, cases_of, most_usd=most_usd)))
         announce(f"{found.key}: auto is {found.number:,}, the largest search within the limits")
         experiment = experiment.sized(found.key, found.number)
-    job = plan_job(planned, profiles, policy, spent=spent, table=terms.table, room=room, most_usd=most_usd, now=now)
+    job = plan_job(started, profiles, policy, spent=spent, table=terms.table, room=room, most_usd=most_usd, now=now)
     notes = [*repeat_notes(experiment), *sampler_notes(experiment, len(lanes_of(job)))]
     notes += batch_notes(experiment, job.profile.goodput)
     notes += async_notes(experiment, job.profile, {stage.gpus_per_trial for stage in job.plan.stages})

@@ -228,7 +228,7 @@ def _steady(case: Case) -> Case:
 
 def _mean_shares(job: JobPlan, confidence: float) -> tuple[float, float]:
     """Return the mean as a share of what is kept with the confidence, of a plan's time and of its cost."""
-    prediction, found = job.prediction, reached(job.prediction, confidence)
+    prediction, found = job.prediction, reached(job, confidence)
     return (
         prediction.jct_s / found.needs_s if found.needs_s else 1.0,
         prediction.cost_usd / found.needs_usd if found.needs_usd else 1.0,

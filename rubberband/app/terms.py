@@ -9,32 +9,28 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rubberband.app import sizing
-from rubberband.app.affordable import CasesLeft, refusal
+from rubberband.app.affordable import CasesLeft, planned, refusal, with_remedies
 from rubberband.app.cases import (
     MARKETS,
     Room,
     Spent,
     async_notes,
     batch_notes,
-    cases,
     mixture_notes,
     repeat_notes,
     sampler_notes,
     spending_notes,
     with_start_times,
 )
-from rubberband.app.remedies import Reached, find_remedies, reached
 from rubberband.cloud.catalogue import Table, offers, price_source, row_source, spot_source, types_of
 from rubberband.cloud.prices import live_table
 from rubberband.errors import InputError, ProviderError
 from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions, bill_lines
-from rubberband.planner.estimate import Beside, Case, Estimate, Nearest, best_job, estimate, estimate_plan
+from rubberband.planner.estimate import Beside, Case, Estimate, Nearest, estimate_plan
 from rubberband.planner.sizing import Size
-from rubberband.planner.solver import Objective
-from rubberband.planner.wording import advice, none_within
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
 from rubberband.spec.profile_file import VARIATIONS, InlineProfile
 from rubberband.spec.resources import Resources
@@ -125,7 +121,8 @@ def answer(
     """
     written = experiment
     experiment, remarks, seen = with_start_times(written, terms.starts)
-    found = cases(experiment, profiles, now, table=terms.table, room=terms.room)
+    cases_of = CasesLeft(profiles, Spent(), now, terms.table, terms.room)
+    found = cases_of(experiment)
     sized = None
     if size or experiment.search.auto is not None:
         if plan is not None:
@@ -134,10 +131,10 @@ def answer(
             )
         sized, experiment = sizing.size(experiment, found, policy, frontier=size)
     best = _estimated(experiment, found, policy, plan, clock=clock, frontier=frontier, seed=seed)
+    if best.job is None:
+        best = with_remedies(best, experiment, cases_of, clock=clock, most_usd=most_usd)
     if sized is not None and sized.number is None:
-        best = _unsized(best, sized, experiment, profiles, terms, now=now, most_usd=most_usd)
-    elif best.job is None:
-        best = _with_remedies(best, experiment, profiles, terms, now=now, clock=clock, most_usd=most_usd)
+        best = _unsized(best, sized)
     return EstimateAnswer(
         estimate=best,
         assumptions=assumptions(best, _bases(written, best.case, terms.table, seen)),
@@ -178,32 +175,21 @@ def _estimated(
     if plan is not None:
         case = case_of_plan(found, brackets)
         return estimate_plan(brackets[0], plan, case, name, with_frontier=frontier, seed=seed)
-    return estimate(
-        brackets,
+    return planned(
+        experiment,
         found,
         policy,
-        name,
         clock=clock,
-        objective=experiment.constraints.objective,
+        compare=True,
         with_frontier=frontier,
         beside=_beside(experiment.search.scheduler),
         seed=seed,
     )
 
 
-def _unsized(
-    best: Estimate,
-    sized: Size,
-    smallest: Experiment,
-    profiles: Profile | Mapping[str, Profile],
-    terms: Terms,
-    *,
-    now: float,
-    most_usd: float | None,
-) -> Estimate:
+def _unsized(best: Estimate, sized: Size) -> Estimate:
     """Return the estimate of the smallest search, which does not fit, with the reason and the remedies of a run."""
-    cases_of = CasesLeft(profiles, Spent(), now, terms.table, terms.room)
-    error = sizing.refused(sized, refusal(smallest, cases_of, cast(Policy, best.policy), most_usd))
+    error = sizing.refused(sized, refusal(best))
     return replace(
         best,
         feasible=False,
@@ -236,32 +222,6 @@ def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Cas
     workers = async_notes(experiment, best.profile, sizes)
     mixed = mixture_notes(experiment, best.case, options, max(sizes))
     return [*sampler_notes(experiment, len(best.job.lanes)), *spending, *workers, *mixed]
-
-
-def _with_remedies(
-    best: Estimate,
-    experiment: Experiment,
-    profiles: Profile | Mapping[str, Profile],
-    terms: Terms,
-    *,
-    now: float,
-    clock: Callable[[], float],
-    most_usd: float | None,
-) -> Estimate:
-    policy = cast(Policy, best.policy)
-
-    def attempt(tried: Sequence[Case], objective: Objective) -> Reached | None:
-        found = best_job(best.brackets, tried, policy, objective, seed=best.seed)
-        return None if found is None else reached(found[1].prediction, found[0].constraints.confidence)
-
-    def cases_of(changed: Experiment) -> tuple[Case, ...]:
-        return cases(changed, profiles, now, table=terms.table, room=terms.room)
-
-    remedies = find_remedies(experiment, cases_of, attempt, clock=clock, most_usd=most_usd, nearest=best.nearest)
-    if not remedies and most_usd is None:
-        return best
-    fix = advice(remedies[0]) if remedies else none_within(most_usd)
-    return replace(best, remedies=remedies, reason=f"{best.obstacle}; {fix}")
 
 
 def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:

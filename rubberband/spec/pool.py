@@ -108,6 +108,11 @@ class PoolFile(Words):
             raise too_low("max_usd_per_hour", cap_usd, price_usd)
         return min(self.instances, int((cap_usd + CAP_SLACK_USD) / price_usd))
 
+    def slices_at_once(self, gpus: int) -> int:
+        """Return the most instances of `gpus` GPUs that an experiment may have. Raises InputError as above."""
+        assert self.gpus_per_instance is not None, "a pool that was brought up knows its GPUs"
+        return self.instances_at_once() * (self.gpus_per_instance // gpus)
+
     @model_validator(mode="after")
     def _has_gpus(self) -> PoolFile:
         if self.gpus_per_instance is None and self.instance_type is None:
@@ -226,7 +231,7 @@ def on_pool(
             ("resources", "gpus_per_instance"),
             f"{shown(slice_gpus)} must be {must}: an instance of pool {pool.name} has {has}",
         )
-    most = pool.instances_at_once() * (pool.gpus_per_instance // slice_gpus)
+    most = pool.slices_at_once(slice_gpus)
     fixed = {"pool": str(folder.path), **_fixed(pool, slice_gpus / pool.gpus_per_instance)}
     for key, value in fixed.items():
         if key != "pool" and resources.get(key, value) != value:

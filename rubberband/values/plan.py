@@ -167,6 +167,8 @@ class Planned:
     prediction: Prediction
     odds: Odds | None = None
     """None if nothing varies."""
+    reserve_usd: float = 0.0
+    """Money that a run keeps back beside the cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ def broken_limits(answer: Estimate) -> str:
     assert job is not None, "the caller has a plan"
     if job.odds is not None:
         return f"{' and '.join(limits(asked))} with {percent(asked.confidence)} but with {percent(job.odds.p_both)}"
-    in_time, in_budget = meets(job.prediction, asked)
+    in_time, in_budget = meets(job.prediction, asked, reserve_usd=job.reserve_usd)
     deadline = limits(replace(asked, max_cost_usd=None)) if not in_time else []
     budget = limits(replace(asked, deadline_s=None)) if not in_budget else []
     broken = [f"{name} (it takes {format_duration(job.prediction.jct_s)})" for name in deadline]
@@ -477,7 +477,7 @@ def deadline_table(answer: Estimate, most: int = 7) -> TextTable:
 def _at_deadline(answer: Estimate, deadline_s: float, cost_usd: float) -> str:
     """Return the difference of a deadline's cheapest plan from the chosen plan, or the limit that it breaks."""
     asked = answer.constraints
-    if asked.max_cost_usd is not None and cost_usd > asked.max_cost_usd + 1e-9:
+    if asked.max_cost_usd is not None and cost_usd + answer.case.least_reserve_usd > asked.max_cost_usd + 1e-9:
         return "over the budget"
     late = ", past your deadline" if asked.deadline_s is not None and deadline_s > asked.deadline_s + 1e-6 else ""
     if answer.job is None:

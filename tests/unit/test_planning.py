@@ -109,22 +109,30 @@ RENTED = Offer(
     head_price_usd_per_hour=3.6,
 )
 STAGES = tuple(StagePlan(instances=instances, gpus_per_trial=1) for instances in (4, 2))
+SPOT = dataclasses.replace(
+    RENTED, head_price_usd_per_hour=0.0, spot=Spot(price_usd_per_hour=12.0, interruptions_per_hour=0.05)
+)
 
 
-def test_the_reserve_pays_for_the_widest_stage_and_the_head_while_all_is_given_back() -> None:
-    reserve_usd = Reserve(60.0, None).of_plan(RENTED, STAGES)
-    assert reserve_usd == pytest.approx((4 * 36.0 + 3.6) * (60.0 + SLACK_S) / 3600.0)
-    assert Reserve(0.0, None).of_plan(RENTED, STAGES) == 0.0
+def test_the_reserve_pays_for_the_last_stage_and_the_head_while_all_is_given_back() -> None:
+    reserve_usd = Reserve(margin_s=60.0).usd(RENTED, STAGES, [10.0, 10.0])
+    assert reserve_usd == pytest.approx((2 * 36.0 + 3.6) * (60.0 + SLACK_S) / 3600.0)
+    assert Reserve().usd(RENTED, STAGES, [10.0, 10.0]) == 0.0
 
 
-def test_a_replacement_is_reserved_for_at_the_dearest_price_until_it_is_ready() -> None:
-    spot = dataclasses.replace(
-        RENTED, head_price_usd_per_hour=0.0, spot=Spot(price_usd_per_hour=12.0, interruptions_per_hour=0.05)
+def test_an_earlier_stage_is_given_back_from_what_later_ones_cost() -> None:
+    reserve_usd = Reserve(margin_s=60.0).usd(RENTED, STAGES, [10.0, 0.5])
+    assert reserve_usd == pytest.approx((4 * 36.0 + 3.6) * (60.0 + SLACK_S) / 3600.0 - 0.5)
+
+
+def test_a_stage_that_grows_is_started_at_the_highest_price_from_what_is_left_then() -> None:
+    grows = tuple(StagePlan(instances=instances, gpus_per_trial=1, market="spot") for instances in (2, 4))
+    starts_usd = (2 * 72.0 * 30.0 + 2 * 72.0 * 60.0) / 3600.0  # those held until they are ready, new ones at least 60 s
+    reserve_usd = Reserve(dearest_usd_per_hour=72.0).usd(SPOT, grows, [5.0, 1.0])
+    assert reserve_usd == pytest.approx(starts_usd - 1.0)
+    assert Reserve(dearest_usd_per_hour=72.0, ready=4).usd(SPOT, grows[1:], [1.0]) == pytest.approx(
+        4 * (72.0 - 12.0) * 2.0 / 3600.0  # nothing starts: what the stop needs at the highest price
     )
-    margin_usd = 4 * 72.0 * (60.0 + SLACK_S) / 3600.0
-    new_usd = (72.0 - 12.0) * 60.0 / 3600.0
-    assert Reserve(60.0, 72.0).of_plan(spot, STAGES) == pytest.approx(margin_usd + 4 * new_usd)
-    assert Reserve(60.0, 72.0).of_plan(spot, STAGES, held=3) == pytest.approx(margin_usd + new_usd)
 
 
 def words(asked: Experiment) -> dict[str, Any]:
