@@ -61,7 +61,7 @@ class Problem:
 
     @property
     def beside(self) -> str:
-        """What else max_cost pays for, after the cost of a plan."""
+        """Words on the other thing that max_cost pays for, after the cost of a plan."""
         terms = self.reserve
         return ", with the release of its instances" if terms is not None and terms.is_asked_for(self.offer) else ""
 
