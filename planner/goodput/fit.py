@@ -164,6 +164,8 @@ CONSTANT_SHARE = 0.5
 """Share of a pass over the only measured m that is assumed not to depend on m."""
 MAX_GAMMA = 10.0
 MOST_EVALUATIONS = 200
+_LEAST_DAMPING = 1e-9
+"""Damping that makes a singular system regular again."""
 _OPEN = 1e-4
 """Weight of the optimistic start: decides only what the points leave open."""
 _LEAST = 1e-9
@@ -311,7 +313,11 @@ def _search(measured: MeanPoints, begin: Floats, free: Bools) -> Floats:
         part = hessian[np.ix_(moves, moves)]
         damped = part + np.diag(damping * (part.diagonal() + 1e-6))
         step = np.zeros(len(y))
-        step[moves] = np.linalg.solve(damped, -gradient[moves])
+        try:
+            step[moves] = np.linalg.solve(damped, -gradient[moves])
+        except np.linalg.LinAlgError:  # without noise, good steps follow until the damping is below rounding
+            damping = max(_LEAST_DAMPING, 5.0 * damping)
+            continue
         tried = np.clip(y + step, lowest, highest)
         found = evaluate(tried)
         if found[0] < error:

@@ -70,8 +70,8 @@ def test_knee_of_whole_instances_is_that_of_the_smooth_curve(alpha: float, expec
 
 
 def test_gain_gives_a_smaller_step_where_the_best_one_does_not_fit() -> None:
-    waves = demand("waves", [100.0, 99.0, 98.0, 97.0, 20.0])
-    assert gpus("gain", [waves, demand("one", [50.0])], 4) == {"waves": 3, "one": 1}
+    waves = demand("a", [100.0, 99.0, 98.0, 97.0, 20.0])
+    assert gpus("gain", [waves, demand("b", [50.0])], 5) == {"a": 4, "b": 1}
 
 
 @pytest.mark.parametrize("p", [-1.0, -7.0, -10.0, -100.0])
@@ -105,6 +105,23 @@ def test_a_moldable_demand_keeps_its_gpus_or_waits() -> None:
     begun = demand("a", SATURATING, started_gpus=2)
     assert gpus("hell", [begun], 6, resizing="moldable") == {"a": 2}
     assert gpus("hell", [begun], 1, resizing="moldable") == {}
+
+
+def test_ranked_moves_only_what_earns_it_soon() -> None:
+    capacity = Capacity(instances=4, gpus_per_instance=1)
+    long_one, current = demand("a", [1000.0, 600.0, 580.0, 570.0], attained_gpu_s=1.0), {"a": {0: 1}}
+    for delta_s, expected in ((0.0, 4), (30.0, 4), (140.0, 1)):
+        found = make_policy("ranked").allot([replace(long_one, delta_s=delta_s)], capacity, current, 100.0)
+        assert sum(found["a"].values()) == expected
+    near_its_end = demand("a", [60.0, 36.0, 35.0, 34.0], delta_s=30.0, attained_gpu_s=1.0)
+    assert make_policy("ranked").allot([near_its_end], capacity, current, 100.0) == current
+
+
+def test_ranked_keeps_gpus_for_a_job_that_no_longer_scales() -> None:
+    stuck = demand("stuck", [500.0, 490.0, 485.0, 480.0])
+    longer = demand("longer", [2000.0 / count for count in range(1, 9)])
+    found = gpus("ranked", [longer, stuck], 4)
+    assert found == {"longer": 3, "stuck": 1}
 
 
 def test_fitness_serves_all_alike_and_default_the_short_ones_first() -> None:

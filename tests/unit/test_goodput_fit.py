@@ -43,6 +43,13 @@ def test_known_parameters_are_recovered():
     assert np.max(relative_errors(found, SPANNING)) < 1e-3
 
 
+def test_measurements_without_noise_end_no_search():
+    rows = [(8, 32, 32, 0.3), (1, 1, 32, 0.0015139364834310584), (1, 2, 128, 0.010006612775140231)]
+    rows += [(1, 1, 128, 0.006055745933724234), (2, 8, 32, 0.06), (1, 1, 32, 0.0015139364834310584)]
+    points = [point(instances, gpus, per_gpu, step=step) for instances, gpus, per_gpu, step in rows]
+    assert np.max(relative_errors(fit(points), points)) < 1e-6
+
+
 def test_weights_and_repetitions_are_the_same():
     often = [*SPANNING, point(1, 1, 32, step=0.1), point(1, 1, 32, step=0.1)]
     one, other = fit(often), fit(often[:-1], weights=[1.0] * len(SPANNING) + [2.0])

@@ -153,6 +153,14 @@ def test_traces_in_the_public_format(policy: str, pool: Path, public: Path, trac
     assert all(0.1 < rho < 10.0 for rho in found.outcomes[policy].fairness)
 
 
+def test_a_job_begins_on_the_first_gpus_of_its_policy_and_doubles(pool: Path, public: Path, traces: Path) -> None:
+    for policy, first in (("ranked", 2), ("ranked:first=1", 1), ("fitness", 1)):
+        allotted = simulated(load_pool(pool), public, [policy], traces).outcomes[policy].allotted
+        sizes = [counts["toy-0"] for _, counts in allotted if counts.get("toy-0")]
+        assert sizes[0] == first
+        assert all(after <= 2 * max(sizes[: at + 1]) for at, after in enumerate(sizes[1:]))
+
+
 def test_a_rigid_job_trains_at_the_measured_speed(pool: Path, tmp_path: Path, traces: Path) -> None:
     rigid = write(tmp_path / "one.csv", f"{HEADER}\ntoy-0,0,toy,4,128\n")
     (job,) = simulating.read_traces(rigid, traces, "rigid")
