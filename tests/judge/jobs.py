@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from rubberband.executor.core.state import Job
 from rubberband.planner.estimate import Case, Estimate, estimate
+from rubberband.planner.reserve import Reserve
 from rubberband.planner.solver import Objective
 from rubberband.spec.search import asha, hyperband, sha
 from rubberband.values.offer import Offer, Spot
@@ -59,7 +60,9 @@ def told_of(kind: str, seed: int) -> Told:
                 job = job_of(limited.brackets, told.job, told.offer, told.profile)
                 limits = told.constraints
                 job = replace(job, deadline_s=limits.deadline_s, confidence=limits.confidence)
-                return Told(question=limited, told=told, job=replace(job, objective=limited.objective))
+                reserve = Reserve() if told.case.reserve is None else told.case.reserve
+                job = replace(job, objective=limited.objective, release_margin_s=reserve.margin_s)
+                return Told(question=limited, told=told, job=job)
             slack *= 1.15
 
 
@@ -185,7 +188,8 @@ def _capped(source: random.Random, kind: str, seed: int) -> Question:
     cheapest_usd = 1.0 if cheapest.job is None else cheapest.job.prediction.cost_usd
     limits = replace(case.constraints, max_cost_usd=cheapest_usd * source.uniform(1.05, 1.8))
     objective: Objective = source.choice(["min_cost", "min_time"])
-    return replace(question, cases=(replace(case, constraints=limits),), objective=objective)
+    reserve = Reserve(margin_s=source.choice([0.0, 3.0, 60.0]))
+    return replace(question, cases=(replace(case, constraints=limits, reserve=reserve),), objective=objective)
 
 
 def _types(source: random.Random, kind: str, seed: int) -> Question:
