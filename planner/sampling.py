@@ -123,8 +123,8 @@ class Draws:
     ) -> None:
         """Draw nothing yet. With `speeds`, `stages` are the rest of a job; else its trials are unknown.
 
-        Lanes of one job have their own numbers, but share the error of the profile's mean. `widest` is the most trials
-        in a stage of any lane.
+        Lanes of one job have their own numbers, but share the error of the profile's mean and the first SCALE: they ask
+        for their first instances together. `widest` is the most trials in a stage of any lane.
         """
         assert speeds is None or len(speeds.factors) == stages[0].trials, "every trial that goes on has a speed"
         self._lane, self._widest = lane, max(widest, *(stage.trials for stage in stages))
@@ -143,8 +143,10 @@ class Draws:
         while len(self._chunks) <= index:
             number = len(self._chunks)
             seed, keep = (self.seed + self._lane, number), number < self._kept
-            mean = self._mean_error(number)
-            self._chunks.append(Chunk(self.stages, self.profile, self.offer, seed, self.rows, keep, mean, self.speeds))
+            mean, shared = self._mean_error(number), (self.seed, number)
+            self._chunks.append(
+                Chunk(self.stages, self.profile, self.offer, seed, self.rows, keep, mean, self.speeds, shared)
+            )
         return self._chunks[index]
 
     def _mean_error(self, number: int) -> Seconds:
@@ -205,6 +207,8 @@ class Chunk:
     mean_error: Seconds
     """(1, rows of the job's widest stage) Factor by which all trials are slower than profiled."""
     speeds: Speeds | None = None
+    seed_of_lanes: tuple[int, int] | None = None
+    """Seed of what the lanes of a job share; None: its own."""
     _own: dict[int, Seconds] = field(default_factory=dict)
     _factors: dict[int, Seconds] = field(default_factory=dict)
     _reduced: dict[tuple[int, str], Floats] = field(default_factory=dict)
@@ -220,7 +224,9 @@ class Chunk:
         if self.offer.provision_spread.certain:
             return self.offer.provision_delay_s
         if index not in self._provisions:
-            self._provisions[index] = spread_factors(self.offer.provision_spread, self._rng(index, 1), self.rows)
+            seed = self.seed_of_lanes if index == 0 and self.seed_of_lanes else self.seed
+            rng = np.random.default_rng((*seed, index, 1))
+            self._provisions[index] = spread_factors(self.offer.provision_spread, rng, self.rows)
         return self.offer.provision_delay_s * self._provisions[index]
 
     def init_s(self, index: int, started: int) -> Value:
