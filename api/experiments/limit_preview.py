@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from rubberband.app.cases import cases
 from rubberband.app.sizing import size
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
+from rubberband.executor.training.content import with_trial
 from rubberband.planner.estimate import Estimate
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_instant, parse_deadline
@@ -53,14 +54,14 @@ class RestAnswer:
     """Limits of a started experiment when this was planned."""
 
 
-def answered(question: Json, home: Path) -> Json:
+def answered(question: Json, home: Path, code: Sequence[str] = ()) -> Json:
     """Return the answer to a question as JSON (infinities as Python has them). Raises RubberbandError and Problem.
 
     The journal of a started experiment is read from the home, or from the store in RUBBERBAND_STORE.
     """
     asked = TypeAdapter(RestQuestion).validate_python(question)
     if asked.words:
-        extension = waiting_extension(asked.words, asked.other, asked.policy, time.time())
+        extension = waiting_extension(asked.words, asked.other, asked.policy, time.time(), code)
         found = RestAnswer(extension=extension, had=Limits())
     else:
         found = _of_begun(asked, home)
@@ -130,22 +131,24 @@ def _require_more(constraints: Mapping[str, Any], max_cost_usd: float) -> None:
         raise InputError(f"max_cost={max_cost_usd:g} USD is not more than it has ({has:g} USD); give more")
 
 
-def waiting_extension(words: Mapping[str, Any], other: Mapping[str, Any], policy: Policy, now: float) -> Extension:
+def waiting_extension(
+    words: Mapping[str, Any], other: Mapping[str, Any], policy: Policy, now: float, code: Sequence[str] = ()
+) -> Extension:
     """Return what is expected under both settings if the experiment starts at `now` (Unix time).
 
     Raises Problem CONFLICT if no plan is feasible, InputError for settings that cannot be planned.
     """
-    after = _estimate(other, policy, now)
+    after = _estimate(other, policy, now, code)
     try:
-        before = _estimate(words, policy, now)
+        before = _estimate(words, policy, now, code)
     except InputError:  # its deadline passed in the queue
         before = None
     found = _outlook(after, after)
     return Extension(before=found if before is None else _outlook(before, after), after=found, stage=0)
 
 
-def _estimate(words: Mapping[str, Any], policy: Policy, now: float) -> Estimate:
-    experiment = Experiment.kept(words)
+def _estimate(words: Mapping[str, Any], policy: Policy, now: float, code: Sequence[str]) -> Estimate:
+    experiment = with_trial(Experiment.kept(words), code)
     profiles = experiment.loaded_profiles()
     assert profiles is not None, "what waits without a profile is not extended"
     found = cases(experiment, profiles, now)

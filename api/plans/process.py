@@ -1,4 +1,4 @@
-"""The planning process of the service: `python -m rubberband.api.plans.process HOME [--live]`.
+"""The planning process of the service: `python -m rubberband.api.plans.process HOME [--live] [--code=FOLDER …]`.
 
 It reads questions from stdin and answers on stdout, in lines of JSON. The first line says that it is ready. It answers
 a question with its id, and plans it only if the server, which may know the answer, then asks for the plan. The bytes of
@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,10 +29,13 @@ from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_L
 from rubberband.app.terms import EstimateAnswer, Terms, answer, live_terms, local_terms
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
+from rubberband.executor.training.content import with_trial
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration
 
 _VERSION = rubberband.__version__
+CODE = "--code="
+"""Flag before a folder with the code of entry points."""
 _LIVE_GOOD_S = 60.0
 """Lifetime of an answer with live prices or measured starts."""
 _MOST_BYTES = 4 << 30
@@ -65,11 +68,12 @@ class Question:
     """Settings of the experiment, without defaults."""
 
 
-def question_of(asked: Mapping[str, Any], home: Path, *, live: bool) -> Question:
-    """Parse a question. Raises Problem and RubberbandError."""
+def question_of(asked: Mapping[str, Any], home: Path, *, live: bool, code: Sequence[str] = ()) -> Question:
+    """Parse a question; `code` are the folders of entry points. Raises Problem and RubberbandError."""
     body = asked["body"].encode("latin-1")
     experiment = read_experiment(body, asked["media_type"], asked["overrides"])
     require_no_paths(experiment)
+    experiment = with_trial(experiment, code)
     terms, good_s = Terms(), None
     if live and experiment.resources.kind.is_rented:
         terms, good_s = live_terms(experiment, home), _LIVE_GOOD_S
@@ -104,6 +108,7 @@ def _identity(experiment: Experiment, words: Json, options: Mapping[str, Any], t
         "now": None if experiment.constraints.deadline_at is None else now,
         "prices": [*rows, repr(terms.room), *terms.notes],
         "starts": repr(terms.starts),
+        "function": experiment.is_function,
     }
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).digest()
     return base64.urlsafe_b64encode(digest[:24]).decode()
@@ -151,16 +156,16 @@ def infeasible(found: EstimateAnswer, identity: str) -> Problem:
     )
 
 
-def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool) -> None:
+def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool, code: Sequence[str] = ()) -> None:
     """Answer questions until stdin ends."""
     while line := questions.readline():
         asked = json.loads(line)
         signal.alarm(math.ceil(asked["planning_s"]) + _SPARE_S)
         try:
             if "rest" in asked:
-                _tell(answers, {"rest": answered(asked["rest"], home)})
+                _tell(answers, {"rest": answered(asked["rest"], home, code)})
                 continue
-            question = question_of(asked, home, live=live)
+            question = question_of(asked, home, live=live, code=code)
             _tell(answers, {"id": question.id, "good_s": question.good_s})
             if questions.readline() == b"plan\n":
                 status, body = planned(question)
@@ -202,7 +207,8 @@ def main() -> None:
     gc.set_threshold(*_GARBAGE)
     home, *flags = sys.argv[1:]
     _tell(sys.stdout.buffer, {"ready": True})
-    serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags)
+    code = [flag.removeprefix(CODE) for flag in flags if flag.startswith(CODE)]
+    serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags, code=code)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,18 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import rubberband
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.spec.experiment import Experiment
 
 
 def digest(*parts: Any) -> str:
@@ -38,6 +41,65 @@ def content_of(entrypoint: Entrypoint) -> Mapping[str, str] | None:
         return None
     found = {"python": ".".join(map(str, sys.version_info[:2])), "rubberband": rubberband.__version__}
     return found | _walk(entrypoint.module, first, _Places(entrypoint.search_path), {})
+
+
+def with_trial(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Experiment:
+    """Return the experiment as one of a function if its trial is one: then a trial has one GPU by default."""
+    trial = experiment.entrypoint
+    if trial is None or experiment.resources.kind.is_simulated:
+        return experiment
+    if isinstance(trial, str):
+        found = is_function(Entrypoint.parse(trial, search_path or (os.getcwd(),)))
+    else:
+        found = isinstance(trial, FunctionType)
+    return experiment.of_function() if found else experiment
+
+
+_MOST_IMPORTS = 8
+"""Modules that may pass a trial on by their imports."""
+
+
+def is_function(entrypoint: Entrypoint) -> bool:
+    """Return whether its source says that it is a function; False where the source does not say, or cannot be read."""
+    path, module, name = _first_file(entrypoint), entrypoint.module, entrypoint.attribute
+    places = _Places(entrypoint.search_path)
+    for _ in range(_MOST_IMPORTS):
+        if path is None:
+            break
+        bound = _bound(path, name)
+        if not isinstance(bound, ast.ImportFrom):
+            return isinstance(bound, ast.FunctionDef)
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        name = next(alias.name for alias in bound.names if name == (alias.asname or alias.name))
+        module = _base(bound, package)
+        path = places.file_of(module)
+    return False
+
+
+def _bound(path: Path, name: str) -> ast.stmt | None:
+    """Return the last statement of a module that defines or imports a name, or assigns to it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+    def binds(node: ast.stmt) -> bool:
+        match node:
+            case ast.FunctionDef() | ast.ClassDef() | ast.AsyncFunctionDef():
+                return node.name == name
+            case ast.ImportFrom():
+                return any(name == (alias.asname or alias.name) for alias in node.names)
+            case ast.Assign():
+                return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+        return False
+
+    return next((node for node in reversed(tree.body) if binds(node)), None)
+
+
+def _base(node: ast.ImportFrom, package: str) -> str:
+    """Return the module that names are imported from, in a module of `package`."""
+    above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+    return ".".join([*above, *([node.module] if node.module else [])])
 
 
 def files_of(entrypoint: Entrypoint) -> dict[str, str]:
@@ -106,8 +168,7 @@ def _imports(source: bytes, name: str, *, is_package: bool) -> Iterator[str]:
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+            base = _base(node, package)
             modules = [base, *(f"{base}.{alias.name}" for alias in node.names)]
         else:
             continue

@@ -22,7 +22,7 @@ from rubberband.cloud.catalogue import Table, offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.session import local_devices
 from rubberband.executor.training.checking import CheckOrder, Problem, TrialCheck, check
-from rubberband.executor.training.content import content_of, digest
+from rubberband.executor.training.content import content_of, digest, with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
 from rubberband.spec.experiment import Experiment
@@ -92,6 +92,7 @@ def check_experiment(
     output: IO[Any] | int | None = None,
 ) -> CheckReport:
     """Check an experiment and its trial in a process of its own, with all problems. `output` is the trial's."""
+    experiment = with_trial(experiment, search_path)
     problems, entrypoint, max_gpus = list[Problem](), None, 1
     try:
         experiment.require_runnable()

@@ -15,6 +15,7 @@ from rubberband.app.kept import profiles_to_plan
 from rubberband.app.terms import EstimateAnswer, answer, local_terms
 from rubberband.errors import InputError, ProfileMissingError, briefly
 from rubberband.executor.batch_history import copied
+from rubberband.executor.training.content import with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import home_at
 from rubberband.spec.experiment import Experiment
@@ -91,7 +92,7 @@ def estimate(
     words, ProfileMissingError without a profile.
     """
     place = home_at(home)
-    experiment = experiment_of(entrypoint, words, "estimate", place)
+    experiment = with_trial(experiment_of(entrypoint, words, "estimate", place))
     trial = experiment.entrypoint
     found_entrypoint = Entrypoint.parse(trial, (os.getcwd(),)) if isinstance(trial, str) else None
     if trial is not None and found_entrypoint is None:

@@ -201,7 +201,7 @@ class _Finder:
         if key == MIN_GPUS:
             smallest = min((case.fixed or case.profile).smallest_gpus for case in self.cases)
             return [gpus for gpus in range(asked.min - 1, smallest - 1, -1) if _packs(gpus, packing)]
-        if asked.max is None:
+        if asked.max is None or experiment.is_function:
             return ()
         most = max(min(_known(case), case.offer.gpus * case.offer.max_instances) for case in self.cases)
         most = min(most, experiment.batch.max or most)

@@ -43,6 +43,7 @@ from rubberband.executor.journal.reading import read
 from rubberband.executor.result import Result
 from rubberband.executor.session import cancel_on_signals, create, local_devices, run
 from rubberband.executor.trackers import require_trackers
+from rubberband.executor.training.content import with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.installation import home_at
 from rubberband.planner.brackets import JobPlan
@@ -255,6 +256,7 @@ def run_experiment(
     check_callbacks(callbacks)
     require_trackers(experiment.track or ())
     experiment.require_runnable()
+    experiment = with_trial(experiment, search_path)
     folder.require_free()
     terms = cloud_terms(experiment, folder.home, announce)
     spent = Spent()

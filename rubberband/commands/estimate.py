@@ -161,9 +161,11 @@ def _show(asked: _Options) -> None:
     """Plan an experiment, and print the estimate. Raises InfeasibleError without a plan."""
     from rubberband.app.terms import answer
     from rubberband.commands.estimate_compare import comparison, profiles_of, read_plan, read_saved, saved
+    from rubberband.executor.training.content import with_trial
     from rubberband.spec.loading import load_experiment
 
-    experiment = load_experiment(asked.file, asked.overrides)
+    search_path = (asked.file.absolute().parent, Path.cwd())
+    experiment = with_trial(load_experiment(asked.file, asked.overrides), search_path)
     profiles = profiles_of(experiment, asked.file, asked.overrides)
     given = read_plan(asked.plan) if asked.plan else None
     before = read_saved(asked.compare_to) if asked.compare_to else None

@@ -190,14 +190,16 @@ def profile(
     from rubberband.app.terms import cloud_terms
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.session import cancel_on_signals
+    from rubberband.executor.training.content import with_trial
     from rubberband.spec.loading import default_profile_path, load_experiment
 
-    experiment = load_experiment(file, overrides or [])
+    search_path = (file.absolute().parent, Path.cwd())
+    experiment = with_trial(load_experiment(file, overrides or []), search_path)
     experiment.require_runnable()
     target = output or default_profile_path(file)
     folder = open_folder(experiment.name)
     table = cloud_terms(experiment, folder.home, _announce).table
-    entrypoint = find_entrypoint(experiment, (file.absolute().parent, Path.cwd()), table)
+    entrypoint = find_entrypoint(experiment, search_path, table)
     announce_device(experiment, _announce)
     with cancel_on_signals() as cancelled:
         measured = measure_profile(

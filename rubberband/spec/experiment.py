@@ -285,6 +285,7 @@ class Experiment(Words):
     track: Trackers | None = None
     """Where trials are recorded while it runs: csv, tensorboard, mlflow, wandb."""
     _notes: tuple[str, ...] = PrivateAttr(())
+    _is_function: bool = PrivateAttr(default=False)
 
     def __init__(self, **words: Any) -> None:
         try:
@@ -322,6 +323,17 @@ class Experiment(Words):
         noted = self.model_copy()
         noted._notes = (*self._notes, *notes)
         return noted
+
+    @property
+    def is_function(self) -> bool:
+        """Whether its trial is known to be a function, which trains in one process."""
+        return self._is_function
+
+    def of_function(self) -> Experiment:
+        """Return the experiment with a function as its trial: `gpus_per_trial.max` is 1."""
+        marked = self.model_copy()
+        marked._is_function = True
+        return marked
 
     @property
     def gains_from_mixtures(self) -> bool:
@@ -390,8 +402,18 @@ class Experiment(Words):
         """Return the most GPUs of a trial on instances of `gpus_per_instance`: as asked, or the largest that packs.
 
         `known_gpus` is the largest number that the profile knows; without a profile, trials stay within an instance.
+
+        Raises InputError for more than 1 where the trial is a function.
         """
         asked = self.resources.gpus_per_trial
+        if self._is_function:
+            for key, gpus in (("min", asked.min), ("max", asked.max or 1)):
+                if gpus > 1:
+                    raise InputError(
+                        f"{entrypoint_words(self.entrypoint)} is a function, which trains in one process, but "
+                        f"resources.gpus_per_trial.{key} is {gpus}; set it to 1, or write a rubberband.TorchTrial"
+                    )
+            return 1
         if asked.max is not None:
             return asked.max
         most = gpus_per_instance if known_gpus is None else known_gpus

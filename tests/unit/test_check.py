@@ -166,7 +166,9 @@ def test_a_function_continues_from_its_checkpoint_and_is_noted_if_it_has_none(co
     assert "continue" in good.trial.seconds
     assert unsaved.ok
     assert "Pass checkpoint=" in unsaved.remarks[0]
-    (problem,) = checked(code, "function", resources={"gpus_per_instance": 2, "price_per_hour": 1}).problems
+    two = {"gpus_per_instance": 2, "price_per_hour": 1}
+    assert checked(code, "function", resources=two).ok
+    (problem,) = checked(code, "function", resources=two | {"gpus_per_trial": {"max": 2}}).problems
     assert "set it to 1, or write a rubberband.TorchTrial" in problem.line
 
 

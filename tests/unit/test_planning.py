@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rubberband.app.run import plan_job
-from rubberband.errors import InfeasibleError
+from rubberband.app.terms import Terms, answer
+from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.state import Job
+from rubberband.executor.training.content import with_trial
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.reserve import SLACK_S, Reserve
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import StagePlan
+from rubberband.values.plan import Remedy, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.experiments import PROFILE, experiment
-from tests.builders.virtual_runs import run_virtual
+from tests.builders.virtual_runs import jct_s, run_virtual
 
+SPOT_MARKET: dict[str, Any] = {
+    "instance_type": "x",
+    "market": "spot",
+    "spot": {"price_per_hour": 9.0, "interruptions_per_hour": 0.05},
+}
 FREE = {"provision_delay": "20s", "init_delay": "10s", "minimum_billed": "60s"}
 
 
@@ -66,6 +75,60 @@ def test_a_new_plan_can_be_paid_to_its_end_as_well() -> None:
     faster = Profile(seconds_per_iteration={1: 57.0, 2: 31.35, 4: 17.67}, trial_startup_s=2.0)
     _, _, finish = run_virtual(job, backend=VirtualBackend(job.name, job.offer, faster, metric=job.metric))
     assert finish.outcome == "done"
+
+
+@pytest.mark.parametrize("resources", [{}, {"provider": "virtual", **SPOT_MARKET}, {"billing": "per_function"}])
+@pytest.mark.parametrize("objective", ["min_cost", "min_time"])
+def test_an_estimate_calls_feasible_what_a_run_accepts(resources: dict[str, Any], objective: str) -> None:
+    cost_usd = planned({}, **resources).prediction.cost_usd
+    for share in (0.99, 1.0, 1.01, 1.03, 1.06, 1.2):
+        asked = experiment({"objective": objective, "max_cost": round(share * cost_usd, 6)}, **FREE, **resources)
+        told = answer(asked, PROFILE, Terms(), now=0.0, clock=itertools.repeat(0.0).__next__).estimate
+        if told.job is not None:
+            assert plan_job(asked, PROFILE, now=0.0).plan == told.job.plan
+            continue
+        with pytest.raises(InfeasibleError, match=re.escape(str(told.reason))):
+            plan_job(asked, PROFILE, now=0.0)
+        cured = asked.model_copy(update={"constraints": _cured(asked, told.remedies[0])})
+        assert plan_job(cured, PROFILE, now=0.0).plan
+
+
+def _cured(asked: Experiment, remedy: Remedy) -> Any:
+    (change,) = remedy.changes
+    assert change.key == "constraints.max_cost"
+    return asked.constraints.model_copy(update={"max_cost_usd": change.value})
+
+
+def test_a_stage_that_grows_on_spot_is_planned_with_the_money_to_start_it() -> None:
+    stages = [{"trials": 4, "iterations": 1}, {"trials": 4, "iterations": 8}]
+    asked = words(experiment({"objective": "min_time"}))
+    asked["search"]["scheduler"] = {"type": "stages", "stages": stages}
+    asked["resources"] = {"provider": "virtual", "price_per_hour": 36.0, "gpus_per_instance": 1, "max_instances": 4}
+    asked["resources"] |= {"instance_type": "x", "market": "spot", "init_delay": "3m", "minimum_billed": 0}
+    asked["resources"]["spot"] = {"price_per_hour": 3.6, "interruptions_per_hour": 0.0}
+    asked["constraints"]["max_cost"] = 7.0  # 4 instances for 3 minutes at 36 USD/h are 7.20 USD
+    job = plan_job(Experiment(**asked), Profile(seconds_per_iteration={1: 60.0}))
+    assert max(choice.instances for choice in job.plan.stages) == 2
+    controller, _, finish = run_virtual(job)
+    assert finish.outcome == "done"
+    assert jct_s(controller.state) == pytest.approx(job.prediction.jct_s)
+
+
+def test_a_function_has_one_gpu_by_default(tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text("def train(config): ...\nclass Other: ...\n")
+    (tmp_path / "passed.py").write_text("from made import Other, train as again\nnamed = again\n")
+    asked = experiment({"max_cost": 50, "objective": "min_time"}, max_instances=8, gpus_per_trial={})
+
+    def of(name: str, **resources: Any) -> Experiment:
+        given = words(asked) | {"entrypoint": name}
+        given["resources"] = given["resources"] | {"gpus_per_trial": {}} | resources
+        return with_trial(Experiment(**given), [tmp_path])
+
+    for name, most in {"made:train": 1, "passed:again": 1, "made:Other": 2, "passed:named": 2, "no:where": 2}.items():
+        assert max(choice.gpus_per_trial for choice in plan_job(of(name), PROFILE).plan.stages) == most
+    for key in ("min", "max"):
+        with pytest.raises(InputError, match=rf"made:train is a function, .*gpus_per_trial.{key} is 2; set it to 1"):
+            plan_job(of("made:train", gpus_per_trial={key: 2}), PROFILE)
 
 
 def test_no_advice_passes_what_may_be_spent() -> None:
