@@ -45,6 +45,8 @@ COMPACT_EVENTS = 20_000
 """A longer journal is compacted, as each new broker reads it; that takes about a second."""
 HISTORY_S = 35 * 24 * 3600.0
 """Compacted journals keep experiments and machines for this time after they ended; earlier ones are in the sums."""
+EFFICIENCY_S = 90.0
+"""A service says the efficiency of a pool that scales every half minute; an older one is not shown."""
 _MOST_ROUNDS = 10
 """Time brings new events only a few times in a row."""
 
@@ -92,6 +94,8 @@ class Pool:
         self._busy: set[str] = set()
         """Machines for which a call to the provider is under way."""
         self._closed = False
+        self._scaled: tuple[float, float] = (-math.inf, 0.0)
+        """Instant of the latest word of a service on its size, and the efficiency then."""
         self._broker = Broker(limits)
         for event in journal.events():
             self._broker.handle(event)
@@ -176,8 +180,15 @@ class Pool:
     def scale(self, machines: int, efficiency: float) -> None:
         """Take note that a service uses this many machines: idle ones beyond them do not wait for another request."""
         with self._mutex:
+            self._scaled = (self._now(), efficiency)
             if self._broker.state.limits.autoscales and self._broker.state.in_use() != machines:
                 self.take_in([Scaled(at=self._now(), machines=machines, efficiency=efficiency)])
+
+    def efficiency(self) -> float | None:
+        """Return the latest efficiency of a pool that scales; None if no service has said any for a while."""
+        with self._mutex:
+            scaled_at, latest = self._scaled
+            return latest if self._now() <= scaled_at + EFFICIENCY_S else None
 
     def release(self, tenant: str, instance: str) -> LentInstance:
         """Take a slice back, and return how it ended; idempotent. Raises ProviderError if it was never asked for."""

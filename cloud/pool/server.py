@@ -38,6 +38,7 @@ def standing(pool: Pool, name: str) -> dict[str, Any]:
             "instances": len(state.live),
             "max_instances": state.limits.instances,
             "autoscaled": state.in_use(),
+            "efficiency": pool.efficiency(),
             "gpus_per_instance": state.limits.gpus,
             "gpus": sum(machine.gpus for machine in state.live.values()),
             "free_gpus": sum(m.free_gpus for m in state.live.values() if not m.retired and m.running_at is not None),

@@ -234,7 +234,7 @@ def summary(settings: Settings, address: str, store: Store) -> list[str]:
         f"experiments  {settings.home / 'experiments'}{kept}; {settings.limits.max_running} at the same time",
         f"may be run   {may_run}",
         f"tokens       {tokens}",
-        *([] if pool is None else [f"pool         {shared}, shared by {pool.policy}"]),
+        *([] if pool is None else [f"pool         {shared}, shared by {pool.policy}{_scaled_words(pool)}"]),
     ]
 
 
@@ -303,6 +303,11 @@ def _amount(option: str, value: float, *, zero: bool = True) -> float:
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise InputError(f"{option} {value:g} must be {'0 or more' if zero else 'greater than 0'}, and finite")
     return value
+
+
+def _scaled_words(pool: SharedPool) -> str:
+    rule = pool.autoscaling
+    return "" if rule is None else f", autoscaled to an efficiency of {rule.lower:g} to {rule.upper:g}"
 
 
 def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> SharedPool | None:

@@ -241,8 +241,8 @@ def autoscaled_words(standing: Standing) -> str:
     """Return what the autoscaling of a pool allows: `autoscaled to 2 (62 % efficiency)`; empty if it does not scale."""
     if standing.get("autoscaled") is None:  # a broker of an earlier version says nothing
         return ""
-    latest = standing["scales"][-1]
-    return f"autoscaled to {latest['instances']} ({100.0 * latest['efficiency']:.0f} % efficiency)"
+    latest = standing["efficiency"]
+    return f"autoscaled to {standing['autoscaled']}" + (f" ({100.0 * latest:.0f} % efficiency)" if latest else "")
 
 
 def _told(loan: Standing, now: float) -> str:

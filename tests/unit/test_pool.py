@@ -600,6 +600,7 @@ def test_a_pool_that_scales_down_releases_idle_machines_at_once_and_tells_it() -
     assert len(world.pool.state.live) == 2, "two are in use by the rule: one waits for a request"
     world.pool.scale(1, 0.6)
     world.pool.scale(1, 0.7)
+    assert standing(world.pool, "team")["efficiency"] == 0.7
     world.wait(2)
     assert list(world.pool.state.live) == ["m1"]
     world.compact()
@@ -607,6 +608,7 @@ def test_a_pool_that_scales_down_releases_idle_machines_at_once_and_tells_it() -
     assert found["autoscaled"] == 1
     assert [(one["instances"], one["efficiency"]) for one in found["scales"]] == [(2, 0.8), (1, 0.6)]
     assert [one["instances"] for one in found["sizes"]] == [2, 1]
+    assert found["efficiency"] is None, "a new broker has not heard of it yet"
     world.ask("c")
     world.wait(20)
     assert world.state("c") == "running", "what is asked for is lent: a service asks for no more than that"

@@ -71,7 +71,8 @@ def test_a_pool_that_scales_shows_its_size_over_time() -> None:
     assert autoscaled_words(found) == ""
     scales = [{"at": found["now"] - 60.0, "instances": 2, "efficiency": 0.8}]
     scales.append({"at": found["now"] - 30.0, "instances": 1, "efficiency": 0.615})
-    found = {**found, "autoscaled": 1, "scales": scales}
+    found = {**found, "autoscaled": 1, "efficiency": 0.615, "scales": scales}
+    assert autoscaled_words({**found, "efficiency": None}) == "autoscaled to 1", "no service says more"
     assert autoscaled_words(found) == "autoscaled to 1 (62 % efficiency)"
     text = render_pool(found)
     drawn = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])["sizes"]["data"]  # type: ignore[index]
