@@ -381,7 +381,7 @@ class Broker:
     def _idle(self, at: float) -> Iterator[PoolEvent]:
         limits, in_use = self.state.limits, self.state.in_use()
         lent_out = [machine for machine in self.state.live.values() if not machine.retired]
-        beyond = 0 if in_use is None else max(0, len(lent_out) - in_use)
+        beyond = len(lent_out) - in_use if in_use else 0  # without experiments they wait for the next one
         for machine in lent_out:
             if machine.slices or machine.status == "releasing":
                 continue

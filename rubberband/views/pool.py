@@ -137,7 +137,7 @@ def pool_charts(standing: Standing, colours: Colours | None = None) -> dict[str,
         return {}
     chosen = colours_of(loan["experiment"] for loan in loans) if colours is None else colours
     drawn = {"loans": _loans(standing, loans, chosen), "spend": _spend(standing, loans, chosen)}
-    return drawn | ({"sizes": _sizes(standing)} if standing.get("scales") else {})
+    return drawn | ({"sizes": _sizes(standing, loans)} if standing.get("scales") else {})
 
 
 def promises_chart(calendar: Calendar, now: float, colours: Colours) -> Figure | None:
@@ -213,9 +213,9 @@ def _loans(standing: Standing, loans: Sequence[Standing], colours: Colours) -> F
     )
 
 
-def _sizes(standing: Standing) -> Figure:
+def _sizes(standing: Standing, loans: Sequence[Standing]) -> Figure:
     """Return the instances over time, and those that autoscaling allows."""
-    begin, now = min(one["at"] for one in (*standing["scales"], *standing["sizes"])), standing["now"]
+    begin, now = min(loan["running_at"] for loan in loans), standing["now"]
     unit, unit_s = time_unit(now - begin)
 
     def steps(name: str, changes: Sequence[Standing], **line: Any) -> Figure:
@@ -227,7 +227,7 @@ def _sizes(standing: Standing) -> Figure:
         steps("running", standing["sizes"], color=STAGE_COLOURS[0]),
         steps("autoscaling", standing["scales"], color=PLANNED, dash="dash"),
     ]
-    across = time_axis(unit, (now - begin) / unit_s, "time since the first change")
+    across = time_axis(unit, (now - begin) / unit_s, "time since the first loan")
     count = axis(f"instances of {standing['max_instances']}", rangemode="tozero", tickformat="d")
     return chart(traces, _CHART_PX, across, count, showlegend=True)
 

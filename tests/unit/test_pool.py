@@ -609,9 +609,14 @@ def test_a_pool_that_scales_down_releases_idle_machines_at_once_and_tells_it() -
     assert [(one["instances"], one["efficiency"]) for one in found["scales"]] == [(2, 0.8), (1, 0.6)]
     assert [one["instances"] for one in found["sizes"]] == [2, 1]
     assert found["efficiency"] is None, "a new broker has not heard of it yet"
-    world.ask("c")
+    world.pool.release("a", "i")
+    world.pool.scale(0, 0.0)
     world.wait(20)
-    assert world.state("c") == "running", "what is asked for is lent: a service asks for no more than that"
+    assert list(world.pool.state.live) == ["m1"], "without experiments it waits for the next one, as ever"
+    world.ask("c")
+    world.ask("d")
+    world.wait(20)
+    assert world.state("c") == world.state("d") == "running", "what is asked for is lent"
 
 
 def test_a_pool_that_does_not_scale_forgets_an_earlier_scale() -> None:
