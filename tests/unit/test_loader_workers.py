@@ -29,6 +29,7 @@ from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler, sample_keys
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.executor.training.snapshot import Snapshot
 from rubberband.planner.balancing import even_shares
 from tests.builders import segments
 from tests.builders.segments import reports
@@ -411,3 +412,18 @@ def test_cheap_samples_are_seeded_only_if_they_draw():
     quiet = Samples([{"x": torch.ones(2)}] * 9, None)  # type: ignore[arg-type]
     quiet.batch(np.arange(4), keys)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_look_at_a_large_dataset_is_short_and_begins_with_what_hooks_change() -> None:
+    class Large:
+        def __init__(self) -> None:
+            self.images = [np.zeros(100_000) for _ in range(900)]
+            self.rows = [{str(column): column for column in range(900)} for _ in range(900)]
+            self.level = 1
+
+    dataset = Large()
+    before = Snapshot(dataset)
+    assert len(before._values) <= 1000
+    assert before.holds()
+    dataset.level = 2
+    assert not before.holds()
