@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rubberband.planner.model import Rates, Times, Value
 from rubberband.planner.table import Floats
-from rubberband.values.offer import SECONDS_PER_HOUR, Offer
+from rubberband.values.offer import Offer
 from rubberband.values.plan import Cohort, Market, Plan, StagePlan
 
 Seconds = npt.NDArray[Any]
@@ -52,11 +52,29 @@ def makespan(trials_s: Seconds, num_slots: int) -> Floats:
     return np.asarray(ends_s, np.float64)
 
 
-def _inserted(free_s: Seconds, rest_s: Seconds) -> Seconds:
+def begins(trials_s: Seconds, num_slots: int) -> Seconds:
+    """(trials, rows) Return when each trial begins; of very many, about when."""
+    found = np.zeros_like(trials_s)
+    if num_slots >= len(trials_s):
+        return found
+    if len(trials_s) > _MANY_TRIALS:
+        waves = np.arange(len(trials_s)) // num_slots
+        np.multiply(waves[:, None], trials_s.mean(axis=0), out=found, casting="same_kind")
+        return found
+    if num_slots == 1:
+        np.cumsum(trials_s[:-1], axis=0, out=found[1:])
+    else:
+        _inserted(trials_s[:num_slots], trials_s[num_slots:], found[num_slots:])
+    return found
+
+
+def _inserted(free_s: Seconds, rest_s: Seconds, begins_s: Seconds | None = None) -> Seconds:
     """Place one trial after another; the times at which slots are free stay sorted."""
     free_s = np.sort(free_s, axis=0)
     first, others, held = free_s[0], free_s[1:], np.empty_like(free_s)
-    for trial_s in rest_s:
+    for number, trial_s in enumerate(rest_s):
+        if begins_s is not None:
+            begins_s[number] = first
         ends_s = first + trial_s
         np.maximum(others, ends_s, out=held[1:])
         np.minimum(others[0], ends_s, out=held[0])
@@ -151,25 +169,27 @@ class _Bill:
         if choice.market != self.market:
             self.release(self.held)
             self.market = choice.market
-        self.release(self.held - choice.instances)
-        started = choice.instances - self.held
+        before = self.held
+        self.release(before - choice.instances)
+        started = choice.instances - before
         if started > 0:
             self._span(times.provision_s(index))
             self.groups.append(_StartGroup(started, len(self.spans_s), 0.0))
             self.held += started
             self.fixed_usd += started * self.rates.once_usd
             self._span(times.init_s(index, started))
-        replaced_per_s = self.rates.interruptions_per_hour / SECONDS_PER_HOUR if choice.market == "spot" else 0.0
-        self._span(times.stage_s(index, choice), choice.instances * replaced_per_s * self.rates.once_usd)
+        if choice.market == "spot":
+            self._span(times.unsettled_s(index, choice, before))
+        self._span(times.stage_s(index, choice))
         if self.rates.trials_usd_per_s[choice.market]:
             self.extra_usd.append(self.rates.trials_usd(index, choice, times))
 
-    def _span(self, seconds: Value, also_usd_per_s: float = 0.0) -> None:
+    def _span(self, seconds: Value) -> None:
         """Hold all instances for `seconds`."""
         self.spans_s.append(seconds)
         self.passed_s.append(self.passed_s[-1] + seconds)
         price_usd_per_s = self.rates.prices_usd_per_s[self.market]
-        self.usd_per_s.append(self.held * price_usd_per_s + self.rates.head_usd_per_s + also_usd_per_s)
+        self.usd_per_s.append(self.held * price_usd_per_s + self.rates.head_usd_per_s)
 
     def release(self, surplus: int) -> None:
         """Release `surplus` instances, those billed longest first."""

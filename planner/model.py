@@ -104,6 +104,9 @@ class Times(Protocol):
     def init_s(self, index: int, started: int) -> Value:
         """INIT_INSTANCE before stage `index`: the slowest of `started` instances."""
 
+    def unsettled_s(self, index: int, choice: StagePlan, held: int) -> Value:
+        """Further wait on the spot market until no instance is missing, where the stage before held `held`."""
+
     def stage_s(self, index: int, choice: StagePlan) -> Value:
         """From the first trial's start to SYNC."""
 
@@ -124,6 +127,9 @@ class MeanTimes:
 
     def init_s(self, index: int, started: int) -> float:
         return self.offer.init_delay_s
+
+    def unsettled_s(self, index: int, choice: StagePlan, held: int) -> float:
+        return 0.0
 
     def stage_s(self, index: int, choice: StagePlan) -> float:
         """ceil(n/slots) waves of equally long trials."""
@@ -155,7 +161,8 @@ class Rates:
     """Billing rules of an offer, with every price per second."""
 
     prices_usd_per_s: dict[Market, float]
-    """Price of one instance held; 0 under `per_function` billing."""
+    """Price of one instance held, with what its replacements on the spot market cost and the time in which none is
+    billed; the price itself is 0 under `per_function` billing."""
     trials_usd_per_s: dict[Market, float]
     """Price of one busy instance under `per_function` billing; else 0."""
     gpus: int
@@ -163,8 +170,6 @@ class Rates:
     """Seconds billed at least for one instance; 0 under `per_function` billing."""
     once_usd: float
     head_usd_per_s: float
-    interruptions_per_hour: float
-    """Rate of one instance on the spot market; 0 where starting its replacement costs nothing."""
 
     @classmethod
     def of(cls, offer: Offer) -> Rates:
@@ -173,7 +178,11 @@ class Rates:
         prices = {market: offer.market_price_usd_per_s(market) for market in markets}
         none = dict.fromkeys(prices, 0.0)
         held, busy = (prices, none) if offer.billing == "per_instance" else (none, prices)
-        rate = offer.spot.interruptions_per_hour if offer.spot is not None and offer.once_usd_per_instance else 0.0
+        if offer.spot is not None:
+            # Renewal: an instance lives for 1/rate, then its replacement waits for SCALE and costs its start.
+            rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
+            renewed = (held["spot"] + rate * offer.once_usd_per_instance) / (1.0 + rate * offer.provision_delay_s)
+            held = {**held, "spot": renewed}
         return cls(
             prices_usd_per_s=held,
             trials_usd_per_s=busy,
@@ -181,7 +190,6 @@ class Rates:
             minimum_s=offer.minimum_billed_s if offer.billing == "per_instance" else 0.0,
             once_usd=offer.once_usd_per_instance,
             head_usd_per_s=offer.head_cost_usd(1.0),
-            interruptions_per_hour=rate,
         )
 
     def group(self, instances: int, held_s: float) -> tuple[int, Value, Value]:
@@ -235,7 +243,8 @@ class _Cluster(NamedTuple):
         """Run stage `index`: release what it does not need, start what it lacks, hold all while it lasts."""
         market = choice.market
         groups = self.groups if market == self.market else ()
-        missing = choice.instances - sum([group[0] for group in groups])
+        before = sum([group[0] for group in groups])
+        missing = choice.instances - before
         provisioning_s, cost_usd = 0.0, rates.trials_usd(index, choice, times)
         if missing < 0:
             groups = _released(groups, -missing)
@@ -245,12 +254,13 @@ class _Cluster(NamedTuple):
             groups, held_usd = rates.hold(groups, provision_s, market)
             groups, init_usd = rates.hold((*groups, rates.group(missing, 0.0)), init_s, market)
             cost_usd = cost_usd + held_usd + rates.start_usd(missing, market) + init_usd
+        if market == "spot":
+            wait_s = times.unsettled_s(index, choice, before)
+            groups, held_usd = rates.hold(groups, wait_s, market)
+            provisioning_s, cost_usd = provisioning_s + wait_s, cost_usd + held_usd
         duration_s = times.stage_s(index, choice)
         groups, held_usd = rates.hold(groups, duration_s, market)
         cost_usd = cost_usd + held_usd + rates.head_usd_per_s * (provisioning_s + duration_s)
-        if market == "spot" and rates.interruptions_per_hour:
-            replaced = choice.instances * duration_s * rates.interruptions_per_hour / SECONDS_PER_HOUR
-            cost_usd = cost_usd + replaced * rates.once_usd
         return _Cluster(groups, market), Step(provisioning_s, duration_s, cost_usd)
 
 

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from rubberband.planner.losses import Chances, Exposed, Settling, unsettled_s, with_losses
 from rubberband.planner.makespan import Seconds, makespan, totals
-from rubberband.planner.model import Step, Times, Value, check_plan, interruptions, summed, walk
+from rubberband.planner.model import Step, Times, Value, check_plan, summed, walk
 from rubberband.planner.table import Floats
-from rubberband.values.offer import Offer, slots
+from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
 from rubberband.values.plan import Cohort, Distribution, Market, Plan, Prediction, Speeds, Stage, StagePlan
 from rubberband.values.profile import FIXED, Law, Profile, Spread
 
@@ -31,6 +32,12 @@ _FEWEST_ROWS = 32
 _MOST_DRAWN = 20_000_000
 _MOST_KEPT = 10_000_000
 _LEVELS = 2**16
+_SPARE = 2
+"""Idle instances that shorten the wait of lost trials; more are seldom of use."""
+_CHANCES = 16_381
+"""Random numbers of losses in a chunk: a prime, so that instances of one row have different ones."""
+_MOST_CHOICES = 128
+"""Different choices of survivors in a chunk."""
 _FEW_NUMBERS = 100_000
 """Up to this size, random numbers are kept from one job to the next."""
 _SLOWNESS_LEAST = 1e-9
@@ -215,6 +222,8 @@ class Chunk:
     _trials: tuple[tuple[int, int, str], Seconds] | None = None
     """Durations of the trials of a stage by a choice: the last one asked for."""
     _stages: dict[tuple[int, int, int, Market], tuple[Value, Value | None]] = field(default_factory=dict)
+    _chances: Chances | None = None
+    _unsettled: dict[tuple[int, int, int], Floats] = field(default_factory=dict)
     _inits: dict[int, list[Floats]] = field(default_factory=dict)
     _init_rngs: dict[int, np.random.Generator] = field(default_factory=dict)
     _provisions: dict[int, Floats] = field(default_factory=dict)
@@ -240,6 +249,42 @@ class Chunk:
             slowest.append(np.maximum(slowest[-1], drawn) if slowest else drawn)
         return self.offer.init_delay_s * slowest[started - 1]
 
+    def unsettled_s(self, index: int, choice: StagePlan, held: int) -> Value:
+        """Further wait until no spot instance is missing."""
+        rate = self._losses_per_s(choice)
+        if rate == 0.0:
+            return 0.0
+        key = (index, choice.instances, held)
+        if key not in self._unsettled:
+            grows, ones = choice.instances > held, np.ones(self.rows)
+            begin = Settling(
+                held=held if index else 0,
+                instances=choice.instances,
+                rate=rate,
+                provision_s=ones * (self.provision_s(index) if grows else 0.0),
+                init_s=ones * (self.init_s(index, choice.instances - held) if grows else 0.0),
+                index=index,
+                chances=self._chances_of_losses(),
+            )
+            self._unsettled[key] = unsettled_s(begin)
+        return self._unsettled[key]
+
+    def _chances_of_losses(self) -> Chances:
+        """Return the random numbers of losses; a replacement that is lost in INIT_INSTANCE is replaced once more."""
+        if self._chances is None:
+            offer, spot = self.offer, self.offer.spot
+            assert spot is not None, "only spot instances are replaced"
+            usual_s = offer.provision_delay_s + offer.init_delay_s + self.profile.trial_startup_s
+            lives, again, scales, inits = (_bits_of((*self.seed, 0, 8, at), _CHANCES) for at in range(4))
+            scale_s = np.float32(offer.provision_delay_s) * _spread_levels(offer.provision_spread).take(scales)
+            init_s = np.float32(offer.init_delay_s) * _spread_levels(offer.init_spread).take(inits)
+            lived_s = _exponential_levels().take(again) * np.float32(SECONDS_PER_HOUR / spot.interruptions_per_hour)
+            ready_s = scale_s + init_s + np.where(lived_s < init_s, lived_s + scale_s, np.float32(0.0))
+            replaced_s = np.maximum(scale_s, ready_s + np.float32(spot.restart_s - usual_s))
+            lives = _exponential_levels().take(lives)
+            self._chances = Chances(lives=lives, scale_s=scale_s, replaced_s=replaced_s)
+        return self._chances
+
     def stage_s(self, index: int, choice: StagePlan) -> Value:
         """From the first trial's start to SYNC: a free slot takes the next trial (list scheduling)."""
         return self._stage(index, choice)[0]
@@ -251,7 +296,9 @@ class Chunk:
         return busy_s
 
     def _stage(self, index: int, choice: StagePlan) -> tuple[Value, Value | None]:
-        num_slots = min(self.stages[index].trials, slots(choice.instances, self.offer.gpus, choice.gpus_per_trial))
+        num_slots = slots(choice.instances, self.offer.gpus, choice.gpus_per_trial)
+        spare = _SPARE * max(1, self.offer.gpus // choice.gpus_per_trial) if self._losses_per_s(choice) else 0
+        num_slots = min(self.stages[index].trials + spare, num_slots)
         key = (index, num_slots, choice.gpus_per_trial, choice.market)
         if key not in self._stages:
             stage_s, busy_s = self._schedule(index, num_slots, choice)
@@ -261,11 +308,17 @@ class Chunk:
     def _repeated(self, values: Value) -> Value:
         return values if isinstance(values, float) else np.tile(values, self.rows // len(values))
 
+    def _losses_per_s(self, choice: StagePlan) -> float:
+        """Losses of an instance per second."""
+        spot = self.offer.spot
+        return 0.0 if choice.market == "on_demand" or spot is None else spot.interruptions_per_hour / SECONDS_PER_HOUR
+
     def _schedule(self, index: int, num_slots: int, choice: StagePlan) -> tuple[Value, Value | None]:
         stage, profile = self.stages[index], self.profile
         work_s = stage.iterations * profile.iteration_s(choice.gpus_per_trial)
         is_billed = self.offer.billing == "per_function"
-        if choice.market == "on_demand" and not profile.startup_varies:
+        rate = self._losses_per_s(choice)
+        if not rate and not profile.startup_varies:
             startup_s = profile.trial_startup_s
             if not self._varies(index):
                 waves = -(-stage.trials // num_slots)
@@ -274,6 +327,8 @@ class Chunk:
                 busy_s = stage.trials * startup_s + work_s * self._over_trials(index, "sum") if is_billed else None
                 return startup_s + work_s * self._over_trials(index, "max"), busy_s
         trials_s = self._trials_s(index, choice, work_s)
+        if rate:
+            return self._with_losses(index, num_slots, choice, trials_s)
         return makespan(trials_s, num_slots), trials_s.sum(axis=0, dtype=np.float64) if is_billed else None
 
     def _varies(self, index: int) -> bool:
@@ -284,10 +339,7 @@ class Chunk:
         """(trials, rows of the stage) Return the duration of each trial."""
         key = (index, choice.gpus_per_trial, choice.market)
         if self._trials is None or self._trials[0] != key:
-            trials_s = self.startup_s(index) + np.float32(work_s) * self.factor(index)
-            if choice.market == "spot":
-                trials_s = trials_s + self._lost_s(index, choice, trials_s)
-            self._trials = key, trials_s
+            self._trials = key, self.startup_s(index) + np.float32(work_s) * self.factor(index)
         return self._trials[1]
 
     def _over_trials(self, index: int, reduction: Literal["max", "sum"]) -> Floats:
@@ -323,29 +375,40 @@ class Chunk:
 
     def _own_factor(self, index: int) -> Seconds:
         """(trials, rows) Return the factor by which each trial of the stage is slower in all of its stages."""
-        first = _bracket(self.stages, index)
-        own_s = self._own.get(first)
+        own_s = self._own.get(index)
         if own_s is None:
-            own_s = self._drawn_speeds(first)
+            first = _bracket(self.stages, index)
+            own_s = self._drawn_speeds(first) if index == first else self._survivors(first, index)
             if self.keep:
-                self._own[first] = own_s
-        if index == first:
-            return own_s
-        rng, copies = self._rng(first, 6), rows_of(self.stages[index].trials) // own_s.shape[1]
-        return np.concatenate([self._survivors(own_s, self.stages[index].trials, rng) for _ in range(copies)], axis=1)
+                self._own[index] = own_s
+        return own_s
 
-    def _survivors(self, own_s: Seconds, trials: int, rng: np.random.Generator) -> Seconds:
-        """Pick `trials` of the trials in each row: at random, or by a metric that is correlated with speed."""
-        correlation = self.speeds.with_metric if self.speeds is not None else 0.0
+    def _survivors(self, first: int, index: int) -> Seconds:
+        """(trials, rows) Pick the trials of a stage in each row, by number, as the executor starts them.
+
+        They survive at random, or by a metric that is correlated with speed, which is the same at every SYNC.
+        """
+        correlation, trials = (0.0 if self.speeds is None else self.speeds.with_metric), self.stages[index].trials
+        before_s = self._own_factor(index - 1 if correlation == 0.0 else first)
+        before_s = np.tile(before_s, rows_of(trials) // before_s.shape[1])
         if correlation == 0.0:
-            return own_s[rng.permutation(len(own_s))[:trials]]
-        # A Gaussian copula with the measured correlation.
+            size = before_s.size
+            draw = _few_picks if size <= _FEW_NUMBERS else _picks
+            kept = draw((*self.seed, index, 6), before_s.shape[1], len(before_s), trials)
+        else:
+            kept = _best(self._merits(correlation, first, before_s), trials)
+        survivors: Seconds = np.ascontiguousarray(before_s.T[kept].reshape(-1, trials).T)
+        return survivors
+
+    def _merits(self, correlation: float, first: int, own_s: Seconds) -> Seconds:
+        """(rows, trials) Return the lower, the better: a Gaussian copula with the measured correlation."""
         slowness = np.log(np.maximum(own_s, _SLOWNESS_LEAST))
         spread = slowness.std(axis=0)
         slowness = (slowness - slowness.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0)
-        merit = correlation * slowness + math.sqrt(1.0 - correlation**2) * rng.standard_normal(own_s.shape)
-        survivors: Seconds = np.take_along_axis(own_s, np.argsort(-merit, axis=0)[:trials], axis=0)
-        return survivors
+        rows = rows_of(self.stages[first].trials)
+        chance = np.tile(self._rng(first, 6).standard_normal((len(own_s), rows)), own_s.shape[1] // rows)
+        merits: Seconds = -(correlation * slowness + math.sqrt(1.0 - correlation**2) * chance).T
+        return merits
 
     def _drawn_speeds(self, first: int) -> Seconds:
         if self.speeds is None or first > 0:
@@ -367,27 +430,31 @@ class Chunk:
         if cv == 0.0:
             return np.ones(shape, np.float32)
         size, seed = trials * shape[1], (*self.seed, index, what)
-        bits = (_few_bits if size <= _FEW_NUMBERS else _bits)(seed, size)
+        bits = _bits_of(seed, size)
         drawn = _factor_levels(cv, law).take(bits) if 4 * size >= _LEVELS else _noisy(cv, law, _levels().take(bits))
         return drawn.reshape(shape)
 
-    def _lost_s(self, index: int, choice: StagePlan, trials_s: Seconds) -> Seconds:
-        """(trials, rows) Return the seconds that each trial loses to interruptions, a Poisson number of them.
-
-        Trials that share an instance are interrupted together. They are neighbours, as slots are filled in order.
-        """
-        spot, stage = self.offer.spot, self.stages[index]
+    def _with_losses(self, index: int, num_slots: int, choice: StagePlan, trials_s: Seconds) -> tuple[Floats, Floats]:
+        """Return time of the stage and busy time of its trials, with what interruptions cost."""
+        spot, stage, first = self.offer.spot, self.stages[index], _bracket(self.stages, index)
         assert spot is not None, "a plan uses the markets that its offer has"
-        rate, _ = interruptions(stage, choice.gpus_per_trial, self.profile, self.offer)
-        rng = self._rng(index, 3)
-        where = rng.random(trials_s.shape, dtype=np.float32)
-        neighbours = max(1, self.offer.gpus // choice.gpus_per_trial)
-        drawn = rng.random((-(-stage.trials // neighbours), trials_s.shape[1]), dtype=np.float32)
-        happens = drawn.repeat(neighbours, axis=0)[: stage.trials]
-        redone_s = min(spot.checkpoint_iterations, stage.iterations) * self.profile.iteration_s(choice.gpus_per_trial)
-        numbers = poisson(happens, np.float32(rate) * trials_s)
-        lost_s: Seconds = numbers * (np.float32(spot.restart_s) + where * np.float32(redone_s))
-        return lost_s
+        per_instance = max(1, self.offer.gpus // choice.gpus_per_trial)
+        work_s = self.profile.iteration_s(choice.gpus_per_trial)
+        return with_losses(
+            Exposed(
+                trials_s=trials_s,
+                startup_s=np.broadcast_to(self.startup_s(index), trials_s.shape),
+                iteration_s=np.float32(work_s) * self.factor(index),
+                iterations=stage.iterations,
+                before=sum(one.iterations for one in self.stages[first:index]),
+                checkpoint_iterations=spot.checkpoint_iterations,
+                num_slots=num_slots,
+                per_instance=per_instance,
+                rate=self._losses_per_s(choice) * max(1, choice.gpus_per_trial // self.offer.gpus),
+                index=index,
+                chances=self._chances_of_losses(),
+            )
+        )
 
     def _rng(self, index: int, what: int) -> np.random.Generator:
         return np.random.default_rng((*self.seed, index, what))
@@ -406,6 +473,9 @@ class Derived:
 
     def init_s(self, index: int, started: int) -> Value:
         return self._value(Chunk.init_s, index, started)
+
+    def unsettled_s(self, index: int, choice: StagePlan, held: int) -> Value:
+        return self._value(Chunk.unsettled_s, index, choice, held)
 
     def stage_s(self, index: int, choice: StagePlan) -> Value:
         return self._value(Chunk.stage_s, index, choice)
@@ -477,6 +547,43 @@ def _bits(seed: tuple[int, ...], size: int) -> npt.NDArray[np.uint16]:
 _few_bits = lru_cache(maxsize=128)(_bits)
 
 
+def _bits_of(seed: tuple[int, ...], size: int) -> npt.NDArray[np.uint16]:
+    return (_few_bits if size <= _FEW_NUMBERS else _bits)(seed, size)
+
+
+@lru_cache(maxsize=1)
+def _exponential_levels() -> Seconds:
+    """Return the means of 2**16 equally likely parts of the exponential law with mean 1, in order."""
+    beyond = np.arange(_LEVELS, -1, -1.0) / _LEVELS
+    above = beyond - np.append(beyond[:-1] * np.log(beyond[:-1]), 0.0)
+    levels: Seconds = (-np.diff(above) * _LEVELS).astype(np.float32)
+    return levels
+
+
+@lru_cache(maxsize=8)
+def _spread_levels(spread: Spread) -> Seconds:
+    """Return factors for all levels."""
+    if spread.samples:
+        return np.array(spread.samples, np.float32)[np.arange(_LEVELS) * len(spread.samples) // _LEVELS]
+    return _factor_levels(spread.cv, "lognormal")
+
+
+def _picks(seed: tuple[int, ...], rows: int, trials: int, survivors: int) -> npt.NDArray[np.bool_]:
+    """(rows, trials) Return which trials survive in each row, at random; some rows share a choice, to save time."""
+    choices = min(rows, _MOST_CHOICES)
+    return np.tile(_best(_bits(seed, choices * trials).reshape(choices, trials), survivors), (rows // choices, 1))
+
+
+def _best(merits: npt.NDArray[Any], survivors: int) -> npt.NDArray[np.bool_]:
+    """(rows, trials) Return which trials have the lowest of the merits in each row."""
+    best = np.zeros(merits.shape, np.bool_)
+    np.put_along_axis(best, np.argpartition(merits, survivors - 1, axis=1)[:, :survivors], True, axis=1)
+    return best
+
+
+_few_picks = lru_cache(maxsize=128)(_picks)
+
+
 def _lognormal(cv: float, normals: Seconds) -> Seconds:
     variance = math.log1p(cv * cv)
     factors: Seconds = np.exp(normals.dtype.type(math.sqrt(variance)) * normals - normals.dtype.type(variance / 2.0))
@@ -488,17 +595,3 @@ def spread_factors(spread: Spread, rng: np.random.Generator, size: int) -> Float
     if spread.samples:
         return rng.choice(np.array(spread.samples), size)
     return _lognormal(spread.cv, rng.standard_normal(size))
-
-
-def poisson(uniforms: Seconds, means: Seconds) -> Seconds:
-    """Return Poisson numbers by inversion: equal uniforms never give fewer for a larger mean."""
-    term = np.exp(-means)
-    below, count = term.copy(), np.zeros_like(means)
-    for number in range(1, 1000):
-        more = uniforms > below
-        if not more.any():
-            break
-        count += more
-        term = term * means / number
-        below = below + term
-    return count

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rubberband.errors import InputError
 from rubberband.planner.model import Rates, least_instances, run_s
-from rubberband.values.offer import SECONDS_PER_HOUR, Offer, gang_sizes
+from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import Cohort, Market, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 
@@ -220,9 +220,6 @@ def _block(
     kept = _considered(faster, young, offer, counts, begin, edges)
     choice, keep = choice[:, kept], keep[:, kept]
     duration_s, extra_usd = _chosen(duration_s[:, kept], choice), _chosen(trials_usd[:, kept], choice)
-    if market == "spot" and offer.spot is not None:
-        rate = offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
-        extra_usd = extra_usd + rate * counts[kept][:, None] * duration_s * offer.once_usd_per_instance
     return counts[kept], duration_s, _chosen(late_s[:, kept], choice), extra_usd, gangs[choice], keep
 
 

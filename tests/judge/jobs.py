@@ -122,7 +122,11 @@ def _offer(source: random.Random, most: int) -> Offer:
 
 def _case(source: random.Random, offer: Offer) -> Case:
     limits = PlanningConstraints(max_gpus_per_trial=min(source.choice([1, 2, 4, 8]), offer.gpus * offer.max_instances))
-    return Case(offer=offer, profile=_profile(source), constraints=limits)
+    profile = _profile(source)
+    if offer.spot is not None:
+        restart_s = offer.provision_delay_s + offer.init_delay_s + profile.trial_startup_s
+        offer = replace(offer, spot=replace(offer.spot, restart_s=restart_s))
+    return Case(offer=offer, profile=profile, constraints=limits)
 
 
 def _sha(source: random.Random, most: int = 32) -> Brackets:
@@ -171,7 +175,6 @@ def _spotty(source: random.Random, offer: Offer, interruptions_per_hour: float) 
         price_usd_per_hour=source.uniform(0.3, 0.6) * offer.price_usd_per_hour,
         interruptions_per_hour=interruptions_per_hour,
         checkpoint_iterations=source.choice([1, 1, 3]),
-        restart_s=offer.provision_delay_s + offer.init_delay_s + 5.0,
     )
     return replace(offer, spot=spot)
 

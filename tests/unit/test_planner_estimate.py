@@ -95,7 +95,7 @@ def test_a_greedy_plan_that_is_too_seldom_in_time_is_reported_as_such():
     profile = Profile(seconds_per_iteration={1: 110.0, 2: 57.0, 4: 30.0}, trial_startup_s=2.0, trial_cv=0.3)
     limits = PlanningConstraints(deadline_s=36000.0, confidence=0.999, max_gpus_per_trial=4)
     answer = estimate(
-        [stages], [Case(offer=offer, profile=profile, constraints=limits)], "greedy", clock=count().__next__
+        [stages], [Case(offer=offer, profile=profile, constraints=limits)], "greedy", clock=count().__next__, seed=3
     )
     assert answer.feasible == (answer.odds.p_both >= 0.999)
     assert not answer.feasible

@@ -79,3 +79,21 @@ def test_survivors_are_slow_where_slow_trials_are_good(with_metric, mean):
     known = Speeds(factors=(0.5, 1.0, 3.0), errors=(0.0,) * 3, with_metric=with_metric)
     factor = draws(STAGES[1:], known).chunk(0).factor(1)
     assert factor.mean() == pytest.approx(mean, abs=1.01 if with_metric == 0.0 else 1e-9)
+
+
+def test_trials_that_queued_survive_as_often_as_those_that_started_first_and_start_by_number():
+    chunk = draws(trial_cv=0.3).chunk(0)
+    first, second = chunk.factor(0), chunk.factor(1)
+    numbers = (first[None] == second[:, None]).argmax(axis=1)
+    assert (np.diff(numbers, axis=0) > 0).all()
+    shares = [(numbers == trial).any(axis=0).mean() for trial in range(8)]
+    assert shares == pytest.approx([3 / 8] * 8, abs=0.13)
+
+
+@pytest.mark.parametrize("with_metric", [0.0, 0.5])
+def test_of_very_many_trials_the_same_survive_in_each_row_at_every_sync(with_metric):
+    stages = [Stage(trials=trials, iterations=1) for trials in (300, 150, 40)]
+    known = Speeds(factors=(1.0,) * 300, errors=(0.3,) * 300, with_metric=with_metric)
+    second, third = (draws(stages, known).chunk(0).factor(index) for index in (1, 2))
+    for row in (0, 300, 900):
+        assert set(third[:, row]) < set(second[:, row % second.shape[1]])
