@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 from rubberband.app import run as running
-from rubberband.app.terms import EstimateAnswer, answer, live_terms
+from rubberband.app.terms import EstimateAnswer, Terms, answer, live_terms
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.budget import bill_usd
@@ -199,10 +199,13 @@ class Kind:
     billing: str = "per_instance"
     hyperband: bool = False
     deadline: bool = True
+    slow_start: bool = False
+    """Instances that start as slowly as on EC2, and stages of equally many trials, for which it pays to grow."""
 
 
 KINDS: Mapping[str, Kind] = {
     "spot min_time": Kind(spot=True, objective="min_time", deadline=False),
+    "spot slow start": Kind(spot=True, objective="min_time", deadline=False, slow_start=True),
     "spot min_cost": Kind(spot=True),
     "min_time": Kind(objective="min_time", deadline=False),
     "min_cost": Kind(),
@@ -224,7 +227,7 @@ def virtual_words(chance: random.Random, kind: Kind) -> Words:
     }
     if kind.hyperband:
         scheduler = {"type": "hyperband", "max_t": 9, "reduction_factor": 3}
-    return {
+    words: Words = {
         "name": "kept",
         "search": {"space": {"lr": 0.1}, "scheduler": scheduler, "metric": "loss", "mode": "min"},
         "constraints": {"objective": kind.objective},
@@ -247,9 +250,17 @@ def virtual_words(chance: random.Random, kind: Kind) -> Words:
             "iteration_cv": chance.uniform(0.0, 0.3),
         },
     }
+    if kind.slow_start:
+        counts = chance.choice([((16, 2), (8, 6), (8, 20)), ((8, 4), (8, 30)), ((12, 3), (6, 9), (4, 27))])
+        stages = [{"trials": trials, "iterations": iterations} for trials, iterations in counts]
+        words["search"]["scheduler"] = {"type": "stages", "stages": stages}
+        words["resources"]["init_delay"] = {"mean": chance.uniform(60.0, 300.0), "cv": 0.1}
+        words["resources"]["spot"] = {"price_per_hour": chance.choice([2.0, 4.0]), "interruptions_per_hour": 0.02}
+        words["profile"] |= {"trial_cv": 0.03, "iteration_cv": 0.05}
+    return words
 
 
-def planned_job(name: str, seed: int, margin_s: float) -> tuple[Job, float] | None:
+def planned_job(name: str, seed: int) -> tuple[Job, float] | None:
     """Return a random job with a cap, and the probability that is told; None if it is refused."""
     kind, chance = KINDS[name], random.Random(f"{name} {seed}")
     words = virtual_words(chance, kind)
@@ -266,9 +277,8 @@ def planned_job(name: str, seed: int, margin_s: float) -> tuple[Job, float] | No
         job = running.plan_job(Experiment(**words), profile, now=0.0)
     except InfeasibleError:
         return None
-    told = answer(Experiment(**words), profile, running.Terms(), now=0.0, clock=time.perf_counter).estimate
-    odds = told.odds
-    return replace(job, release_margin_s=margin_s), 1.0 if odds is None else odds.p_both
+    odds = answer(Experiment(**words), profile, Terms(), now=0.0, clock=time.perf_counter).estimate.odds
+    return job, 1.0 if odds is None else odds.p_both
 
 
 def outcome(job: Job, seed: int) -> tuple[bool, bool]:
@@ -291,7 +301,7 @@ def kept(count: int, names: Sequence[str]) -> None:
     for name in names:
         told, ends, above, refused = list[float](), {True: list[bool](), False: list[bool]()}, 0, 0
         for seed in range(count):
-            found = planned_job(name, seed, 0.0)
+            found = planned_job(name, seed)
             if found is None:
                 refused += 1
                 continue

@@ -19,7 +19,7 @@ from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.reserve import SLACK_S, Reserve
 from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Remedy, StagePlan
+from rubberband.values.plan import StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.experiments import PROFILE, experiment
 from tests.builders.virtual_runs import jct_s, run_virtual
@@ -82,21 +82,27 @@ def test_a_new_plan_can_be_paid_to_its_end_as_well() -> None:
 def test_an_estimate_calls_feasible_what_a_run_accepts(resources: dict[str, Any], objective: str) -> None:
     cost_usd = planned({}, **resources).prediction.cost_usd
     for share in (0.99, 1.0, 1.01, 1.03, 1.06, 1.2):
-        asked = experiment({"objective": objective, "max_cost": round(share * cost_usd, 6)}, **FREE, **resources)
+        limits = {"objective": objective, "max_cost": round(share * cost_usd, 6), "deadline": "1h"}
+        asked = experiment(limits, **FREE, **resources)
         told = answer(asked, PROFILE, Terms(), now=0.0, clock=itertools.repeat(0.0).__next__).estimate
         if told.job is not None:
             assert plan_job(asked, PROFILE, now=0.0).plan == told.job.plan
             continue
         with pytest.raises(InfeasibleError, match=re.escape(str(told.reason))):
             plan_job(asked, PROFILE, now=0.0)
-        cured = asked.model_copy(update={"constraints": _cured(asked, told.remedies[0])})
-        assert plan_job(cured, PROFILE, now=0.0).plan
+        (change,) = told.remedies[0].changes
+        assert change.key == "constraints.max_cost"
+        assert isinstance(change.value, float)
+        assert plan_job(_capped(asked, change.value), PROFILE, now=0.0).plan
+        if "billing" in resources:
+            continue  # a narrower plan, which keeps less back, may do with a little less
+        with pytest.raises(InfeasibleError):
+            plan_job(_capped(asked, change.value - 0.011), PROFILE, now=0.0)
 
 
-def _cured(asked: Experiment, remedy: Remedy) -> Any:
-    (change,) = remedy.changes
-    assert change.key == "constraints.max_cost"
-    return asked.constraints.model_copy(update={"max_cost_usd": change.value})
+def _capped(asked: Experiment, max_cost_usd: float) -> Experiment:
+    constraints = asked.constraints.model_copy(update={"max_cost_usd": max_cost_usd})
+    return asked.model_copy(update={"constraints": constraints})
 
 
 def test_a_stage_that_grows_on_spot_is_planned_with_the_money_to_start_it() -> None:
@@ -112,6 +118,17 @@ def test_a_stage_that_grows_on_spot_is_planned_with_the_money_to_start_it() -> N
     controller, _, finish = run_virtual(job)
     assert finish.outcome == "done"
     assert jct_s(controller.state) == pytest.approx(job.prediction.jct_s)
+
+
+def test_the_odds_that_are_told_count_the_money_that_is_kept_back() -> None:
+    noisy = Profile(seconds_per_iteration={1: 4.0, 2: 2.5}, trial_startup_s=3.0, trial_cv=0.2)
+    free = planned({}, noisy)
+    assert free.prediction.cost is not None
+    limits = {"max_cost": free.prediction.cost.p95 + 0.01, "confidence": 0.5}
+    asked = experiment(limits, **FREE)
+    told = answer(asked, noisy, Terms(), now=0.0, clock=itertools.repeat(0.0).__next__).estimate
+    assert told.odds is not None
+    assert told.odds.p_budget < 0.93, "the bill itself stays within max_cost with 95 %"
 
 
 def test_a_function_has_one_gpu_by_default(tmp_path: Path) -> None:
