@@ -22,6 +22,7 @@ from rubberband.atomic import make_directories, new_file, sync_directory, write_
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError, StoreAwayError
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.installation import require
+from rubberband.units import counted
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.s3 import S3Folder
@@ -251,8 +252,8 @@ class LocalCheckpointStore(CheckpointStore):
         except OSError as error:
             size = f" ({len(payload)} bytes)" if isinstance(payload, bytes) else ""
             raise CheckpointError(
-                f"the checkpoint of trial {trial} after {iterations} iterations{size} could not be written to {path}: "
-                f"{error.strerror or error}"
+                f"the checkpoint of trial {trial} after {counted(iterations, 'iteration')}{size} could "
+                f"not be written to {path}: {error.strerror or error}"
             ) from error
 
     def _read(self, place: str) -> bytes:
@@ -346,8 +347,9 @@ class S3CheckpointStore(CheckpointStore):
                 payload(draft)
             except OSError as error:
                 raise CheckpointError(
-                    f"the checkpoint of trial {trial} after {iterations} iterations could not be written to {folder}, "
-                    f"from where it goes to {self.url}: {error.strerror or error}; make room there, or set TMPDIR"
+                    f"the checkpoint of trial {trial} after {counted(iterations, 'iteration')} could not be "
+                    f"written to {folder}, from where it goes to {self.url}: {error.strerror or error}; make room "
+                    "there, or set TMPDIR"
                 ) from error
             return _reference_to(self.folder.put(name, draft), draft)
 

@@ -5,6 +5,9 @@ neighbours, and in a stage it has neighbours. The same trials are measured with 
 another place on the instances, so that a slow place is not taken for a slow trial. The speed of an instance itself is
 not fitted, since no plan uses it. Everything but batch sizes is measured at the initial batch size.
 
+The first iteration of a start does not count if it takes longer than the others: what is done once is start-up. While
+iterations vary widely, measuring goes on for some seconds.
+
 A trial that fails or hangs is dropped, so that a few bad configurations do no harm. One that ends by itself is timed by
 what it did, by its warm-up if there is no more. A limit, or a hang of all trials of
 a round, ends the measurement with the points so far.
@@ -15,8 +18,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from statistics import fmean, variance
 from typing import Literal
 
 from rubberband.errors import Cancelled, ProviderError, RubberbandError
@@ -52,11 +56,13 @@ from rubberband.executor.profiling_points import (
     Point,
     Timed,
     UpdateReports,
+    first_extra_s,
     noise_of,
+    point_of,
     profile_of,
 )
 from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.profile import Profile
+from rubberband.values.profile import WIDE_CV, Profile, wide_spread
 
 _RELEASE_S = 60.0
 ENOUGH_TRIALS = 16
@@ -65,6 +71,9 @@ SHARE = 0.1
 """Share of the job's time that measuring may train for, if `job_iterations` is given."""
 BRIEFLY_S = 15.0
 """More trials than fit side by side are measured within it by default: an instance is billed for a minute anyway."""
+_MOST_BLOCKS = 5
+_FEWEST_MORE = 2
+"""Fewer further iterations show nothing: the first of a start does not count."""
 _PAUSE_S = 30.0
 """A wait that takes this much longer than asked is this machine's sleep, not a trial's silence."""
 
@@ -130,6 +139,11 @@ class ProfilingSession:
         self._ended: dict[str, float] = {}
         self._over: set[int] = set()
         """Trials that ended by themselves in their latest segment."""
+        self._ended_trials: set[int] = set()
+        """Those that ever did."""
+        self._cold: list[tuple[int, float, float]] = []
+        """Trials that were the first on one of their slots, of the point that is measured: start-up and first
+        iteration in seconds."""
         self.times_warm_up = False
         """Whether a trial ended too soon to be timed after its warm-up."""
         self._checkpoints: dict[int, CheckpointRef] = {}
@@ -149,6 +163,8 @@ class ProfilingSession:
         self.instance_starts: tuple[InstanceStart, ...] = ()
         self.cold_starts_s: list[float] = []
         """Start-up times of trials that were the first on one of their slots."""
+        self.cold_extras_s: list[float] = []
+        """How much longer their first iterations took than others, by point."""
         self.stopped: Stopped | None = None
         """Why the latest point has fewer trials than it should."""
         self._began_training_at: float | None = None
@@ -232,7 +248,7 @@ class ProfilingSession:
         wanted, waiting, timed = max(len(gangs), least_trials or 0), list(self._trials), list[Timed]()
         tried, began_at = 0, self._backend.now()
         self._began_training_at = self._began_training_at or began_at
-        while waiting and (tried < wanted or not timed):
+        while waiting and (tried < wanted or all(trial.is_cold for trial in timed)):
             round_at = self._backend.now()
             round_of = waiting[: len(gangs) if tried >= wanted else min(len(gangs), wanted - tried)]
             waiting, tried = waiting[len(round_of) :], tried + len(round_of)
@@ -243,41 +259,100 @@ class ProfilingSession:
                     raise
                 self.stopped = reason
                 break
+            if self.stopped is not None:
+                break
             now = self._backend.now()
             if self.left_s() < now - round_at:
                 break
             if least_trials is None and 2.0 * now - round_at - began_at <= BRIEFLY_S:  # another round would end by then
                 wanted = min(ENOUGH_TRIALS, tried + len(gangs))
-        return Point(gpus=len(gangs[0]), copies=min(len(gangs), len(timed)), timed=tuple(timed))
+        return self._point(len(gangs[0]), len(gangs), timed)
+
+    def _point(self, gpus: int, copies: int, timed: Sequence[Timed]) -> Point:
+        """Return the point of some trials; what their first starts took goes to `cold_starts_s`."""
+        point = point_of(gpus, copies, timed)
+        usual = {trial.trial: trial.iterations_s for trial in point.timed}
+        anyone = tuple(second for others in usual.values() for second in others)
+        firsts = [(first_s, usual.get(trial, anyone)) for trial, _, first_s in self._cold]
+        extra_s = first_extra_s(firsts)
+        self.cold_extras_s.append(extra_s)
+        self.cold_starts_s += [start_s + extra_s for _, start_s, _ in self._cold]
+        self._cold.clear()
+        return point
 
     def _measure_round(self, gangs: Mapping[int, Gang], warm_up: int, iterations: int) -> list[Timed]:
+        """Train every trial on its gang from its beginning; go on while its iterations vary, if there is time.
+
+        What was timed before a limit or a hang remains, and `stopped` says why.
+        """
+        began_at = self._backend.now()
         cold = {trial for trial, gang in gangs.items() if not self._warm_slots.issuperset(gang)}
         warm = self._train(gangs, 0, warm_up, "warm up")
         self._warm_slots.update(slot for trial in warm for slot in gangs[trial])
-        self.cold_starts_s += [max(0.0, instants[1] - instants[0]) for trial, instants in warm.items() if trial in cold]
+        self._cold += [(trial, *_start_of(instants)) for trial, instants in warm.items() if trial in cold]
         if not warm:
             return []
         self._timed = {trial: gangs[trial] for trial in warm if trial not in self._over}
         each_s = min((times[-1] - times[1]) / (len(times) - 2) for times in warm.values())
         if self._job_s is None and self._limits.job_iterations is not None:
             self._job_s = self._limits.job_iterations * each_s
-        iterations = int(max(1, min(iterations, self.left_s() / each_s if each_s > 0.0 else iterations)))
-        self.done = warm_up + iterations
         ended = {trial: times for trial, times in warm.items() if trial in self._over}
-        timed = self._train(self._timed, warm_up, self.done, "time") | ended
-        self._timed = {trial: gangs[trial] for trial in timed if trial not in self._over | ended.keys()}
-        ended |= {trial: warm[trial] for trial, times in timed.items() if len(times) == 2}
-        self.times_warm_up |= bool(ended)
-        timed |= ended
-        return [
-            Timed(
-                trial=trial,
-                instances=tuple(dict.fromkeys(slot.instance for slot in gangs[trial])),
-                startup_s=max(0.0, instants[1] - instants[0]),
-                iterations_s=tuple(after - before for before, after in itertools.pairwise(instants[1:])),
+        self.done = warm_up
+        blocks = list[dict[int, list[float]]]()
+        while self._timed:
+            share_s = self.left_s()
+            left_s = max(0.0 if blocks and math.isinf(share_s) else share_s, BRIEFLY_S + began_at - self._backend.now())
+            number = int(min(iterations, left_s / each_s if each_s > 0.0 else iterations))
+            if blocks and (number < _FEWEST_MORE or len(blocks) == _MOST_BLOCKS):
+                break
+            try:
+                blocks.append(self._train(self._timed, self.done, self.done + max(1, number), "time"))
+            except Stopped as reason:
+                if not blocks:
+                    raise
+                self.stopped = reason
+                break
+            self.done += max(1, number)
+            going = {trial: gangs[trial] for trial in blocks[-1] if trial not in self._over}
+            is_over, self._timed = len(going) < len(self._timed), going
+            times = [_iterations(instants) for instants in blocks[-1].values() if len(instants) > 2]
+            if is_over or not times or _is_steady(times):
+                break
+            each_s = max(map(fmean, times))
+        if blocks and _is_steady(list(map(_iterations, blocks[-1].values()))):
+            blocks = blocks[-1:]  # whatever disturbed the others is over
+        return self._timed_of(gangs, warm, blocks, cold & ended.keys())
+
+    def _timed_of(
+        self,
+        gangs: Mapping[int, Gang],
+        warm: Mapping[int, list[float]],
+        blocks: Sequence[Mapping[int, list[float]]],
+        is_cold: Set[int],
+    ) -> list[Timed]:
+        """Return what the trials took in the blocks, and in their warm-up if they ended by then."""
+        found = []
+        for trial, instants in warm.items():
+            own = [block[trial] for block in blocks if len(block.get(trial, ())) > 2]
+            if not own:
+                if trial not in self._ended_trials:
+                    continue
+                self.times_warm_up = True
+                own = [instants]
+            times = list(map(_iterations, own))
+            firsts = tuple(each[0] for each in times if len(each) > 1)
+            others = tuple(second for each in times for second in (each[1:] or each))
+            found.append(
+                Timed(
+                    trial=trial,
+                    instances=tuple(dict.fromkeys(slot.instance for slot in gangs[trial])),
+                    startup_s=fmean(_start_of(each)[0] for each in own),
+                    iterations_s=others,
+                    firsts_s=firsts,
+                    is_cold=trial in is_cold,
+                )
             )
-            for trial, instants in timed.items()
-        ]
+        return found
 
     def sweep(self) -> None:
         """Let the latest point's trials try their batch sizes; failures are dropped."""
@@ -329,9 +404,9 @@ class ProfilingSession:
             case TrialStarted() | TrialReported() if event.attempt == self._attempt and event.trial in instants:
                 instants[event.trial].append(event.occurred_at)
                 if isinstance(event, TrialReported) and event.ended:
-                    self._over.add(event.trial)
+                    self._end_trial(event.trial)
             case TrialEnded() if event.attempt == self._attempt and event.trial in instants:
-                self._over.add(event.trial)
+                self._end_trial(event.trial)
             case TrialRepeated() if event.attempt == self._attempt and event.trial in instants:
                 ordered_at, started_at = instants[event.trial]
                 repeated_s = event.occurred_at - started_at  # is no part of the start-up
@@ -349,6 +424,10 @@ class ProfilingSession:
             self._checkpoints[event.trial] = event.checkpoint
         if isinstance(event, TrialReported):
             self._note_times(event, instants.get(event.trial, []))
+
+    def _end_trial(self, trial: int) -> None:
+        self._over.add(trial)
+        self._ended_trials.add(trial)
 
     def _note_times(self, report: TrialReported, times: Sequence[float]) -> None:
         took_s = times[-1] - times[-2] if len(times) > 1 and report.attempt == self._attempt else None
@@ -409,6 +488,24 @@ class ProfilingSession:
         if self._running:
             ends.append((min(self._running.values()) + self._limits.held_s, self._limits.held_by))
         return min(ends)
+
+
+def _start_of(instants: Sequence[float]) -> tuple[float, float]:
+    """Return the seconds of the start-up and of the first iteration."""
+    return max(0.0, instants[1] - instants[0]), instants[2] - instants[1]
+
+
+def _iterations(instants: Sequence[float]) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(instants[1:])]
+
+
+def _is_steady(times: Sequence[Sequence[float]]) -> bool:
+    """Whether the iterations of trials after their first one vary so little that a few show their mean."""
+    others = [each[1:] for each in times if len(each) > 2]
+    if not others:
+        return False
+    within = fmean(variance(each) / fmean(each) ** 2 for each in others)
+    return math.sqrt(within) <= WIDE_CV
 
 
 def _refuse(event: Event) -> None:
@@ -547,7 +644,10 @@ def _measured(
 ) -> ProfilingResult:
     noise = noise_of(points)
     starts = InstanceStarts(
-        instances=session.instance_starts, cold_s=tuple(session.cold_starts_s), one_machine=one_machine
+        instances=session.instance_starts,
+        cold_s=tuple(session.cold_starts_s),
+        cold_iteration_s=max(session.cold_extras_s, default=0.0),
+        one_machine=one_machine,
     )
     profile = profile_of(points, starts, noise)
     return ProfilingResult(
@@ -557,13 +657,15 @@ def _measured(
         starts=starts,
         held_s=session.held_s(),
         stopped_by=stopped_by,
-        remarks=tuple(_remarks(session, sweep=sweep)),
+        remarks=tuple(_remarks(session, points, sweep=sweep)),
     )
 
 
-def _remarks(session: ProfilingSession, *, sweep: bool) -> Iterator[str]:
+def _remarks(session: ProfilingSession, points: Sequence[Point], *, sweep: bool) -> Iterator[str]:
     if session.is_unsaved:
         yield f"the function {WITHOUT_CHECKPOINT}, which a plan does not count"
+    if wide := wide_spread({point.gpus: point.iteration_cv for point in points}):
+        yield wide
     if session.times_warm_up:
         yield "some trials ended by themselves in the warm-up, which is timed: it has the work of a first iteration too"
     if session.left_out:

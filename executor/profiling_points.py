@@ -382,6 +382,11 @@ class Timed:
     startup_s: float
     """From the order to start on warm workers, from a checkpoint, until the first step."""
     iterations_s: tuple[float, ...]
+    """Those after the first of a start, or also that one if it took no longer."""
+    firsts_s: tuple[float, ...] = ()
+    """The first iterations of its starts, where others followed."""
+    is_cold: bool = False
+    """Whether it ended by itself on fresh workers, so that its iteration has what is done once in a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +397,8 @@ class Point:
     copies: int
     """The most trials that trained side by side."""
     timed: tuple[Timed, ...]
+    first_extra_s: float = 0.0
+    """How much longer the first iteration of a start takes than the others."""
     batches: tuple[BatchTime, ...] = ()
     """Times of steps with the batch sizes that trials tried, if they may adapt them."""
 
@@ -407,7 +414,37 @@ class Point:
 
     @property
     def startup_s(self) -> float:
-        return fmean(trial.startup_s for trial in self.timed)
+        """Mean time from the order to start until training is as fast as later on."""
+        return fmean(trial.startup_s for trial in self.timed) + self.first_extra_s
+
+
+def point_of(gpus: int, copies: int, timed: Sequence[Timed]) -> Point:
+    """Return the point of some trials (one at least), with what first iterations take beyond others as start-up.
+
+    Trials that were timed in a fresh process alone count only where there are no others.
+    """
+    kept = [trial for trial in timed if not trial.is_cold] or list(timed)
+    extra_s = first_extra_s([(first_s, trial.iterations_s) for trial in kept for first_s in trial.firsts_s])
+    if not extra_s:
+        kept = [replace(trial, iterations_s=trial.firsts_s + trial.iterations_s, firsts_s=()) for trial in kept]
+    return Point(gpus=gpus, copies=min(copies, len(timed)), timed=tuple(kept), first_extra_s=extra_s)
+
+
+_LEAST_EXTRA = 0.03
+"""A first iteration that takes less than this share longer is one like the others."""
+
+
+def first_extra_s(firsts: Sequence[tuple[float, Sequence[float]]]) -> float:
+    """Return how much longer first iterations take than those that followed each; 0 if that may be chance."""
+    if not firsts:
+        return 0.0
+    usual_s = fmean(second for _, others in firsts for second in others)
+    extras_s = [first_s - fmean(others) for first_s, others in firsts]
+    scatter_s = [second - fmean(others) for _, others in firsts for second in others]
+    deviation_s = math.sqrt(math.fsum(second**2 for second in scatter_s) / max(1, len(scatter_s) - len(firsts)))
+    error_s = deviation_s * math.sqrt((1.0 + len(firsts) / len(scatter_s)) / len(firsts))
+    extra_s = fmean(extras_s)
+    return extra_s if extra_s > max(_LEAST_EXTRA * usual_s, 2.0 * error_s) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,6 +482,8 @@ class InstanceStarts:
     instances: tuple[InstanceStart, ...]
     cold_s: tuple[float, ...]
     """Start-up times of trials that were the first on one of their workers."""
+    cold_iteration_s: float = 0.0
+    """How much longer their first iterations took than others."""
     one_machine: bool
     """Whether all instances share a machine, and slow each other's start."""
 
@@ -457,7 +496,9 @@ def noise_of(points: Sequence[Point]) -> MeasuredNoise:
     """Separate the lasting differences between trials from the noise of single iterations and starts."""
     cells = [cell_of(timed.trial, point.gpus, timed.iterations_s) for point in points for timed in point.timed]
     found = fit(cells)
-    starts = [cell_of(0, point.gpus, [timed.startup_s for timed in point.timed]) for point in points]
+    starts = [
+        cell_of(0, point.gpus, [timed.startup_s + point.first_extra_s for timed in point.timed]) for point in points
+    ]
     vary = fmean(cell.mean_s for cell in starts) >= _LEAST_START_S
     return MeasuredNoise(
         num_trials=len({cell.trial for cell in cells}),
@@ -487,6 +528,7 @@ def profile_of(points: Sequence[Point], starts: InstanceStarts, noise: MeasuredN
     return Profile(
         seconds_per_iteration=noise.seconds_per_iteration,
         trial_startup_s=startup_s,
+        first_iteration_extra_s=fmean(point.first_extra_s for point in points),
         trial_cv=_cv(noise.trial),
         iteration_cv=_cv(noise.iteration),
         startup_cv=_cv(noise.startup),
@@ -495,6 +537,8 @@ def profile_of(points: Sequence[Point], starts: InstanceStarts, noise: MeasuredN
         provision_spread=provision_spread,
         init_delay_s=init_s,
         init_spread=init_spread,
+        cold_start_extra_s=surplus_s,
+        cold_iteration_extra_s=starts.cold_iteration_s,
         source="file",
     )
 

@@ -43,6 +43,7 @@ from rubberband.executor.happenings import (
     WideningResult,
 )
 from rubberband.executor.sampling import Seeds, configurations
+from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.kinds import KINDS
@@ -306,6 +307,11 @@ class Result:
         return tuple(front([(one, one.metrics) for one in self.trials if one.status != "failed"], objectives))
 
     @property
+    def asked_deadline_s(self) -> float | None:
+        """The deadline as the user asked for it: `deadline_s`, and what measuring the profile took of it."""
+        return None if self.deadline_s is None else self.deadline_s + self.profiling_s
+
+    @property
     def late(self) -> bool:
         """Whether it ended (or already is) past its deadline."""
         return self.deadline_s is not None and self.actual_jct_s > self.deadline_s
@@ -458,11 +464,7 @@ def _widened(job: Job, state: State) -> Iterator[WideningResult]:
 def _instead_of_spot(state: State) -> str:
     """Return `2 instances on demand instead of spot: …`, counting those that ran."""
     count = sum(r.instead_of_spot and r.running_at is not None for r in state.instances.values())
-    return (
-        f"{count} instance{'s' * (count != 1)} on demand instead of spot: {state.fleet.spot_dry_reason}"
-        if count
-        else ""
-    )
+    return f"{counted(count, 'instance')} on demand instead of spot: {state.fleet.spot_dry_reason}" if count else ""
 
 
 def _was_cut_off(state: State, use: Allocation) -> bool:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from rubberband.errors import InputError
 from rubberband.executor.result import Result, TrialResult
 from rubberband.installation import require
+from rubberband.units import counted, duration
 
 if TYPE_CHECKING:
     import pandas
 
 from rubberband import markup
 from rubberband.executor.result import StageResult
-from rubberband.units import format_duration, format_usd
+from rubberband.units import format_usd
 
 Row = dict[str, Any]
 _OF_TRIALS = (
@@ -206,10 +207,10 @@ def result_html(result: Result) -> str:
 
 
 def _outcome(result: Result) -> str:
-    took = format_duration(round(result.actual_jct_s))
+    took = duration(result.actual_jct_s)
     if result.deadline_s is None or result.outcome != "done":
         return f"{'not finished' if result.outcome == 'unfinished' else result.outcome}, {took}"
-    return f"done in {took}, deadline {format_duration(result.deadline_s)} {'missed' if result.late else 'met'}"
+    return f"done in {took}, deadline {duration(result.asked_deadline_s or 0.0)} {'missed' if result.late else 'met'}"
 
 
 def _cost(result: Result) -> str:
@@ -224,7 +225,7 @@ def _best(result: Result) -> list[str]:
         return ["no trial has reported"]
     metrics = {result.metric: best.metrics[result.metric], **best.metrics}
     found = ", ".join(f"{name}={_value(value)}" for name, value in metrics.items())
-    told = [f"best: {found} (trial {best.trial}, {best.iterations} iterations)"]
+    told = [f"best: {found} (trial {best.trial}, {counted(best.iterations, 'iteration')})"]
     if result.also:
         objectives = [f"{result.metric} ({result.mode})", *(one.title for one in result.also)]
         trials = ", ".join(str(trial.trial) for trial in result.pareto[:_MOST_TRIALS])
@@ -246,8 +247,8 @@ def _stage(stage: StageResult) -> list[str]:
         str(stage.iterations),
         f"{stage.instances} / {stage.planned_instances}",
         str(stage.gpus_per_trial),
-        format_duration(round(stage.actual_s or 0.0)) if is_begun else "",
-        format_duration(round(stage.planned_s)),
+        duration(stage.actual_s or 0.0) if is_begun else "",
+        duration(stage.planned_s),
         f"{stage.actual_cost_usd or 0.0:.4f}" if is_begun else "",
         f"{stage.planned_cost_usd:.4f}",
     ]

@@ -21,6 +21,7 @@ from rubberband.executor.core.state import Job, State, TrialState, TrialStatus
 from rubberband.spec.samplers import Configuration, Path, configured, hashed, leaves, sample, trial_seed
 from rubberband.spec.search import Search
 from rubberband.spec.space import DOMAINS, Domain, SubSpace
+from rubberband.units import counted
 
 if TYPE_CHECKING:
     import optuna
@@ -65,10 +66,10 @@ def draw(
     if results < enough:
         count = first + len(trials)
         every = sample(search.space, "random", count, search.sampler.seed, search.points_to_train[:count])
-        found, reason = every[first:], f"at random: {name} needs {enough} results and there are {results}"
+        found, reason = every[first:], f"at random: {name} needs {counted(enough, 'result')} and there are {results}"
     else:
         found = _propose(search, known, first, len(trials))
-        reason = f"by {name} from {results} results after {iterations} iteration{'s' * (iterations != 1)}"
+        reason = f"by {name} from {counted(results, 'result')} after {counted(iterations, 'iteration')}"
     return TrialsDrawn(occurred_at=now(), first_trial=first, configurations=tuple(found), reason=reason)
 
 

@@ -16,7 +16,7 @@ from rubberband.planner.model import predict
 from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.solver import Box
 from rubberband.planner.table import Floats
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import DATA_LINE, HEAD_LINE, RENT_LINES, BillLine, Offer, SideCost
 from rubberband.values.plan import Stage
 from rubberband.values.profile import Profile, Spread
@@ -215,7 +215,7 @@ def _varying(delay_s: float, spread: Spread) -> str:
     if not spread.samples:
         return f", varying by {_percent(spread.cv)}"
     least_s, most_s = (format_duration(delay_s * factor) for factor in (min(spread.samples), max(spread.samples)))
-    return f", from {least_s} to {most_s} in {len(spread.samples)} samples"
+    return f", from {least_s} to {most_s} in {counted(len(spread.samples), 'sample')}"
 
 
 def _longer(delay_s: float, from_nothing_s: float) -> tuple[float, str]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from rubberband.errors import InputError
+from rubberband.units import counted
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
 from rubberband.values.plan import Cohort, Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
@@ -62,8 +63,8 @@ def check_length(num_stages: int, plan: Plan) -> None:
     """Raise InputError unless `plan` has a choice for each stage."""
     if len(plan.stages) != num_stages:
         raise InputError(
-            f"the plan has {len(plan.stages)} stages and the job {num_stages}; give instances and gpus_per_trial "
-            "for each stage of the job"
+            f"the plan has {counted(len(plan.stages), 'stage')} and the job {num_stages}; give instances and "
+            "gpus_per_trial for each stage of the job"
         )
 
 
@@ -75,7 +76,7 @@ def check_choice(index: int, choice: StagePlan, offer: Offer) -> None:
         raise InputError(f"{where} has instances={choice.instances} and gpus_per_trial={gpus}; both must be at least 1")
     if choice.instances > offer.max_instances:
         raise InputError(
-            f"{where} wants {choice.instances} instances and max_instances is {offer.max_instances}; "
+            f"{where} wants {counted(choice.instances, 'instance')} and max_instances is {offer.max_instances}; "
             f"raise max_instances, or plan at most {offer.max_instances}"
         )
     if gpus > offer.gpus and gpus % offer.gpus:
@@ -90,8 +91,8 @@ def check_choice(index: int, choice: StagePlan, offer: Offer) -> None:
         )
     if slots(choice.instances, offer.gpus, gpus) < 1:
         raise InputError(
-            f"{where} gives {choice.instances} instances of {offer.gpus} GPUs to trials of {gpus} GPUs; none fits: "
-            f"plan at least {gpus // offer.gpus} instances, or fewer GPUs per trial"
+            f"{where} gives {counted(choice.instances, 'instance')} of {counted(offer.gpus, 'GPU')} to trials of "
+            f"{gpus} GPUs; none fits: plan at least {counted(gpus // offer.gpus, 'instance')}, or fewer GPUs per trial"
         )
 
 

@@ -16,7 +16,7 @@ from rubberband.planner.reserve import Reserve
 from rubberband.planner.sampling import Draws
 from rubberband.planner.search import best, meets
 from rubberband.planner.solver import Objective
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Prediction, Speeds, Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -330,12 +330,9 @@ def _changes(done: int, name_of: Callable[[int], str], rest: _Rest, present: Pla
 def _change(stage: str, old: StagePlan, new: StagePlan) -> str:
     parts = []
     if new.instances != old.instances:
-        parts.append(f"{new.instances} instance{'' if new.instances == 1 else 's'} instead of {old.instances}")
+        parts.append(f"{counted(new.instances, 'instance')} instead of {old.instances}")
     if new.gpus_per_trial != old.gpus_per_trial:
-        parts.append(
-            f"{new.gpus_per_trial} GPU{'' if new.gpus_per_trial == 1 else 's'} per trial instead of "
-            f"{old.gpus_per_trial}"
-        )
+        parts.append(f"{counted(new.gpus_per_trial, 'GPU')} per trial instead of {old.gpus_per_trial}")
     if new.market != old.market:
         parts.append(f"{new.market.replace('_', ' ')} instances")
     return f"{stage} gets {' and '.join(parts)}"

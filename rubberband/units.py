@@ -94,6 +94,14 @@ def format_duration(seconds: float) -> str:
     return text
 
 
+def duration(seconds: float) -> str:
+    """Return a duration that was measured or predicted, from ten seconds on in whole seconds.
+
+    Each is written by this wherever it is shown. `format_duration` is for what users write, such as a deadline.
+    """
+    return format_duration(round(seconds) if seconds >= 9.5 else seconds)
+
+
 _UNIT_BYTES = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
     for base, suffix in ((1000, "B"), (1024, "IB"))
@@ -196,6 +204,11 @@ def format_usd(amount_usd: float) -> str:
     """Return an amount of money: `12.84 USD`; below ten cents with four decimals."""
     decimals = 2 if amount_usd == 0 or abs(amount_usd) >= 0.1 else 4
     return f"{amount_usd:,.{decimals}f} USD"
+
+
+def counted(count: int, what: str) -> str:
+    """Return `1 trial`, `2 trials`, `1,000 trials`: every count with a noun is written by this."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def shown(value: object) -> str:

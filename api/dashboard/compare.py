@@ -21,14 +21,14 @@ from rubberband.api.security.authentication import Reader
 from rubberband.api.service import NAME_PATTERN, Service, Serving
 from rubberband.executor.result import Result, StageResult
 from rubberband.states import ACTIVE
-from rubberband.units import shown
+from rubberband.units import counted, duration, shown
 from rubberband.values.submission import Submission
 from rubberband.views.charts import STAGE_COLOURS, Figure, button, time_unit
 from rubberband.views.learning_chart import curves_chart
 from rubberband.views.report_html import script_json
 from rubberband.views.spending import shares
 from rubberband.views.tables import finite, ranked
-from rubberband.views.words import counted, difference, duration, listed, number, printable, setting, usd, usd_decimals
+from rubberband.views.words import difference, listed, number, printable, setting, usd, usd_decimals
 
 FEWEST, MOST = 2, 8
 _MOST_CURVES = 5
@@ -152,7 +152,7 @@ def _deadline(result: Result) -> Cell:
     left_s = result.deadline_s - result.actual_jct_s
     over = result.outcome == "done"
     note = f"{duration(left_s)} to spare" if left_s >= 0 else f"{duration(-left_s)} late"
-    return Cell(duration(result.deadline_s), note if over or left_s < 0 else "")
+    return Cell(duration(result.asked_deadline_s or 0.0), note if over or left_s < 0 else "")
 
 
 def _max_cost(result: Result) -> Cell:
@@ -163,7 +163,7 @@ def _max_cost(result: Result) -> Cell:
 
 def _trials(result: Result) -> Cell:
     failed = sum(trial.status == "failed" for trial in result.trials)
-    notes = [f"{sum(trial.iterations for trial in result.trials):,} iterations"]
+    notes = [f"{counted(sum(trial.iterations for trial in result.trials), 'iteration')}"]
     notes += [f"{failed} failed"] if failed else []
     return Cell(f"{len(result.trials):,}", ", ".join(notes))
 
@@ -176,8 +176,11 @@ def _instances(result: Result) -> Cell:
 
 
 def _replans(result: Result) -> Cell:
-    changed = sum(decision.changed for decision in result.decisions)
-    return Cell(str(len(result.decisions)), f"{changed} changed the plan" if changed else "")
+    """A decision that leaves the plan as it is is no replan."""
+    looks = len(result.decisions)
+    return Cell(
+        str(sum(decision.changed for decision in result.decisions)), f"of {counted(looks, 'look')}" if looks else ""
+    )
 
 
 def plans_of(compared: Sequence[Compared]) -> list[Line]:
@@ -332,7 +335,7 @@ def _address(names: Sequence[str], path: str = "/compare") -> str:
 def _problems(unknown: Sequence[str], known: Sequence[str]) -> list[str]:
     found = [f"Experiment {shown(name)} not found." for name in unknown[:MOST]]
     if len(known) > MOST:
-        found.append(f"{len(known)} experiments are too many; the page shows the first {MOST}.")
+        found.append(f"{counted(len(known), 'experiment')} are too many; the page shows the first {MOST}.")
     return found
 
 

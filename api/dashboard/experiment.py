@@ -30,7 +30,7 @@ from rubberband.errors import InputError, RubberbandError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result import Result, TrialResult
 from rubberband.states import ACTIVE, Action, ExperimentState
-from rubberband.units import parse_deadline
+from rubberband.units import counted, duration, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
@@ -45,7 +45,7 @@ from rubberband.views.report_html import CONTENT_POLICY, render_html, script_jso
 from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, Space, contour, slices
 from rubberband.views.spending import SPEND_NOTE, spend, trial_costs_usd
 from rubberband.views.tables import TextTable, failures, incidents, measured, ranked, status, workers
-from rubberband.views.words import change, duration, mean_efficiency, printable, setting, usd, usd_decimals
+from rubberband.views.words import change, mean_efficiency, printable, setting, usd, usd_decimals
 
 _TIMEOUT_S = 60.0
 _KEPT = 32
@@ -120,7 +120,7 @@ def _part(words: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _place(resources: Mapping[str, Any]) -> Iterator[str]:
     types = resources.get("instance_types") or resources.get("instance_type")
     if most := resources.get("max_instances"):
-        yield f"up to {most} x" if types else f"up to {most} instances"
+        yield f"up to {most} x" if types else f"up to {counted(most, 'instance')}"
     if types:
         yield " or ".join(map(str, types)) if isinstance(types, list | tuple) else str(types)
     if resources.get("market") == "spot":

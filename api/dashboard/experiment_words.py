@@ -12,13 +12,12 @@ from rubberband.executor.result import (
     TrialResult,
 )
 from rubberband.states import ACTIVE, ExperimentState
+from rubberband.units import counted, duration
 from rubberband.values.submission import Submission, Summary
 from rubberband.views.charts import stage_spans
 from rubberband.views.tables import interruptions, outcome, tells_start_failures
 from rubberband.views.words import (
-    counted,
     difference,
-    duration,
     extended,
     listed,
     number,
@@ -227,7 +226,7 @@ def cards(submission: Submission, result: Result) -> list[Card]:
     summary, running = submission.summary, submission.state is ExperimentState.RUNNING
     spent_usd, cap_usd, planned_usd = result.actual_cost_usd, result.max_cost_usd, result.planned_cost_usd
     decimals = usd_decimals(max(spent_usd, planned_usd))
-    deadline = "no deadline" if result.deadline_s is None else f"deadline {duration(result.deadline_s)}"
+    deadline = "no deadline" if result.deadline_s is None else f"deadline {duration(result.asked_deadline_s or 0.0)}"
     cap = "no max_cost" if cap_usd is None else f"max_cost {usd(cap_usd)}"
     charged = () if result.is_charged else ("nothing is charged",)
     took_s, planned_s = result.actual_jct_s, result.planned_jct_s

@@ -23,9 +23,9 @@ from rubberband import views
 from rubberband.api.problems import NOT_FOUND, Problem
 from rubberband.api.security.authentication import STRANGER, principal_of
 from rubberband.executor.core.events import Event
-from rubberband.units import format_instant
+from rubberband.units import counted, duration, format_instant
 from rubberband.views.report_html import PLOTLY
-from rubberband.views.words import counted, duration, number, usd
+from rubberband.views.words import number, usd
 
 # Static files of the dashboard, and plotly's script: read once, versioned by their content.
 

@@ -27,10 +27,10 @@ from rubberband.api.store.schema import Principal
 from rubberband.errors import InputError
 from rubberband.spec.loading import Dumper
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.units import format_duration, parse_deadline
+from rubberband.units import counted, duration, format_duration, parse_deadline
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission, Summary, search_words
-from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
+from rubberband.views.words import number, printable, usd, usd_decimals
 
 # The file of a stored experiment, to be planned and submitted again. Pure.
 
@@ -222,11 +222,11 @@ def _progress(state: ExperimentState, summary: Summary) -> str:
         return ""
     if state is ExperimentState.DONE:
         return f"{counted(summary.stages, 'stage')}, {counted(summary.trials, 'trial')}"
-    done = f"{summary.iterations} of {summary.target_iterations} iterations"
+    done = f"{summary.iterations} of {counted(summary.target_iterations, 'iteration')}"
     if summary.stages == 1:
         return done
     if summary.brackets > 1:
-        return f"{summary.stage} of {summary.stages} stages, {done}"
+        return f"{summary.stage} of {counted(summary.stages, 'stage')}, {done}"
     return f"stage {summary.stage} ({summary.stage + 1} of {summary.stages}), {done}"
 
 

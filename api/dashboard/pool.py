@@ -23,7 +23,7 @@ from rubberband.api.settings import SharedPool
 from rubberband.cloud.pool import RemotePool, month_begin
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
-from rubberband.units import format_usd
+from rubberband.units import counted, duration, format_usd
 from rubberband.views.pool import (
     LOANS,
     PROMISES,
@@ -39,7 +39,6 @@ from rubberband.views.pool import (
 )
 from rubberband.views.report_html import script_json
 from rubberband.views.tables import TextTable
-from rubberband.views.words import counted, duration
 
 CHARTS = {
     "promises": ("Promises", PROMISES),
@@ -116,12 +115,12 @@ def _figures(pool: _Pool) -> dict[str, Any]:
 def _cards(pool: _Pool) -> Iterator[Card]:
     shared, members, standing = pool.shared, pool.view["experiments"], pool.standing
     held = sum(member["instances"] for member in members) if standing is None else standing["instances"]
-    free = "" if standing is None else f"{standing['free_gpus']} of {standing['gpus']} GPUs free"
+    free = "" if standing is None else f"{standing['free_gpus']} of {counted(standing['gpus'], 'GPU')} free"
     scaled = "" if standing is None else autoscaled_words(standing)
     notes = tuple(note for note in (scaled, free) if note)
     yield Card(title="instances", value=f"{held} of {shared.instances}", notes=notes)
     promised = sum(member["promised_gpus"] for member in members)
-    yield Card(title="promised now", value=f"{promised} of {shared.gpus} GPUs", notes=(_until(pool),))
+    yield Card(title="promised now", value=f"{promised} of {counted(shared.gpus, 'GPU')}", notes=(_until(pool),))
     if standing is None:
         return
     usd = standing["usd"]

@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from rubberband.units import counted
+
 WAIT_S = 120.0
 """Longest delay of the driver."""
 _LOOK_S = 5.0
@@ -60,7 +62,7 @@ def _trouble(gpus: int, run: Run) -> str:
     if found < gpus:
         why = "" if ok else f" ({_last_line(listed)})"
         return (
-            f"{found} of {gpus} GPUs found within {WAIT_S:.0f} s{why}; give an image with a driver for them "
+            f"{found} of {counted(gpus, 'GPU')} found within {WAIT_S:.0f} s{why}; give an image with a driver for them "
             "(resources.aws.image), or another type"
         )
     ok, text = run([sys.executable, "-c", _TORCH.replace("GPUS", str(gpus))])

@@ -40,7 +40,7 @@ from rubberband.cloud.aws.s3 import is_bucket, place_in, trouble
 from rubberband.cloud.aws.side_costs import ways_out
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Aws, Resources
-from rubberband.units import shown
+from rubberband.units import counted, shown
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 
@@ -213,8 +213,8 @@ def _look_at_type(checks: _Checks, offer: Offer) -> Iterator[str]:
     facts = type_facts(checks.session, offer.instance_type)
     if facts.gpus and offer.gpus > facts.gpus:
         raise InputError(
-            f"resources.gpus_per_instance: {offer.gpus} are more than the {facts.gpus} GPUs of {offer.instance_type}; "
-            f"lower it to {facts.gpus}, or leave it out"
+            f"resources.gpus_per_instance: {offer.gpus} are more than the {counted(facts.gpus, 'GPU')} of "
+            f"{offer.instance_type}; lower it to {facts.gpus}, or leave it out"
         )
     if not facts.gpus:
         yield f"{offer.instance_type} has no GPUs: trials train on its {facts.vcpus} vCPUs, in {offer.gpus} slots"

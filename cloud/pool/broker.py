@@ -38,6 +38,7 @@ from rubberband.cloud.pool.events import (
 from rubberband.cloud.pool.state import Machine, PoolState, Slice, month_end
 from rubberband.cloud.provider import LEASE_EXPIRED
 from rubberband.spec.pool import CAP_SLACK_USD
+from rubberband.units import counted
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.values.plan import Market
 
@@ -260,7 +261,7 @@ class Broker:
         """Return why no further machine may be rented now; None: one may be."""
         limits, state = self.state.limits, self.state
         if len(state.live) >= limits.instances:
-            return f"all {limits.instances} instances of the pool are in use"
+            return f"all {counted(limits.instances, 'instance')} of the pool are in use"
         rate = state.usd_per_hour() + limits.price_usd_per_hour
         if limits.max_usd_per_hour is not None and rate > limits.max_usd_per_hour + CAP_SLACK_USD:
             return (

@@ -26,7 +26,7 @@ from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceS
 from rubberband.executor.core.forecast import forecast, runs_in_s, speed_of, stage_left_s
 from rubberband.executor.core.state import Job, Lane, Phase, State
 from rubberband.executor.core.trials import stop
-from rubberband.units import MONEY_SLACK_USD
+from rubberband.units import MONEY_SLACK_USD, counted
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.values.plan import Market
 
@@ -60,7 +60,7 @@ def note_taken(job: Job, state: State, record: InstanceRecord) -> None:
         job.offer.spot.interruptions_per_hour * state.chosen(lane).instances * (state.now - since) / SECONDS_PER_HOUR
     )
     if len(taken) > job.launch_attempts + USUAL_TIMES * usual:
-        note_dry(state, f"EC2 took {len(taken)} spot instances away in this stage")
+        note_dry(state, f"EC2 took {counted(len(taken), 'spot instance')} away in this stage")
 
 
 def affordable_on_demand(job: Job, state: State, lane: Lane, wanted: int) -> int:

@@ -9,7 +9,7 @@ each trial is in `rubberband.executor.core.own_speeds`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
@@ -20,7 +20,7 @@ from rubberband.executor.core.rules import promoted
 from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus
 from rubberband.planner.goodput.planning import at_noise_scale
 from rubberband.planner.queueing import recalibrated, updates_per_s
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.asynchronous import AsyncTimes, AsyncUse
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Speeds
@@ -174,7 +174,7 @@ class TrialStarts:
 
 def starts(job: Job, state: State) -> TrialStarts:
     """Return what the starts of a run's trials take, as far as it shows another time than the profile's."""
-    warm_s, cold_s = _seen(state)
+    warm_s, cold_s = _seen(job.profile, state)
     profile = job.profile
     usual_s = profile.trial_startup_s
     if len(warm_s) >= FEWEST_STARTS:
@@ -188,19 +188,34 @@ def starts(job: Job, state: State) -> TrialStarts:
     return TrialStarts(warm_s=usual_s, cold_surplus_s=surplus_s if surplus_s > SMALLEST_DELAY_S else 0.0)
 
 
-def _seen(state: State) -> tuple[list[float], list[float]]:
+def _seen(profile: Profile, state: State) -> tuple[list[float], list[float]]:
     """The starts on workers that had all trained before, and the others."""
-    warm_s, cold_s, trained = list[float](), list[float](), set[Slot]()
+    warm_s, cold_s = list[float](), list[float]()
+    for use, is_warm in _uses(state):
+        assert use.training_at is not None, "it trains"
+        (warm_s if is_warm else cold_s).append(use.training_at - use.started_at + _within_first_s(profile, is_warm))
+    return warm_s, cold_s
+
+
+def _uses(state: State) -> Iterator[tuple[Allocation, bool]]:
+    """Yield what trained, and whether all its workers had trained before."""
+    trained = set[Slot]()
     for use in state.allocations:
         if use.training_at is not None:
-            is_warm = trained.issuperset(use.gang)
-            (warm_s if is_warm else cold_s).append(use.training_at - use.started_at)
+            yield use, trained.issuperset(use.gang)
             trained.update(use.gang)
-    return warm_s, cold_s
+
+
+def _within_first_s(profile: Profile, is_warm: bool) -> float:
+    """Return the part of a start that passes within the first iteration, which nothing else shows."""
+    warm_s = profile.first_iteration_extra_s
+    return warm_s if is_warm else max(warm_s, profile.cold_iteration_extra_s)
 
 
 FEWEST_ITERATIONS = 3
 """Fewer do not show the speed of a gang size."""
+_LEAST_RATIO = 0.1
+"""An iteration that is shorter than its part of a start is taken for this much of the expected one."""
 SMALLEST_TOLD_S = 1.0
 """A delay that differs by less is corrected and not reported."""
 
@@ -333,7 +348,7 @@ def _throughput(before: Profile, after: Profile, workers: int) -> str:
     """How fast asynchronous workers are, in words."""
     assert after.asynchronous is not None, "only a model is calibrated"
     expected, found = (updates_per_s(profile, workers) for profile in (before, after))
-    return f"{workers} workers make {found:.3g} updates/s instead of {expected:.3g}"
+    return f"{counted(workers, 'worker')} make {found:.3g} updates/s instead of {expected:.3g}"
 
 
 def _speeds(job: Job, state: State, expected: Expected) -> tuple[dict[int, _Speed], OwnSpeeds]:
@@ -343,8 +358,8 @@ def _speeds(job: Job, state: State, expected: Expected) -> tuple[dict[int, _Spee
     known by then, so that it is not taken for that of the gang.
     """
     seen: dict[int, dict[int, list[float]]] = {}
-    for use in state.allocations:
-        if ratios := _ratios(job, state, use, expected):
+    for use, is_warm in _uses(state):
+        if ratios := _ratios(job, state, use, expected, _within_first_s(job.profile, is_warm)):
             seen.setdefault(len(use.gang), {}).setdefault(use.trial, []).extend(ratios)
     speeds, own = dict[int, _Speed](), _own(job.profile, seen, {})
     for gpus, trials in seen.items():
@@ -365,8 +380,10 @@ def _own(profile: Profile, seen: Mapping[int, Mapping[int, list[float]]], speeds
     return own_speeds(ratios, profile.trial_cv, profile.iteration_cv)
 
 
-def _ratios(job: Job, state: State, use: Allocation, expected: Expected) -> list[float]:
+def _ratios(job: Job, state: State, use: Allocation, expected: Expected, within_first_s: float) -> list[float]:
     """Return the times of the iterations reported from one stretch on a gang, each over the expected one.
+
+    The first one is left out where the part of the start within it is longer than the iteration itself.
 
     On instances of other types that is the one that their speeds lead one to expect.
     """
@@ -374,13 +391,17 @@ def _ratios(job: Job, state: State, use: Allocation, expected: Expected) -> list
         return []
     until = math.inf if use.ended_at is None else use.ended_at
     began_at, found = use.repeated_until or use.training_at, list[float]()
+    first_at = None if use.repeated_until else began_at
     mixed = gang_factor(job, job.profile, state, use.gang)
     for report in state.trials[use.trial].reports:
         if not use.training_at < report.reported_at <= until:
             continue
         if is_settled(report) and not any(began_at < woke_at <= report.reported_at for woke_at in state.woke_at):
             expected_s = mixed * expected.mean_s(len(use.gang), [noise_scale_of(report)])
-            found.append((report.reported_at - began_at) / expected_s)
+            extra_s = within_first_s if began_at == first_at else 0.0
+            if extra_s <= expected_s:
+                least_s = _LEAST_RATIO * expected_s if extra_s else 0.0
+                found.append(max(least_s, report.reported_at - began_at - extra_s) / expected_s)
         began_at = report.reported_at
     return found
 
@@ -431,7 +452,7 @@ def unsaved_iterations(state: State) -> int:
 def _repeated(iterations: int) -> str:
     if not iterations:
         return ""
-    return f"trials train {iterations} iteration{'s' * (iterations > 1)} again, without a checkpoint"
+    return f"trials train {counted(iterations, 'iteration')} again, without a checkpoint"
 
 
 def _delays(offer: Offer, state: State, cold_surplus_s: float) -> tuple[Offer, list[str]]:

@@ -28,7 +28,7 @@ from rubberband.planner.search import best_or_none
 from rubberband.planner.sizing import largest
 from rubberband.planner.table import gangs_of
 from rubberband.spec.search import MAX_TRIALS, Sha
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Prediction, Stage, StagePrediction
 from rubberband.values.profile import Profile
@@ -143,8 +143,7 @@ def _within_stage(job: Job, state: State, lane: Lane, now: float) -> Remainder:
 
 
 def _allotted(state: State) -> str:
-    count = state.allotment
-    return f"at most {count} instance{'' if count == 1 else 's'} now"
+    return "no allotment now" if state.allotment is None else f"at most {counted(state.allotment, 'instance')} now"
 
 
 def after_sync(job: Job, state: State, lane: Lane, now: float) -> Remainder:
@@ -305,7 +304,7 @@ def held(state: State, lane: Lane, now: float) -> list[Cohort]:
 def _losses(state: State, lane: Lane) -> str:
     planned = state.chosen(lane).instances if lane.needs is None else state.wanted(lane)
     running = sum(record.running_at is not None for record in state.held(lane).live)
-    return "" if running >= planned else f"{running} of {planned} instances are left"
+    return "" if running >= planned else f"{running} of {counted(planned, 'instance')} are left"
 
 
 def predicted_from(job: Job, state: State, found: Prediction, elapsed_s: float) -> tuple[StagePrediction, ...]:
@@ -399,7 +398,7 @@ def _words(left_s: float | None, left_usd: float | None) -> str:
 
 
 def _configurations(count: int) -> str:
-    return f"{count} more configuration{'s' * (count != 1)}"
+    return f"{counted(count, 'more configuration')}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from rubberband.executor.core.placement import place
 from rubberband.executor.core.purse import Purse
 from rubberband.executor.core.state import Bracket, Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.planner.model import least_instances as instances_for
-from rubberband.units import MONEY_SLACK_USD, format_usd
+from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import Plan, StagePrediction
 
@@ -206,7 +206,7 @@ def over_budget(job: Job, state: State, ticked: bool) -> str | None:
 
 def not_started(failed: int, instances: int, reason: str) -> str:
     """Say how many instances never got ready, and why the last of them did not."""
-    return f"{failed} of {instances} instance{'' if instances == 1 else 's'} failed to start: {reason}"
+    return f"{failed} of {counted(instances, 'instance')} failed to start: {reason}"
 
 
 def fails_to_start(state: State) -> str:

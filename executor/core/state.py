@@ -84,6 +84,8 @@ class Job:
     mode: Literal["max", "min"]
     deadline_s: float | None = None
     """From Started."""
+    profiling_s: float = 0.0
+    """The time that measuring the profile took of the deadline, before Started."""
     deadline_at: float | None = None
     """The deadline on the backend's clock, if it is an instant; `deadline_s` follows from it at Started."""
     max_cost_usd: float | None = None

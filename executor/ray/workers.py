@@ -22,6 +22,7 @@ from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.slot_worker import Device, ServerProcess, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.units import counted
 
 
 class Shipment:
@@ -186,7 +187,7 @@ class Workers:
         while not holds():
             if patience.is_over:
                 raise WorkersError(
-                    f"its Ray node did not offer {self.gpus} GPUs in {self.timeout_s:.0f} s; see its log"
+                    f"its Ray node did not offer {counted(self.gpus, 'GPU')} in {self.timeout_s:.0f} s; see its log"
                 )
             if self._dismissed.wait(self._pause_s):
                 raise WorkersError("released")

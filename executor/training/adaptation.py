@@ -30,6 +30,7 @@ from rubberband.executor.training.segment import BatchReport, Segment
 from rubberband.planner.balancing import even_shares
 from rubberband.planner.goodput import efficiency
 from rubberband.planner.goodput.choice import candidates
+from rubberband.units import counted
 from rubberband.values.adaptive import MAX_GROWTH, AdaptiveBatch, BatchLimits, BatchUse
 
 MOST_USES = 16
@@ -76,7 +77,7 @@ def resolve_limits(
     whose = "batch.initial" if batch.initial else "the trial's own batch size"
     if initial > num_samples:
         raise refused(
-            f"{whose} ({initial}) is more than the {num_samples} samples of train_dataset(); "
+            f"{whose} ({initial}) is more than the {counted(num_samples, 'sample')} of train_dataset(); "
             f"set batch.initial to {num_samples} or less"
         )
     largest = MAX_GROWTH * initial if batch.max is None else batch.max

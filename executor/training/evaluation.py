@@ -24,6 +24,7 @@ from rubberband.executor.training.runner import refused, to_float
 from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import Mean, TorchTrial
+from rubberband.units import counted
 
 EVALUATED_AT = "evaluated_at"
 """Metric of trials that do not evaluate every iteration: the iteration whose evaluation a report has."""
@@ -189,7 +190,9 @@ class Evaluation:
                 size = loader.halve()
                 if size == 0:
                     raise
-            print(f"rubberband: evaluation ran out of memory; its batches have {size} samples now", flush=True)
+            print(
+                f"rubberband: evaluation ran out of memory; its batches have {counted(size, 'sample')} now", flush=True
+            )
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         if not isinstance(metrics, Mapping):

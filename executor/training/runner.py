@@ -20,7 +20,7 @@ from rubberband.executor.core.events import FailureKind
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import BatchReport, Segment, SegmentFailure
 from rubberband.executor.training.trial import Trial, TrialContext
-from rubberband.units import shown
+from rubberband.units import counted, shown
 
 MOST_DETAILS = 20_000
 """Characters of a trace-back that the journal keeps."""
@@ -371,7 +371,7 @@ def expect(content: Any, kind: str, iterations: int) -> dict[str, Any]:
     if content["kind"] != kind:
         raise CheckpointError(f"the checkpoint is of a {content['kind']} trial, and the entry point is a {kind} trial")
     if content["iterations"] > iterations:
-        raise CheckpointError(f"the checkpoint holds {content['iterations']} iterations, not {iterations}")
+        raise CheckpointError(f"the checkpoint holds {counted(content['iterations'], 'iteration')}, not {iterations}")
     return content
 
 

@@ -30,6 +30,7 @@ from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import PrecisionName, TorchTrial
 from rubberband.executor.training.words import Group
 from rubberband.executor.training.wrapping import Exchange, SharedBuffers, least_samples
+from rubberband.units import counted
 
 # Precision of a `TorchTrial`'s arithmetic, and the use of its gradients: autocast, loss scaling, clipping.
 #
@@ -300,8 +301,8 @@ class TrainStep:
             raise error
         if max(len(part) for part in self._parts(batch, smaller)[0]) >= most:
             raise refused(
-                f"{one_line(error)}; no fewer than {most} samples can be taken at once: use a smaller model, or an "
-                f"instance with more memory",
+                f"{one_line(error)}; no fewer than {counted(most, 'sample')} can be taken at once: use a smaller "
+                f"model, or an instance with more memory",
             ) from error
         return smaller
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.planner.goodput import Reals, efficiency, step_s
+from rubberband.units import counted
 from rubberband.values.adaptive import BatchLimits, Throughput
 
 Ints = npt.NDArray[np.int64]
@@ -205,7 +206,7 @@ def _check(limits: BatchLimits, gpus: int, least: int) -> None:
     if gpus * least > limits.max:
         raise ValueError(
             f"{gpus} GPUs with at least {least} samples each are more than the largest batch ({limits.max}); raise "
-            f"batch.max to {gpus * least}, or use at most {limits.max // least} GPUs"
+            f"batch.max to {gpus * least}, or use at most {counted(limits.max // least, 'GPU')}"
         )
     if limits.max_per_gpu is not None and limits.max_per_gpu < least:
         raise ValueError(

@@ -13,7 +13,7 @@ from rubberband.planner.reserve import Reserve
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of
 from rubberband.spec.samplers import canonical, num_configurations
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
@@ -41,17 +41,19 @@ class Spent:
 
 
 def with_start_times(
-    experiment: Experiment, times: StartTimes | None
+    experiment: Experiment, times: StartTimes | None, profiles: Profile | Mapping[str, Profile] | None = None
 ) -> tuple[Experiment, tuple[str, ...], frozenset[str]]:
     """Return the experiment with the start times of this machine, remarks, and the words that were replaced.
 
-    A delay in the file stays if it is close to the measured one; otherwise it is replaced, with a remark.
+    The first start of a trial on a fresh worker, as `profiles` have it, belongs to the start of an instance. A delay in
+    the file stays if it is close to the measured one; otherwise it is replaced, with a remark.
     """
     if times is None or not experiment.resources.kind.is_this_machine:
         return experiment, (), frozenset()
+    extra_s = profiles.cold_start_extra_s if isinstance(profiles, Profile) else 0.0
     seen = {
         "provision_delay": LognormalDelay.model_construct(mean_s=times.provision_s, cv=times.provision_spread.cv),
-        "init_delay": LognormalDelay.model_construct(mean_s=times.init_s, cv=0.0),
+        "init_delay": LognormalDelay.model_construct(mean_s=times.init_s + extra_s, cv=0.0),
     }
     remarks = []
     for word, delay in list(seen.items()):
@@ -218,7 +220,7 @@ def mixture_notes(experiment: Experiment, case: Case, options: Sequence[Case], g
             continue
         slow = min(gpus, case.offer.gpus)
         mixed = _factor(case.profile, [1.0] * (gpus - slow) + [speed] * slow)
-        gang = "a trial on it" if instances == 1 else f"a gang on {instances} instances, one of them {name},"
+        gang = "a trial on it" if instances == 1 else f"a gang on {counted(instances, 'instance')}, one of them {name},"
         adds_up = "" if instances == 1 else f"; {adding_up_words(case.profile)}"
         found.append(
             f"instances: {name} is used instead of {planned} where that is sold out, and is {speed:.2g}x as fast by "
@@ -247,7 +249,7 @@ def repeat_notes(experiment: Experiment) -> list[str]:
         again = "it" if size == 1 else "them"
         fewer = "remove values that occur twice" if search.sampler.type == "grid" else "start fewer trials"
         return [
-            f"space: it has {size:,.0f} configuration{'s' * (size != 1)}, and {trials:,} trials train {again} again, "
+            f"space: it has {size:,.0f} configuration{'s' * (size != 1)}, and {trials} trials train {again} again, "
             f"with other seeds; {fewer}, or widen the space."
         ]
     if search.sampler.learns or trials > _MOST_COMPARED or (math.isinf(size) and not search.points_to_train):
@@ -257,7 +259,7 @@ def repeat_notes(experiment: Experiment) -> list[str]:
         return []
     walked = "" if math.isinf(size) else ", or list its values and walk it with sampler: {type: grid}"
     return [
-        f"space: {trials:,} trials have {different:,} configuration{'s' * (different != 1)}, and train "
+        f"space: {counted(trials, 'trial')} have {counted(different, 'configuration')}, and train "
         f"{trials - different:,} again, with other seeds; widen the space{walked}."
     ]
 
@@ -278,17 +280,20 @@ def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
         drawn = sum(sizes[at] for at in range(at_once, num_brackets) if known + sum(sizes[:at]) >= needed)
     if drawn:
         return [
-            f"sampler: {name} draws at most {drawn:,} of the {trials:,} trials. The others are drawn at random, as it "
-            f"learns from {needed} results on."
+            f"sampler: {name} draws at most {drawn:,} of the {trials} trials. The others are drawn at random, as it "
+            f"learns from {counted(needed, 'result')} on."
         ]
     if num_brackets == 1:
         why, remedy = "all start before the first result", "use scheduler: {type: hyperband} or {type: asha}"
     elif at_once >= num_brackets:
-        why, remedy = f"all {num_brackets} brackets start before the first result", "lower resources.max_instances"
+        why, remedy = (
+            f"all {counted(num_brackets, 'bracket')} start before the first result",
+            "lower resources.max_instances",
+        )
     else:
-        why, remedy = f"it learns from {needed} results on", "raise max_t"
+        why, remedy = f"it learns from {counted(needed, 'result')} on", "raise max_t"
     return [
-        f"sampler: {name} draws none of the {trials:,} trials, as {why}, and all are drawn at random; {remedy}, or "
+        f"sampler: {name} draws none of the {trials} trials, as {why}, and all are drawn at random; {remedy}, or "
         f"give {needed} evaluated_rewards."
     ]
 
@@ -345,10 +350,10 @@ def async_notes(experiment: Experiment, profile: Profile, used: Collection[int])
     found = curve(model, most)
     low, high = float(found.low[-1]), float(found.high[-1])
     telling = least_telling(model, most) if model.blend is None else None
-    unsure = "" if telling is None else f"; profile {telling} GPUs to know better"
+    unsure = "" if telling is None else f"; profile {counted(telling, 'GPU')} to know better"
     band = "" if most == 1 else f"; the queueing model allows {low:.4g} to {high:.4g}{unsure}"
     notes = [
-        f"async: a trial with {most} worker{'s' * (most > 1)} is planned with {updates_per_s(profile, most):.4g} "
+        f"async: a trial with {counted(most, 'worker')} is planned with {updates_per_s(profile, most):.4g} "
         f"updates/s{band}. The knee is at {bend} "
         f"worker{'s' * (bend > 1)}: beyond it one more shortens an update by less than {100.0 * KNEE_GAIN:g} %."
     ]

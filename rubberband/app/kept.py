@@ -23,7 +23,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import ProfileFile, load_profile, read_profile_file
 from rubberband.units import format_duration
-from rubberband.values.profile import Profile
+from rubberband.values.profile import Profile, wide_spread
 
 SHARED_INSTANCES = 4
 """Instances of one machine share its cores, so up to this many are kept busy while measuring."""
@@ -80,7 +80,8 @@ def kept_profile(home: Path, content: ProfileContent | None) -> tuple[Profile, s
         found, profile = read_profile_file(path), load_profile(path)
     except InputError:  # none, or one that this version does not read
         return None
-    return profile, f"profile: measured {_when(found)} for this trial, space and hardware, and used again; {AFRESH}"
+    line = f"profile: measured {_when(found)} for this trial, space and hardware, and used again; {_afresh(found)}"
+    return profile, line
 
 
 def beside(path: Path, content: ProfileContent | None) -> tuple[bool, str]:
@@ -93,7 +94,10 @@ def beside(path: Path, content: ProfileContent | None) -> tuple[bool, str]:
     if content is None or not isinstance(was, dict):
         return True, ""
     if was.get("trial") == content.trial:
-        return True, f"profile: {path.name}, measured {_when(found)} for this trial, space and hardware; {AFRESH}"
+        return (
+            True,
+            f"profile: {path.name}, measured {_when(found)} for this trial, space and hardware; {_afresh(found)}",
+        )
     return False, (
         f"{path.name} was measured {_when(found)} for {_ANOTHER}, and is not used; `profile: {path.name}` in the file "
         "uses it all the same"
@@ -120,7 +124,7 @@ def profiles_to_plan(
         return given
     kept = None if home is None else kept_profile(home, content)
     if kept is not None:
-        announce(kept[1].partition(";")[0])
+        announce(kept[1].removesuffix(AFRESH).rstrip("; "))
         return kept[0]
     if found_at is not None:
         measured = _when(read_profile_file(found_at))
@@ -129,6 +133,12 @@ def profiles_to_plan(
 
 
 _ANOTHER = "another state of the trial, its space or its hardware"
+
+
+def _afresh(found: ProfileFile) -> str:
+    """Return how to measure it again, and whether that is worth it."""
+    wide = wide_spread(found.iteration_spread)
+    return f"{wide} {AFRESH}" if wide else AFRESH
 
 
 def _when(found: ProfileFile) -> str:

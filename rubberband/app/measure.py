@@ -31,7 +31,7 @@ from rubberband.planner.queueing import curve, knee, scaled
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.profile_file import save_profile
 from rubberband.spec.samplers import trial_seed
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.offer import Offer, gang_sizes
 from rubberband.values.plan import PlanningConstraints, Stage, total_iterations
@@ -45,8 +45,12 @@ ENOUGH_TRIALS = 8
 def point_line(point: Point) -> str:
     """Return a line on one number of GPUs."""
     trials = len(point.timed)
-    more = f"{trials} trials, {point.copies}" if trials > point.copies else f"{point.copies} trials"
-    beside = f", {more} side by side" if point.copies > 1 else f", {trials} trials in turn" if trials > 1 else ""
+    more = (
+        f"{counted(trials, 'trial')}, {point.copies}" if trials > point.copies else f"{counted(point.copies, 'trial')}"
+    )
+    beside = (
+        f", {more} side by side" if point.copies > 1 else f", {counted(trials, 'trial')} in turn" if trials > 1 else ""
+    )
     line = f"{point.gpus} GPU: {point.iteration_s:.3f} s per iteration (spread {point.iteration_cv:.1%}{beside})"
     if not point.batches:
         return line
@@ -79,7 +83,7 @@ def async_lines(profile: Profile) -> list[str]:
     return [
         f"an update of one worker: {_brief(times.compute_s)} to compute, {_brief(times.up_s)} up, "
         f"{_brief(times.server_s)} at the server, {_brief(times.down_s)} down",
-        f"the knee is at {bend} worker{'s' * (bend > 1)}: {found.low[-1]:.3g} to {found.high[-1]:.3g} updates/s there",
+        f"the knee is at {counted(bend, 'worker')}: {found.low[-1]:.3g} to {found.high[-1]:.3g} updates/s there",
     ]
 
 
@@ -109,7 +113,7 @@ def _percent(cv: float, unit: str = " %") -> str:
 
 def _range(values_s: list[float]) -> str:
     least_s, most_s = min(values_s), max(values_s)
-    return f" ({least_s:.1f} to {most_s:.1f} s, {len(values_s)} instances)" if len(values_s) > 1 else ""
+    return f" ({least_s:.1f} to {most_s:.1f} s, {counted(len(values_s), 'instance')})" if len(values_s) > 1 else ""
 
 
 def _brief(seconds: float) -> str:
@@ -197,7 +201,7 @@ def _scaling_line(model: GoodputProfile, gpus_per_instance: int) -> str:
     found = scaled_size(model, gpus_per_instance, sizes, 1)
     more = " or more" if found == sizes[-1] else ""
     beyond = f", which is extrapolated: {widest} were measured" if found > widest else ""
-    return f"a trial scales to about {found} GPU{'s' * (found != 1)}{more}{beyond}"
+    return f"a trial scales to about {counted(found, 'GPU')}{more}{beyond}"
 
 
 _POOR = "the model is far off: times varied while they were measured; measure again where nothing else runs"
@@ -372,7 +376,7 @@ def _profiling_limits(
     least_usd = num_instances * _measuring_usd(rented, 60.0)
     if least_usd > limits.max_cost_usd:
         raise InputError(
-            f"{cap} does not cover measuring a profile on {num_instances} instances (at least "
+            f"{cap} does not cover measuring a profile on {counted(num_instances, 'instance')} (at least "
             f"{format_usd(least_usd)}); raise it, or write a profile into the experiment file"
         )
     left_usd = limits.max_cost_usd - num_instances * rented.once_usd_per_instance

@@ -49,7 +49,7 @@ from rubberband.installation import home_at
 from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
 from rubberband.spec.experiment import Experiment
-from rubberband.units import format_duration, format_usd, shown
+from rubberband.units import counted, format_duration, format_usd, shown
 from rubberband.values.plan import PlanningConstraints, Policy, Prediction
 
 START_ATTEMPTS = 3
@@ -88,11 +88,11 @@ def plan_job(
     if found.job is None or not found.feasible:
         raise refusal(found)
     job = _job(experiment, found.case, found.job, policy)
-    return replace(job, speeds=stand_in_speeds(experiment, found.case, options))
+    return replace(job, speeds=stand_in_speeds(experiment, found.case, options), profiling_s=used.seconds)
 
 
 def _job(experiment: Experiment, case: Case, planned: JobPlan, policy: Policy) -> Job:
-    constraints = case.constraints
+    constraints, kind = case.constraints, experiment.resources.kind
     assert case.reserve is not None, "the cases of an experiment have one"
     brackets = brackets_of(experiment.brackets(), [lane.brackets for lane in planned.lanes])
     return Job(
@@ -101,7 +101,10 @@ def _job(experiment: Experiment, case: Case, planned: JobPlan, policy: Policy) -
         plan=planned.plan,
         prediction=planned.prediction,
         offer=case.offer,
-        profile=case.profile,
+        # A simulated start is whole before the first iteration.
+        profile=replace(case.profile, first_iteration_extra_s=0.0, cold_iteration_extra_s=0.0)
+        if kind.is_simulated
+        else case.profile,
         metric=experiment.search.metric,
         mode=experiment.search.mode,
         deadline_s=constraints.deadline_s,
@@ -304,7 +307,7 @@ def _planned(
     announce: Announce,
 ) -> tuple[Experiment, Job]:
     """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
-    started, remarks, _ = with_start_times(experiment, local_terms(experiment, home).starts)
+    started, remarks, _ = with_start_times(experiment, local_terms(experiment, home).starts, profiles)
     for line in (*experiment.notes, *remarks):
         announce(line)
     now, room = time.time(), terms.room
@@ -432,7 +435,7 @@ def _plan_line(job: Job) -> str:
     markets = {"spot": " on spot", "on_demand": " on demand"} if job.offer.spot else {}
     each = [
         f"{chosen.instances} x {job.offer.gpus} GPU{markets.get(chosen.market, '')} "
-        f"({stage.trials} trials x {chosen.gpus_per_trial} GPU)"
+        f"({counted(stage.trials, 'trial')} x {chosen.gpus_per_trial} GPU)"
         for stage, chosen in zip(job.stages, job.plan.stages, strict=True)
     ]
     lanes: dict[int, list[str]] = {}

@@ -24,7 +24,7 @@ from rubberband.planner.sharing.jobs import RESIZE_S, Application, CurveJob, Ela
 from rubberband.planner.sharing.simulation import INTERVAL_S, Outcome, SimulatedJob, simulate
 from rubberband.spec.pool import Autoscale, PoolFile
 from rubberband.spec.profile_file import load_profile
-from rubberband.units import parse_duration
+from rubberband.units import counted, parse_duration
 from rubberband.values.profile import Profile
 
 Row = Mapping[str, str | float]
@@ -119,7 +119,7 @@ def read_jobs(path: Path, gpus: int, gpus_per_instance: int, elasticity: Elastic
     jobs = [_job(row, curves[str(row["kind"])], profiles[str(row["kind"])], gpus, elasticity) for row in rows]
     for line, job in enumerate(jobs, start=2):
         if job.min_gpus > gpus:
-            needs = f"job {job.name!r} needs {job.min_gpus} GPUs, and the pool has {gpus}"
+            needs = f"job {job.name!r} needs {counted(job.min_gpus, 'GPU')}, and the pool has {gpus}"
             raise InputError(f"{path}, line {line}: {needs}; leave it out, or use a larger pool")
     return jobs
 
@@ -293,7 +293,7 @@ def simulated(
             jobs = read_traces(file, traces, elasticity, first_gpus)
         interval_s = None if traces is None else INTERVAL_S
         outcomes[name] = simulate(jobs, capacity, policy, interval_s=interval_s, autoscaling=autoscaling)
-        progress(f"{name}: {len(jobs)} jobs simulated in {outcomes[name].cpu_s:.1f} CPU s")
+        progress(f"{name}: {counted(len(jobs), 'job')} simulated in {outcomes[name].cpu_s:.1f} CPU s")
     return Simulation(
         pool=pool.name,
         workload=file.name,

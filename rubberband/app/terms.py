@@ -35,6 +35,7 @@ from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_wo
 from rubberband.spec.profile_file import VARIATIONS, InlineProfile
 from rubberband.spec.resources import Resources
 from rubberband.spec.search import Asha, Sha, asha
+from rubberband.units import counted
 from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Market, Plan, Policy, Stage
 from rubberband.values.profile import Profile
@@ -120,7 +121,7 @@ def answer(
     planning. Raises InputError for an experiment that cannot be planned.
     """
     written = experiment
-    experiment, remarks, seen = with_start_times(written, terms.starts)
+    experiment, remarks, seen = with_start_times(written, terms.starts, profiles)
     cases_of = CasesLeft(profiles, Spent(), now, terms.table, terms.room)
     found = cases_of(experiment)
     sized = None
@@ -228,7 +229,7 @@ def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> 
     """Return the case of the user's own plan. Raises InputError if that is ambiguous."""
     if len(brackets) > 1:
         raise InputError(
-            f"--plan: a plan file holds one chain of stages and hyperband has {len(brackets)} brackets; "
+            f"--plan: a plan file holds one chain of stages and hyperband has {counted(len(brackets), 'bracket')}; "
             "leave --plan out, or use the scheduler sha or stages"
         )
     if len(cases) > 1:

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rubberband.errors import InputError, ProfileMissingError
 from rubberband.spec.experiment import Experiment
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.plan import Market, Plan, StagePlan
 from rubberband.values.profile import Profile
 from rubberband.views.tables import Row, TextTable
-from rubberband.views.words import counted, difference
+from rubberband.views.words import difference
 
 
 def plan_from_json(data: object) -> Plan:

@@ -14,7 +14,7 @@ import typer
 
 from rubberband.commands.common import TableFormat, argument, option, print_json, print_table, write_page
 from rubberband.errors import InputError
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 
 if TYPE_CHECKING:
     from rubberband.spec.pool import PoolFolder
@@ -57,7 +57,9 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")]) -> None:
     folder = bring_up(found, default_home(), lambda line: print(line, file=sys.stderr))
     at_once = PoolFile(**folder.read()).instances_at_once()
     pays = "" if at_once == found.instances else f" (max_usd_per_hour pays for {at_once} of {found.instances})"
-    print(f"pool {folder.name} is up: at most {at_once} instances{pays}, none until an experiment asks for one")
+    print(
+        f"pool {folder.name} is up: at most {counted(at_once, 'instance')}{pays}, none until an experiment asks for one"
+    )
     if found.autoscale is not None:
         print("scale:   `rubberband serve --pool FILE` scales the pool; a run without a service does not")
     print(f"use:     rubberband run FILE -s resources.pool={folder.name}")
@@ -100,10 +102,11 @@ def _headline(standing: dict[str, Any]) -> str:
 
     scaled = autoscaled_words(standing)
     return (
-        f"pool {standing['name']}: {standing['instances']} of {standing['max_instances']} instances, "
+        f"pool {standing['name']}: {standing['instances']} of {counted(standing['max_instances'], 'instance')}, "
         f"{scaled}{', ' if scaled else ''}"
-        f"{standing['free_gpus']} of {standing['gpus']} GPUs free; {format_usd(usd['month'])}{cap} this month "
-        f"({format_usd(usd['bill'])} in all, {format_usd(usd['idle'])} of it idle)"
+        f"{standing['free_gpus']} of {counted(standing['gpus'], 'GPU')} free; "
+        f"{format_usd(usd['month'])}{cap} this month ({format_usd(usd['bill'])} in all, "
+        f"{format_usd(usd['idle'])} of it idle)"
     )
 
 
@@ -115,7 +118,7 @@ def _machine_row(machine: dict[str, Any], now: float) -> tuple[str, ...]:
 
 
 def _tenant_row(tenant: dict[str, Any]) -> tuple[str, ...]:
-    waits = f"{tenant['waiting_gpus']} GPUs" if tenant["waiting_gpus"] else "-"
+    waits = f"{counted(tenant['waiting_gpus'], 'GPU')}" if tenant["waiting_gpus"] else "-"
     return tenant["experiment"], str(tenant["gpus"]), waits, format_usd(tenant["usd"])
 
 

@@ -19,6 +19,7 @@ from rubberband.commands.common import (
     option,
     print_json,
 )
+from rubberband.units import counted
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
@@ -99,7 +100,7 @@ def _printed(look: Callable[[], View]) -> View:
         summary = view["summary"]
         line = headline(view)
         if summary["target_iterations"]:
-            line += f"; {summary['iterations']} of {summary['target_iterations']} iterations"
+            line += f"; {summary['iterations']} of {counted(summary['target_iterations'], 'iteration')}"
         if line != last:
             print(line, file=sys.stderr, flush=True)
             last = line
@@ -179,7 +180,7 @@ def limit(
     most = _instances(max_instances)
     with open_experiment(name, server) as experiment:
         experiment.limit(most)
-    told = "limit lifted" if most is None else f"at most {most} instance{'' if most == 1 else 's'} from now on"
+    told = "limit lifted" if most is None else f"at most {counted(most, 'instance')} from now on"
     print(f"{name}: {told}", file=sys.stderr)
 
 

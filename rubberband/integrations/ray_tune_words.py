@@ -20,7 +20,7 @@ from rubberband.integrations.ray_tune_trials import Stop
 from rubberband.spec.fields import name_like
 from rubberband.spec.resources import Resources
 from rubberband.spec.space import Domain, foreign
-from rubberband.units import shown
+from rubberband.units import counted, shown
 
 _ELSEWHERE = "experiments are kept in home=..., and checkpoints in resources={'checkpoints': ...}; leave it out"
 _LATEST = "each trial's latest checkpoint is kept; leave it out"
@@ -470,7 +470,7 @@ def most_instances(limit: int | None, resources: Resources) -> dict[str, int]:
     gpus = max(offer.gpus for offer in offers(resources))
     if limit < gpus:
         raise InputError(
-            f"max_concurrent={limit}: an instance trains {gpus} trials at once, one on each GPU; choose an "
+            f"max_concurrent={limit}: an instance trains {counted(gpus, 'trial')} at once, one on each GPU; choose an "
             f"instance_type with at most {limit}, or leave it out"
         )
     return {"max_instances": min(resources.max_instances, limit // gpus)}

@@ -44,7 +44,7 @@ from rubberband.spec.profile_file import InlineProfile, load_profile
 from rubberband.spec.resources import Resources
 from rubberband.spec.search import PROBE, Search
 from rubberband.spec.tracking import Trackers
-from rubberband.units import format_duration, nearest, shown
+from rubberband.units import counted, format_duration, nearest, shown
 from rubberband.values.adaptive import INTERVAL, LR_SCALINGS, AdaptiveBatch
 from rubberband.values.asynchronous import AsyncTraining
 from rubberband.values.balance import Balance, BalancePolicy
@@ -463,7 +463,7 @@ class Experiment(Words):
         rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in _flat(rest)]
         count = sum(bracket[0].trials for bracket in self.brackets())
         return markup.card(
-            f"{self.name}: {count} trial{'s' * (count != 1)}",
+            f"{self.name}: {counted(count, 'trial')}",
             markup.table(("parameter", "domain"), space, words=(0, 1)),
             markup.table(("key", "value"), rows, words=(0, 1)),
         )
@@ -515,7 +515,7 @@ def _check_gang(key: str, gpus: int, gpus_per_instance: int) -> None:
         return
     below = gpus // gpus_per_instance * gpus_per_instance
     raise InputError(
-        f"{key}: {gpus} GPUs are more than an instance has ({gpus_per_instance}) and no whole multiple; "
+        f"{key}: {counted(gpus, 'GPU')} are more than an instance has ({gpus_per_instance}) and no whole multiple; "
         f"use {below} or {below + gpus_per_instance}"
     )
 

@@ -18,7 +18,7 @@ from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.spec.fields import WHOLE, Delay, Duration, Gpus, Name, Usd, WordError, Words, fault
 from rubberband.spec.resources import Aws, SpotMarket
-from rubberband.units import format_usd, shown
+from rubberband.units import counted, format_usd, shown
 from rubberband.values.kinds import KINDS, ProviderKind, ProviderName
 from rubberband.values.plan import Market
 
@@ -226,7 +226,7 @@ def on_pool(
     slice_gpus = resources.get("gpus_per_instance", pool.gpus_per_instance)
     if not isinstance(slice_gpus, int) or not 1 <= slice_gpus <= pool.gpus_per_instance:
         each = pool.gpus_per_instance
-        must, has = ("1", "1 GPU") if each == 1 else (f"1 to {each}", f"{each} GPUs")
+        must, has = ("1", "1 GPU") if each == 1 else (f"1 to {each}", f"{counted(each, 'GPU')}")
         raise WordError(
             ("resources", "gpus_per_instance"),
             f"{shown(slice_gpus)} must be {must}: an instance of pool {pool.name} has {has}",
@@ -267,8 +267,8 @@ def too_low(key: str, cap_usd: float, needed_usd: float) -> InputError:
 def size_words(instances: int, gpus_per_instance: int, gpus: int) -> str:
     """Return a pool's size in words, also in parts of `gpus` GPUs: `2 instances of 4 GPUs (8 of 1 GPU)`."""
     parts = instances * (gpus_per_instance // gpus)
-    in_parts = "" if gpus == gpus_per_instance else f" ({parts} of {gpus} GPU{'s' * (gpus > 1)})"
-    whole = f"{instances} instance{'s' * (instances > 1)} of {gpus_per_instance} GPU{'s' * (gpus_per_instance > 1)}"
+    in_parts = "" if gpus == gpus_per_instance else f" ({parts} of {counted(gpus, 'GPU')})"
+    whole = f"{counted(instances, 'instance')} of {counted(gpus_per_instance, 'GPU')}"
     return f"{whole}{in_parts}"
 
 
@@ -282,7 +282,7 @@ def _size_words(pool: PoolFile, slice_gpus: int) -> str:
     if pool.instances_at_once() == pool.instances or pool.max_usd_per_hour is None:
         return has
     cap = format_usd(pool.max_usd_per_hour)
-    return f"{has}, and its max_usd_per_hour={cap} pays for {pool.instances_at_once()} instances at once"
+    return f"{has}, and its max_usd_per_hour={cap} pays for {counted(pool.instances_at_once(), 'instance')} at once"
 
 
 def _fixed(pool: PoolFile, share: float) -> dict[str, Any]:

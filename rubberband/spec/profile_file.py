@@ -29,7 +29,7 @@ from rubberband.spec.fields import (
     fault,
     word_error,
 )
-from rubberband.units import MAX_DURATION_S, shown
+from rubberband.units import MAX_DURATION_S, counted, shown
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.profile import FIXED, Law, Profile
@@ -222,7 +222,7 @@ class ScalingWords(Words):
         for gpus, time_s in self.seconds_per_iteration.items():
             if overhead_s / gpus >= time_s:
                 raise fault(
-                    f"{overhead_s:g} leaves no time for updates: with {gpus} GPU{'s' * (gpus > 1)} an iteration takes "
+                    f"{overhead_s:g} leaves no time for updates: with {counted(gpus, 'GPU')} an iteration takes "
                     f"{time_s:g} s; lower it",
                     at=("asynchronous", "overhead_s"),
                 )
@@ -258,10 +258,19 @@ class InlineProfile(ScalingWords):
         )
 
 
+_EXTRAS = ("first_iteration_extra_s", "cold_iteration_extra_s", "cold_start_extra_s")
+
+
 class ProfileFile(ScalingWords):
     """The file that `rubberband profile` writes: the profile and how it was measured."""
 
     schema_version: Literal["rubberband.profile/1"] = Field(alias="schema")
+    first_iteration_extra_s: Duration = 0.0
+    """The part of the start-up that passes within a first iteration."""
+    cold_iteration_extra_s: Duration = 0.0
+    """The same on a fresh worker."""
+    cold_start_extra_s: Duration = 0.0
+    """The part of `init_delay_s` that a first start on a fresh worker takes beyond the start-up."""
     iteration_spread: dict[GpuKey, Spread] = Field(default_factory=dict)
     """GPUs -> coefficient of variation of one iteration's time with that many GPUs."""
     trial_startup_s: Duration = 0.0
@@ -279,6 +288,14 @@ class ProfileFile(ScalingWords):
     instance_type: str | None = None
     measurement: dict[str, JsonValue] = Field(default_factory=dict)
     """Details of the measurement; nothing reads them."""
+
+    def to_profile(self) -> Profile:
+        """Return the plain values that the planner uses."""
+        return replace(
+            self.to_inline().to_profile(),
+            **{name: getattr(self, name) for name in _EXTRAS},
+            source="file",
+        )
 
     def to_inline(self) -> InlineProfile:
         """Return the profile as it is written in an experiment file."""
@@ -307,7 +324,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 
     Raises ProfileMissingError if there is none, and InputError (one line with the path) if it is not one.
     """
-    return replace(read_profile_file(path).to_inline().to_profile(), source="file")
+    return read_profile_file(path).to_profile()
 
 
 def read_profile_file(path: str | os.PathLike[str]) -> ProfileFile:
@@ -346,6 +363,7 @@ def save_profile(
         "seconds_per_iteration": {str(gpus): s for gpus, s in sorted(profile.seconds_per_iteration.items())},
         "iteration_spread": {str(gpus): cv for gpus, cv in sorted((iteration_spread or {}).items())},
         "trial_startup_s": profile.trial_startup_s,
+        **{name: getattr(profile, name) or None for name in _EXTRAS},
         **{name: getattr(profile, name) for name in VARIATIONS},
         "noise": profile.law,
         "provision_delay_s": profile.provision_delay_s,

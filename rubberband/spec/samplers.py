@@ -102,7 +102,7 @@ def check(
     size = grid_size(space)
     if size > MAX_GRID:
         raise InputError(
-            f"the grid has {size:,} configurations, more than {MAX_GRID:,}; list fewer values, or write them as choice "
+            f"the grid has {size} configurations, more than {MAX_GRID:,}; list fewer values, or write them as choice "
             "and draw some with sampler: {type: random}"
         )
     if size != num_samples:

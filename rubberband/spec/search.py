@@ -32,7 +32,7 @@ from rubberband.installation import require
 from rubberband.spec.fields import WHOLE, Count, Words, fault, input_checked
 from rubberband.spec.samplers import SamplerType, check, check_point, grid_size, is_grid, leaves, sample
 from rubberband.spec.space import DOMAINS, DomainType, check_names, parse, plain, to_words
-from rubberband.units import shown
+from rubberband.units import counted, shown
 from rubberband.values.plan import SizeKey, Stage
 from rubberband.values.rungs import Ladder
 
@@ -401,7 +401,7 @@ class Search(Words):
                     {"num_samples": "leave it out", "max_t": "use the scheduler sha"}[key],
                 )
                 raise fault(
-                    f"auto changes the number of trials, and the grid has {size} configurations; {out}",
+                    f"auto changes the number of trials, and the grid has {counted(size, 'configuration')}; {out}",
                     at=("scheduler", key),
                 )
             probed = self.sized(key, PROBE)

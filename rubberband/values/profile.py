@@ -13,6 +13,7 @@ from statistics import geometric_mean
 from typing import Literal
 
 from rubberband.errors import InputError
+from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 
@@ -64,6 +65,13 @@ class Profile:
     """GPUs -> mean seconds per iteration with that many GPUs; at least one entry, counts and times positive."""
     trial_startup_s: float = 0.0
     """Seconds to gang-start a trial in a stage on warm workers: process group, model, checkpoint."""
+    first_iteration_extra_s: float = 0.0
+    """The part of `trial_startup_s` that passes within the first iteration, after the start is reported.
+
+    A function loads its data and makes its model there.
+    """
+    cold_iteration_extra_s: float = 0.0
+    """The same on a fresh worker, which also imports modules there; 0 where that is no more."""
     trial_cv: float = 0.0
     """Coefficient of variation between trials: a trial's speed is its own, the same in every stage."""
     iteration_cv: float = 0.0
@@ -86,6 +94,8 @@ class Profile:
     A measured one includes the time of a first start on a fresh worker beyond `trial_startup_s`.
     """
     init_spread: Spread = FIXED
+    cold_start_extra_s: float = 0.0
+    """The part of a measured `init_delay_s` that a first start on a fresh worker takes beyond `trial_startup_s`."""
     source: Literal["inline", "file"] = "inline"
     goodput: GoodputProfile | None = None
     """The model of adaptive batches, from which a plan's `seconds_per_iteration` is made; None for fixed ones."""
@@ -167,10 +177,25 @@ class Profile:
                 )
             if more_s > less_s:
                 found.append(
-                    f"profile: an iteration is slower with {above} GPUs ({more_s:g} s) than with {below} "
+                    f"profile: an iteration is slower with {counted(above, 'GPU')} ({more_s:g} s) than with {below} "
                     f"({less_s:g} s); planned as it is, measure again if that is a surprise"
                 )
         return found
+
+
+WIDE_CV = 0.1
+"""Iterations of a trial that vary by more make a profile unsure."""
+
+
+def wide_spread(spreads: Mapping[int, float]) -> str:
+    """Return the remark on iterations that vary widely (GPUs -> coefficient of variation); empty where none do."""
+    gpus = max(spreads, key=lambda number: spreads[number], default=0)
+    if not spreads or spreads[gpus] <= WIDE_CV:
+        return ""
+    return (
+        f"the iterations of a trial on {counted(gpus, 'GPU')} varied by {spreads[gpus]:.0%} while they were "
+        "measured, so times and costs are unsure; was the machine busy?"
+    )
 
 
 def mixed_factor(speeds: Sequence[float], *, balanced: bool) -> float:
@@ -207,6 +232,9 @@ def mixture_words(counts: Mapping[str, int], speeds: Mapping[str, float], planne
     """Return what is assumed of instances of other types: `1 of 4 is g5.xlarge, 0.5x as fast`; empty without one."""
     total = sum(counts.values())
     others = [name for name in counts if name != planned and speeds.get(name, 1.0) != 1.0]
-    told = [f"{counts[name]} of {total} instances {'is' if counts[name] == 1 else 'are'} {name}" for name in others]
+    told = [
+        f"{counts[name]} of {counted(total, 'instance')} {'is' if counts[name] == 1 else 'are'} {name}"
+        for name in others
+    ]
     paces = [f"{speeds[name]:.2g}x as fast by the profile" for name in others]
     return "; ".join(f"{what}, {pace}" for what, pace in zip(told, paces, strict=True))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from rubberband.executor.result import Busy, InstanceResult, Result
-from rubberband.units import format_duration
+from rubberband.units import duration, format_duration
 from rubberband.views.charts import (
     LOST,
     PLANNED,
@@ -25,7 +25,7 @@ from rubberband.views.charts import (
     time_axis,
     time_unit,
 )
-from rubberband.views.words import duration, printable
+from rubberband.views.words import printable
 
 STARTING, IDLE, STARTUP = "#b9a44c", "rgba(128,128,128,0.25)", "#8a8f98"
 GHOST = "rgba(128,128,128,0.10)"

@@ -12,6 +12,7 @@ from typing import Any
 from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.result import Result, TrialResult
 from rubberband.planner.goodput.choice import choose
+from rubberband.units import counted, duration
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.views.charts import (
     ALONE,
@@ -33,7 +34,7 @@ from rubberband.views.charts import (
     time_axis,
     time_unit,
 )
-from rubberband.views.words import amount, counted, duration
+from rubberband.views.words import amount
 
 BATCHES_NOTE = (
     "Each line is a trial, coloured as its learning curve; gaps are waits for the next stage. Efficiency: how much a "

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
+from rubberband.units import counted
 from rubberband.views.tables import status
-from rubberband.views.words import counted
 
 Figure = dict[str, Any]
 

@@ -15,7 +15,7 @@ from rubberband.planner.estimate import Estimate, Point
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
 from rubberband.planner.sizing import Size
 from rubberband.planner.table import Floats
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, duration, format_duration, format_usd
 from rubberband.values.profile import Profile
 from rubberband.views.charts import (
     LOST,
@@ -33,7 +33,7 @@ from rubberband.views.estimate_tables import fixed_cluster, percent
 from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
 from rubberband.views.size import CHART_NOTE, size_figure
 from rubberband.views.tables import TextTable
-from rubberband.views.words import counted, difference, duration, printable
+from rubberband.views.words import difference, printable
 
 THROUGHPUT_NOTE = (
     "Updates per second that plans count with, and the band of the queueing model: the workers wait for each other at "

@@ -13,11 +13,11 @@ from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point
 from rubberband.planner.sampling import varies
 from rubberband.planner.search import keeps, meets
 from rubberband.planner.wording import concessions, settings
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Market, PlanningConstraints, Stage, StagePlan
 from rubberband.views.tables import Row, TextTable, bill
-from rubberband.views.words import counted, difference, rounded, time_unit_s, usd, usd_decimals
+from rubberband.views.words import difference, rounded, time_unit_s, usd, usd_decimals
 
 POLICIES = {
     "optimal": "elastic, the cheapest plan",
@@ -336,7 +336,7 @@ def quantile_tables(answer: Estimate) -> list[TextTable]:
     cost_row = [usd(value, decimals) for value in cost]
     note = (
         f"Both limits hold with {percent(odds.p_both)}, {percent(asked.confidence)} asked; from "
-        f"{prediction.num_samples:,} samples with seed {answer.seed}. p95: 95 % of the runs stay below."
+        f"{counted(prediction.num_samples, 'sample')} with seed {answer.seed}. p95: 95 % of the runs stay below."
     )
     return [
         TextTable(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rubberband.executor.result import Result, TrialResult
+from rubberband.units import duration
 from rubberband.views.charts import (
     ALONE,
     CURVES,
@@ -24,7 +25,7 @@ from rubberband.views.charts import (
 )
 from rubberband.views.spending import shares
 from rubberband.views.tables import finite, ranked
-from rubberband.views.words import duration, printable, usd
+from rubberband.views.words import printable, usd
 
 MOST_TRIALS = 3000
 """Limit of trials; the best are drawn."""

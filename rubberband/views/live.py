@@ -31,11 +31,12 @@ from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State,
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.driver import Observer
+from rubberband.units import counted, duration
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
 from rubberband.views.asynchronous import update_line
 from rubberband.views.narration import Narrator
-from rubberband.views.words import counted, duration, number, unequal, usd, usd_decimals
+from rubberband.views.words import number, unequal, usd, usd_decimals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,7 +388,7 @@ def summary(progress: Progress, now: float) -> list[Text]:
     job, expected = progress.job, progress.expected(now)
     decimals = usd_decimals(max(progress.spent_usd(now), expected.cost_usd))
     elapsed_s, spent_usd = progress.elapsed_s(now), progress.spent_usd(now)
-    within = "" if job.deadline_s is None else f" of {duration(job.deadline_s)} (deadline)"
+    within = "" if job.deadline_s is None else f" of {duration(job.deadline_s + job.profiling_s)} (deadline)"
     cap = "" if job.max_cost_usd is None else f" of {usd(job.max_cost_usd, decimals)} (max_cost)"
     lines = [Text(f"elapsed  {duration(elapsed_s)}{within}; spent {usd(spent_usd, decimals)}{cap} USD")]
     if progress.phase not in (Phase.ENDING, Phase.FINISHED):

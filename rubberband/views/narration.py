@@ -29,14 +29,12 @@ from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast
 from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial
-from rubberband.units import format_usd
+from rubberband.units import counted, duration, format_usd
 from rubberband.values.offer import slots
 from rubberband.views.words import (
     allotted,
     change,
-    counted,
     decided,
-    duration,
     extended,
     listed,
     number,
@@ -135,7 +133,7 @@ class Narrator:
         job = self._job
         if isinstance(event, DriverResumed) and event.occurred_at > state.started_at:
             return f"resuming {job.name}: {_left(state)}, {format_usd(bill_usd(job, state, state.now))} spent"
-        limits = "" if job.deadline_s is None else f"; deadline {duration(job.deadline_s)}"
+        limits = "" if job.deadline_s is None else f"; deadline {duration(job.deadline_s + job.profiling_s)}"
         limits += "" if job.max_cost_usd is None else f"; max_cost {format_usd(job.max_cost_usd)}"
         brackets = f" of {len(job.brackets)} brackets" if job.is_divided else ""
         steps = f"{counted(len(job.stages), 'stage')}{brackets}"

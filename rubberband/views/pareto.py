@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 
 from rubberband.executor.result import Objective, Result, TrialResult
+from rubberband.units import counted
 from rubberband.views.charts import Figure, axis, chart, scatter
 from rubberband.views.tables import TextTable, finite, ranked, trial_rows
-from rubberband.views.words import counted, number, printable
+from rubberband.views.words import number, printable
 
 PARETO_NOTE = (
     "Each point is a trial at its latest report. Orange: the trials that no other beats in all metrics at once; "

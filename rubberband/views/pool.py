@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rubberband.planner.sharing import Calendar
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.views.charts import (
     PLANNED,
     STAGE_COLOURS,
@@ -23,7 +23,6 @@ from rubberband.views.charts import (
 )
 from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
 from rubberband.views.tables import TextTable
-from rubberband.views.words import counted
 
 Standing = Mapping[str, Any]
 """JSON of `rubberband pool status -o json`."""
@@ -92,7 +91,7 @@ def render_pool(standing: Standing) -> str:
                     (
                         f"of {standing['max_instances']}",
                         autoscaled_words(standing),
-                        f"{standing['free_gpus']} GPUs free",
+                        f"{counted(standing['free_gpus'], 'GPU')} free",
                     ),
                 )
             ),

@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any
 
 from rubberband.executor.result import Result
+from rubberband.units import counted, duration
 from rubberband.views.allocation_chart import ALLOCATION_NOTE, allocation
 from rubberband.views.asynchronous import updates
 from rubberband.views.batch_charts import BATCHES_NOTE, batches_by_gpus, batches_over_time
@@ -43,7 +44,7 @@ from rubberband.views.tables import (
     trials,
     workers,
 )
-from rubberband.views.words import counted, difference, duration, number, printable, usd
+from rubberband.views.words import difference, number, printable, usd
 
 PLOTLY = "plotly-basic.min.js"
 """Basic bundle of plotly.js (lines and bars), from npm's plotly.js-basic-dist-min."""

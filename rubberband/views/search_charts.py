@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rubberband.executor.result import Result, TrialResult
+from rubberband.units import counted
 from rubberband.views.charts import LEGEND, SHADES, Figure
 from rubberband.views.parallel_coordinates import (
     ABSENT,
@@ -29,7 +30,7 @@ from rubberband.views.parallel_coordinates import (
     short_label,
 )
 from rubberband.views.tables import finite, ranked
-from rubberband.views.words import counted, number, printable, setting
+from rubberband.views.words import number, printable, setting
 
 Space = Mapping[str, Any] | None
 """The search space in the words of the file; if it is given, axes have the scale of their domains."""
@@ -139,7 +140,9 @@ def slices(result: Result, space: Space = None) -> Figure | None:
 def _slices_note(shown: Sequence[TrialResult], drawn: Sequence[TrialResult], varying: Sequence[str]) -> str:
     notes = [SLICES_NOTE]
     if len(drawn) < len(shown):
-        notes.append(f"Drawn: {len(drawn):,} of {len(shown):,} trials, the best and an even choice of the others.")
+        notes.append(
+            f"Drawn: {len(drawn):,} of {counted(len(shown), 'trial')}, the best and an even choice of the others."
+        )
     if len(varying) > _MOST_PANELS:
         notes.append(f"The first {_MOST_PANELS} of {len(varying)} parameters are drawn.")
     return " ".join(notes)
@@ -170,7 +173,7 @@ def _by_iterations(result: Result, trials: Sequence[TrialResult]) -> list[tuple[
     named = []
     for end, members in sorted(groups.items()):
         least = min(trial.iterations for trial in members)
-        span = counted(end, "iteration") if least == end else f"{least} to {end} iterations"
+        span = counted(end, "iteration") if least == end else f"{least} to {counted(end, 'iteration')}"
         named.append((span, members))
     return named
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rubberband.planner.sizing import Size, SizeAt
-from rubberband.units import format_duration, format_usd
+from rubberband.units import counted, format_duration, format_usd
 from rubberband.views.charts import STAGE_COLOURS, Figure, axis, chart, scatter, time_unit
 from rubberband.views.estimate_tables import TICK
 from rubberband.views.tables import Row, TextTable
-from rubberband.views.words import counted
 
 CHART_NOTE = "The largest search by each deadline and within each budget. The ring is the search that is planned here."
 

@@ -13,6 +13,7 @@ from itertools import accumulate, groupby
 
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.result import Busy, InstanceResult, Result, TrialResult
+from rubberband.units import duration
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.views.charts import (
     LOST,
@@ -31,7 +32,7 @@ from rubberband.views.charts import (
     time_axis,
     time_unit,
 )
-from rubberband.views.words import duration, usd
+from rubberband.views.words import usd
 
 _NOTHING_USD = 1e-9
 

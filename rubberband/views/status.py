@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rubberband.states import EXPLAINED
+from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS
 from rubberband.views.tables import TextTable
-from rubberband.views.words import counted, duration, number, printable, usd, usd_decimals
+from rubberband.views.words import number, printable, usd, usd_decimals
 
 _EXTEND = "`extend --max-cost` and `resume` continue it"
 STATES = {
@@ -102,7 +103,7 @@ def _progress(summary: Mapping[str, Any]) -> str:
     if held and summary.get("max_instances") is not None:
         held += f", limited to {summary['max_instances']}"
     return (
-        f"progress  {summary['iterations']} of {summary['target_iterations']} iterations, "
+        f"progress  {summary['iterations']} of {counted(summary['target_iterations'], 'iteration')}, "
         f"{counted(summary['trials'], 'trial')}{held}"
     )
 

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from rubberband.executor.batch_history import BalanceStretch
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
-from rubberband.units import format_bytes, format_duration
+from rubberband.units import counted, duration, format_bytes
 from rubberband.values.offer import BillLine
 from rubberband.views.words import (
     amount,
     batch_line,
     change,
     config_line,
-    counted,
     difference,
-    duration,
     extended,
     first_and_last,
     gain,
@@ -35,7 +33,6 @@ from rubberband.views.words import (
     slow_workers,
     stood_still,
     throughput,
-    time_unit_s,
     usd,
     usd_decimals,
     went_back,
@@ -158,7 +155,7 @@ def _deadline(result: Result) -> str:
         verdict = f"missed by {duration(-left_s)}" if left_s < 0 else f"met, {duration(left_s)} to spare"
     else:
         verdict = f"passed {duration(-left_s)} ago" if left_s < 0 else f"in {duration(left_s)}"
-    return f"deadline {duration(result.deadline_s)} {verdict}"
+    return f"deadline {duration(result.asked_deadline_s or 0.0)} {verdict}"
 
 
 def comparison(result: Result) -> TextTable:
@@ -305,9 +302,8 @@ def _promoted(stage: StageResult) -> str:
 
 
 def _times(parts_s: Sequence[float]) -> tuple[str, list[str]]:
-    """Return sum and parts as text; the written parts add up to the written sum."""
-    steps = rounded(parts_s, time_unit_s(math.fsum(parts_s)))
-    return format_duration(math.fsum(steps)) if steps else "", [format_duration(step) for step in steps]
+    """Return sum and parts as text, each as it is written elsewhere: the parts may be a second off the sum."""
+    return duration(math.fsum(parts_s)) if parts_s else "", list(map(duration, parts_s))
 
 
 def _amounts(parts_usd: Sequence[float], decimals: int) -> tuple[str, list[str]]:
@@ -490,7 +486,7 @@ def trials(result: Result, most: int | None) -> TextTable:
     left = len(order) - len(shown)
     metrics = [result.metric, *(one.metric for one in result.also)]
     return TextTable(
-        title=f"Trials, best first: {len(shown)} of {len(order)}" if left else f"Trials, best first: {len(order)}",
+        title=f"Trials, best first: {len(shown)} of {len(order):,}" if left else f"Trials, best first: {len(order):,}",
         header=("trial", *(printable(metric) for metric in metrics), "iterations", "status", "configuration"),
         rows=trial_rows(result, shown, metrics),
         words=frozenset({len(metrics) + 2, len(metrics) + 3}),

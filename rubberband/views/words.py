@@ -18,7 +18,7 @@ from rubberband.executor.happenings import (
     WideningResult,
 )
 from rubberband.executor.result import Result, TrialResult
-from rubberband.units import format_duration
+from rubberband.units import counted, duration
 from rubberband.values.balance import BalanceUse
 
 
@@ -51,11 +51,6 @@ def time_unit_s(largest_s: float) -> float:
     if largest_s >= 59.95:
         return 1.0
     return 0.1 if largest_s >= 9.995 else 0.01
-
-
-def duration(seconds: float) -> str:
-    """Return a duration, from ten seconds on in whole seconds."""
-    return format_duration(round(seconds) if seconds >= 9.5 else seconds)
 
 
 def went_back(setback: SetbackResult | Setback) -> str:
@@ -132,11 +127,6 @@ def setting(value: object) -> str:
 def printable(text: str) -> str:
     """Return text on one line without control characters, which a terminal would obey."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
-
-
-def counted(count: int, what: str) -> str:
-    """Return `1 trial`, `2 trials`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def listed(names: Iterable[object], most: int = 8) -> str:

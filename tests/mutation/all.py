@@ -13,6 +13,7 @@ from tests.mutation import (
     inputs,
     money,
     plans,
+    profiles,
     ray_tune,
     service,
     training,
@@ -33,5 +34,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *faults.MUTANTS,
     *ends.MUTANTS,
     *ray_tune.MUTANTS,
+    *profiles.MUTANTS,
 )
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "names are of one bug each"

@@ -88,7 +88,7 @@ def test_a_region_that_there_is_not_is_refused_with_near_ones() -> None:
 
 
 def test_more_gpus_than_the_type_has_are_refused_and_fewer_reported(account: Account) -> None:
-    with pytest.raises(InputError, match="2 are more than the 1 GPUs"):
+    with pytest.raises(InputError, match="2 are more than the 1 GPU"):
         looked_at(account, offer(gpus=2))
 
     notes = looked_at(account, offer("g5.12xlarge", gpus=2))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.api.dashboard.compare import Compared, configurations_of, curves_of, figures_of, settings_of
+from rubberband.executor.happenings import DecisionResult
 from rubberband.executor.result import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
@@ -119,3 +120,31 @@ def test_nothing_of_the_user_s_becomes_markup(service: FakeService) -> None:
         service.add(name, summary=Summary(started_at=1.0), words={"x": f"{name}{ATTACK}", name + ATTACK: 1})
         service.runs.results[name] = hostile()
     assert "<script>alert(1)" not in shown(service, "one", "two")
+
+
+def test_replans_are_decisions_that_changed_the_plan() -> None:
+    result = a_result()
+    stayed = DecisionResult(
+        stage=1,
+        at_s=9.0,
+        changed=False,
+        reason="",
+        plan=a_job().plan,
+        present_jct_s=60.0,
+        present_cost_usd=1.0,
+        jct_s=60.0,
+        cost_usd=1.0,
+    )
+    changed = dataclasses.replace(stayed, changed=True)
+    for decisions, text, note in (((stayed,), "0", "of 1 look"), ((stayed, changed), "1", "of 2 looks")):
+        told = dataclasses.replace(result, decisions=decisions)
+        (line,) = [line for line in figures_of([one("a", told)]) if line.title == "replans"]
+        assert (line.cells[0].text, line.cells[0].note) == (text, note)
+
+
+def test_the_deadline_is_the_one_that_was_asked_for() -> None:
+    results = [dataclasses.replace(a_result(), deadline_s=7200.0 - spent_s, profiling_s=spent_s) for spent_s in (0, 27)]
+    lines = figures_of([one("a", results[0]), one("b", results[1])])
+    (line,) = [line for line in lines if line.title == "deadline"]
+    assert [cell.text for cell in line.cells] == ["2h", "2h"]
+    assert not line.differs

@@ -268,7 +268,7 @@ def test_amounts_say_what_they_cover(command):
 @pytest.mark.parametrize(
     ("arguments", "stages", "words"),
     [
-        ([], 1, "the plan has 1 stages and the job 4"),
+        ([], 1, "the plan has 1 stage and the job 4"),
         (HYPERBAND, 4, "a plan file holds one chain of stages and hyperband has 3 brackets"),
         (TYPES, 4, "a plan is for one instance type and the experiment has p3.2xlarge, p3.8xlarge"),
     ],

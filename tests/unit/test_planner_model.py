@@ -114,7 +114,7 @@ def test_the_plan_says_where_it_leaves_the_profile():
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ([(1, 1)], ["1 stages", "2"]),
+        ([(1, 1)], ["1 stage", "2"]),
         ([(1, 1), (17, 1)], ["stage 1", "17 instances", "max_instances is 16"]),
         ([(1, 0), (1, 1)], ["stage 0", "gpus_per_trial=0"]),
         ([(0, 1), (1, 1)], ["stage 0", "instances=0"]),

@@ -7,6 +7,8 @@ import pytest
 
 from rubberband.errors import InputError
 from rubberband.units import (
+    counted,
+    duration,
     format_bytes,
     format_duration,
     format_instant,
@@ -205,3 +207,13 @@ def test_an_instant_is_written_in_utc_wherever_it_is_read(zone: str, monkeypatch
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 trials"), (1, "1 trial"), (2, "2 trials"), (1000, "1,000 trials")])
+def test_counts_with_a_noun(count: int, text: str) -> None:
+    assert counted(count, "trial") == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(9.4, "9.4s"), (9.6, "10s"), (26.3, "26s"), (7199.6, "2h")])
+def test_measured_durations_as_text(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

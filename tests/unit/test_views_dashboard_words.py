@@ -13,8 +13,8 @@ from rubberband.executor.happenings import ExtensionResult
 from rubberband.executor.result import Result
 from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
+from rubberband.units import duration
 from rubberband.values.submission import Submission, Summary
-from rubberband.views.words import duration
 from tests.builders.adaptive_runs import adaptive_result
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
 
