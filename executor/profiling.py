@@ -140,7 +140,7 @@ class ProfilingSession:
         self._over: set[int] = set()
         """Trials that ended by themselves in their latest segment."""
         self._ended_trials: set[int] = set()
-        """Those that ever did."""
+        """Trials that have ever ended by themselves."""
         self._cold: list[tuple[int, float, float]] = []
         """Trials that were the first on one of their slots, of the point that is measured: start-up and first
         iteration in seconds."""
@@ -283,7 +283,7 @@ class ProfilingSession:
     def _measure_round(self, gangs: Mapping[int, Gang], warm_up: int, iterations: int) -> list[Timed]:
         """Train every trial on its gang from its beginning; go on while its iterations vary, if there is time.
 
-        What was timed before a limit or a hang remains, and `stopped` says why.
+        After a limit or a hang, the times measured before remain, and `stopped` says why.
         """
         began_at = self._backend.now()
         cold = {trial for trial, gang in gangs.items() if not self._warm_slots.issuperset(gang)}

@@ -382,7 +382,7 @@ class Timed:
     startup_s: float
     """From the order to start on warm workers, from a checkpoint, until the first step."""
     iterations_s: tuple[float, ...]
-    """Those after the first of a start, or also that one if it took no longer."""
+    """Iterations after the first of a start, or also that one if it took no longer."""
     firsts_s: tuple[float, ...] = ()
     """The first iterations of its starts, where others followed."""
     is_cold: bool = False

@@ -207,8 +207,8 @@ def format_usd(amount_usd: float) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return `1 trial`, `2 trials`, `1,000 trials`: every count with a noun is written by this."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    """Return `1 trial`, `2 trials`, `10,000 trials`: every count with a noun is written by this."""
+    return f"{count:{',' if count >= 10_000 else ''}} {what}{'' if count == 1 else 's'}"
 
 
 def shown(value: object) -> str:

@@ -209,7 +209,10 @@ def test_an_instant_is_written_in_utc_wherever_it_is_read(zone: str, monkeypatch
         time.tzset()
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 trials"), (1, "1 trial"), (2, "2 trials"), (1000, "1,000 trials")])
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 trials"), (1, "1 trial"), (2, "2 trials"), (1000, "1000 trials"), (10_000, "10,000 trials")],
+)
 def test_counts_with_a_noun(count: int, text: str) -> None:
     assert counted(count, "trial") == text
 
