@@ -14,6 +14,8 @@ from rubberband.views.tables import TextTable
 _HEIGHT_PX = 380
 _MOST_POINTS = 1500
 """Points of a line over time; beyond, it is sampled."""
+_MOST_DOTS = 50
+"""Jobs of a line with dots: one of a single job has no other mark."""
 _JCTS = "Share of the jobs that are complete within a time after their submission, for every policy."
 _FAIRNESS = (
     "Share of the jobs whose completion time is at most a multiple of that alone on a fair share of the pool; right of "
@@ -90,7 +92,11 @@ def render_simulation(found: Simulation) -> str:
     cards = [
         card("Mean JCT", _time(figures["mean_jct_s"]), f"under {name}"),
         card("p99 JCT", _time(figures["p99_jct_s"]), "99 % of the jobs are faster"),
-        card("Utilisation", f"{100.0 * first.utilisation:.0f} %", f"of {counted(found.capacity.gpus, 'GPU')}"),
+        card(
+            "Utilisation",
+            f"{100.0 * first.utilisation:.0f} %",
+            f"of {'at most ' * (found.autoscaling is not None)}{counted(found.capacity.gpus, 'GPU')}",
+        ),
     ]
     sections = [
         chart_section(f"kinds-{number}", f"Allotments under {policy}", "GPUs that each kind of job holds.", drawn)
@@ -138,7 +144,8 @@ def _shares(
             )
             for at, value in enumerate(sorted(values[name]))
         ]
-        traces.append(scatter(name, points, line={"color": _colour(number), "shape": "hv"}))
+        mode = "lines+markers" if len(points) <= _MOST_DOTS else "lines"
+        traces.append(scatter(name, points, mode, line={"color": _colour(number), "shape": "hv"}))
     return chart(traces, _HEIGHT_PX, across, axis("% of jobs", range=[0, 102]))
 
 

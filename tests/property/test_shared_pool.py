@@ -27,7 +27,7 @@ def test_experiments_that_share_a_pool_get_what_they_were_promised_and_pay_what_
     seen: Counter[str] = Counter()
     found = failures(range(FEW), seen)
     assert not found, "\n".join(found)
-    assert {"broker dies", "driver dies", "promise kept", "refused", "ended done"} <= set(seen)
+    assert {"broker dies", "driver dies", "promise kept", "refused", "ended done", "scaled"} <= set(seen)
 
 
 @pytest.mark.parametrize("seed", [929, 2218, 2509, 3587, 20837, 21357])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import time
@@ -15,7 +16,7 @@ import pytest
 from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool import pool as module
 from rubberband.cloud.pool import provider as provider_module
-from rubberband.cloud.pool.events import Opened, SliceReturned
+from rubberband.cloud.pool.events import Compacted, Opened, SliceReturned
 from rubberband.cloud.pool.journal import PoolJournal
 from rubberband.cloud.pool.server import standing
 from rubberband.cloud.provider import InstanceDescription, NoRecordError
@@ -631,3 +632,16 @@ def test_a_pool_that_does_not_scale_forgets_an_earlier_scale() -> None:
     world.pool.release("a", "i")
     world.wait(50)
     assert len(world.pool.state.live) == 1, "an idle one waits its time"
+
+
+def test_a_journal_from_before_pools_scaled_is_read() -> None:
+    world = World()
+    world.ask("a")
+    world.wait(20)
+    words = json.loads(json.dumps(world.pool.state.to_json(0.0)))
+    del words["scales"], words["limits"]["autoscales"]
+    world.journal = MemoryJournal()
+    world.journal.append([Compacted(at=world.clock.now(), state=words)])
+    world.reopen()
+    assert world.state("a") == "running"
+    assert standing(world.pool, "team")["autoscaled"] is None
