@@ -45,9 +45,12 @@ from rubberband.executor.training.torch_trial import TorchTrial
 
 if TYPE_CHECKING:
     from rubberband.executor.training.asynchronous.server import ServerThreads
+    from rubberband.executor.training.remembering import Attributes
 
 _CONTINUED_S = 5.0
 """A second iteration, after the restore, is trained if the first one took no longer than this."""
+_LOOKED_AT_S = 60.0
+"""Attributes that no checkpoint holds are looked at if an iteration and three set-ups took no longer than this."""
 _LOOK_S = 0.2
 _FIXES = {
     "no_metric": "; report it, or set search.metric to one that is reported",
@@ -201,6 +204,8 @@ class _Check:
         self._order, self._answers = order, answers
         self._found = TrialCheck()
         self._servers: ServerThreads | None = None
+        self._remembered = ""
+        """The remark on attributes that no checkpoint holds."""
 
     def run(self) -> None:
         """Go through all steps; the last answer is finished."""
@@ -241,6 +246,9 @@ class _Check:
                 self._found.seconds.pop("gang", None)
             for each in found:
                 line, details = (each, "") if isinstance(each, str) else (each.message, each.details)
+                if isinstance(each, str) and self._remembered:  # which differs between workers too
+                    self._found.remarks.remove(self._remembered)
+                    line = f"{line.rpartition('; ')[0]}; {self._remembered}"
                 self._found.problems.append(Problem(line=f"gang: {line}", details=details))
 
         try:
@@ -253,10 +261,11 @@ class _Check:
         try:
             with self._step("set-up"):
                 runner = self._made(segment, resources)
+            begun = self._attributes(runner)
             metrics = self._iterate(runner, segment)
             with self._step("save"):
                 payload = _written(runner.dump(1, metrics, is_last=True))
-                saved = runner.saved_iterations(1)
+                saved, trained = runner.saved_iterations(1), self._attributes(runner)
                 runner.part()
         finally:
             _close(resources)
@@ -266,7 +275,31 @@ class _Check:
         if saved == 0 and segment.max_iterations != 1:
             self._found.remarks.append(f"the function {WITHOUT_CHECKPOINT}")
         elif segment.max_iterations != 1:
-            self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
+            restored = self._continue(replace(segment, from_iterations=1, until_iterations=2), payload)
+            if not self._found.problems:
+                self._look(begun, trained, restored)
+
+    def _attributes(self, runner: Runner) -> Attributes:
+        if self._found.kind != "TorchTrial" or self._order.segment.training is not None:
+            return {}
+        from rubberband.executor.training.loop import TorchRunner
+        from rubberband.executor.training.remembering import attributes_of
+
+        assert isinstance(runner, TorchRunner), "it trains every TorchTrial"
+        return attributes_of(runner)
+
+    def _look(self, begun: Attributes, trained: Attributes, restored: Attributes) -> None:
+        """Remark on what the iteration changed and the restore did not bring back, if the next one needs it."""
+        among = {place for place in trained if begun.get(place) != trained[place] != restored.get(place)}
+        seconds = self._found.seconds
+        if not among or 3.0 * seconds["set-up"] + seconds["iteration"] > _LOOKED_AT_S:
+            return
+        from rubberband.executor.training.remembering import remark, remembered
+
+        with suppress(Exception):  # short iterations may not suit it
+            if found := remembered(self._order.entrypoint, self._order.segment, among):
+                self._remembered = remark(found)
+                self._found.remarks.append(self._remembered)
 
     def _made(self, segment: Segment, resources: list[Any], payload: bytes | None = None) -> Runner:
         if segment.training is not None:
@@ -298,7 +331,8 @@ class _Check:
             self._found.metrics = dict(metrics)
         return metrics
 
-    def _continue(self, segment: Segment, payload: bytes) -> None:
+    def _continue(self, segment: Segment, payload: bytes) -> Attributes:
+        """Go on from the checkpoint; return the attributes after the restore."""
         resources: list[Any] = []
         try:
             with self._step("restore"):
@@ -308,11 +342,13 @@ class _Check:
 
                     assert isinstance(runner, TorchRunner), "it trains every TorchTrial"
                     _check_restored(payload, runner.own_state())
+                restored = self._attributes(runner)
             is_function = self._found.kind == "function"  # it restores by itself, once it runs
             is_short = self._found.seconds["iteration"] <= _CONTINUED_S
             if not self._found.problems and (is_function or is_short):
                 with self._step("continue"), suppress(TrainingEnded):
                     runner.iterate(2)
+            return restored
         finally:
             _close(resources)
 

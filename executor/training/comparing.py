@@ -302,14 +302,12 @@ class _Few(Subset[Any]):
         return getattr(self.dataset, name)
 
 
-def _prepared(trial: TorchTrial, segment: Segment, gang: Gang, *, is_alone: bool = False) -> TorchRunner:
-    """Return a runner of short iterations, in which each share goes through the model at once."""
+def shorten(trial: TorchTrial, segment: Segment) -> int:
+    """Give the trial short iterations, in which each share goes through the model at once; return its batch size."""
     own: Any = trial
     batch_size = max(LEAST_BATCH, trial.global_batch_size(segment.config))
     if trial.max_batch_size_per_gpu is not None:
         batch_size = min(batch_size, trial.max_batch_size_per_gpu)
-    are_equal = segment.balance.policy == "equal"
-    shares = shares_of(batch_size, are_equal=are_equal)
     own.global_batch_size = lambda config: batch_size
     own.samples_per_iteration, own.checkpoint_every = STEPS * batch_size, 1
     own.max_batch_size_per_gpu = own.gradient_compression = None
@@ -321,6 +319,14 @@ def _prepared(trial: TorchTrial, segment: Segment, gang: Gang, *, is_alone: bool
         return dataset if dataset is None or len(dataset) <= most else _Few(dataset, range(most))
 
     own.eval_dataset = few
+    return batch_size
+
+
+def _prepared(trial: TorchTrial, segment: Segment, gang: Gang, *, is_alone: bool = False) -> TorchRunner:
+    """Return a runner of short iterations, in which each share goes through the model at once."""
+    batch_size = shorten(trial, segment)
+    are_equal = segment.balance.policy == "equal"
+    shares = shares_of(batch_size, are_equal=are_equal)
     has_own_step, made = override_of(trial, "step") is not None, list[TorchRunner]()
 
     def policy(size: int, num_workers: int) -> Sequence[int]:

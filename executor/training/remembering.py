@@ -1,0 +1,161 @@
+"""Plain attributes that a model or a trial changes while it trains: no checkpoint holds them, so they begin anew.
+
+One that changed in the first iteration of a check, and is not restored, is looked at in short iterations: it is
+remembered if it differs after two iterations from what it is where a restore came between them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rubberband.executor.training.comparing import shorten
+from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.hooks import override_of
+from rubberband.executor.training.loop import TorchRunner
+from rubberband.executor.training.torch_trial import TorchTrial
+
+if TYPE_CHECKING:
+    from rubberband.executor.training.entrypoint import Entrypoint
+    from rubberband.executor.training.segment import Segment
+
+_MOST = 1000
+"""Elements of a list, array or tensor that is looked at."""
+_LIBRARIES = ("torch", "lightning", "pytorch_lightning", "torchmetrics", "torchvision", "transformers", "rubberband")
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+class Place(NamedTuple):
+    """An attribute: of what it is, the path of that, its class, and the name."""
+
+    owner: str
+    path: str
+    kind: str
+    name: str
+
+
+Attributes = dict[Place, str]
+
+
+def attributes_of(runner: TorchRunner) -> Attributes:
+    """Return the plain attributes of the user's own modules, optimizers and schedules, and of the trial.
+
+    Those of a trial that has its own `state_dict` are left out.
+    """
+    owners: list[tuple[str, str, Any]] = [("model", *pair) for pair in runner._module.named_modules()]
+    owners += [("optimizer", str(at), each) for at, each in enumerate(runner._optimizers.members)]
+    schedules = [] if runner._schedules is None else runner._schedules.members
+    owners += [("schedule", str(at), each) for at, each in enumerate(schedules)]
+    if override_of(runner._trial, "state_dict") is None:
+        owners.append(("trial", "", runner._trial))
+    found = {}
+    for owner, path, each in owners:
+        if type(each).__module__.split(".")[0] in _LIBRARIES:
+            continue
+        for name, value in vars(each).items():
+            known = name in _OF_MODULES if owner == "model" else owner == "trial" and hasattr(TorchTrial, name)
+            if not known and (mark := _mark(value)) is not None:
+                found[Place(owner, path, type(each).__name__, name)] = mark
+    return found
+
+
+def _mark(value: Any) -> str | None:
+    """Return a text that shows a change of a plain value; None for other objects."""
+    if isinstance(value, (bool, int, str, bytes, type(None))):
+        return repr(value)
+    if isinstance(value, (float, complex, np.generic)):
+        return f"{value:.4g}" if isinstance(value, (float, complex, np.floating)) else repr(value)
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        size = value.numel() if isinstance(value, torch.Tensor) else value.size
+        return _mark(value.tolist()) if size <= _MOST else None
+    if isinstance(value, Mapping):
+        value = [part for pair in value.items() for part in pair]
+    if not isinstance(value, (list, tuple, set, frozenset, deque)) or len(value) > _MOST:
+        return None
+    marks = [mark for each in value if (mark := _mark(each)) is not None]
+    return None if len(marks) < len(value) else repr(sorted(marks) if isinstance(value, (set, frozenset)) else marks)
+
+
+def changed(before: Attributes, after: Attributes) -> set[Place]:
+    """Return the attributes that differ, or are new."""
+    return {place for place, mark in after.items() if before.get(place) != mark}
+
+
+def remembered(entrypoint: Entrypoint, segment: Segment, among: set[Place]) -> list[Place]:
+    """Return those of the attributes that begin anew after a restore."""
+    segment = replace(segment, until_iterations=2, batch=None, verify=False)
+    until, payload, _ = _trained(entrypoint, segment, None, set())
+    restored, _, read = _trained(entrypoint, replace(segment, from_iterations=1), payload, among)
+    found = [place for place in among & until.keys() if until[place] != restored.get(place) or place in read]
+    if not found:
+        return []
+    again, _, _ = _trained(entrypoint, replace(segment, from_iterations=1), payload, set())
+    random = changed(restored, again)  # times, and what draws other numbers each time
+    return sorted(place for place in found if place not in random)
+
+
+def _trained(
+    entrypoint: Entrypoint, segment: Segment, payload: bytes | None, among: set[Place]
+) -> tuple[Attributes, bytes, set[Place]]:
+    """Train to the second iteration; return the attributes then, the checkpoint before it, and what it read first."""
+    target = entrypoint.load()
+    assert isinstance(target, type)
+    trial: TorchTrial = target()
+    shorten(trial, segment)
+    runner = TorchRunner(trial, segment, Gang(0, 1, None))
+    try:
+        runner.begin(payload)
+        if payload is None:
+            dumped = runner.dump(1, runner.iterate(1), is_last=True)
+            assert callable(dumped)
+            with tempfile.TemporaryDirectory(prefix="rubberband-") as folder:
+                dumped(file := Path(folder, "checkpoint"))
+                payload = file.read_bytes()
+        begun = attributes_of(runner)
+        own = {place.name: place for place in among if place.owner == "trial" and begun.get(place) != "None"}
+        read = _watch(trial, own.keys())
+        runner.iterate(2)
+        return attributes_of(runner), payload, {own[name] for name in read}
+    finally:
+        runner.close()
+
+
+def _watch(trial: TorchTrial, names: Collection[str]) -> set[str]:
+    """Return a set that gets the attributes of the trial, of those names, that are read before they are set."""
+    read, known = set[str](), set[str]()
+    kind: Any = type(trial)
+
+    class Watched(kind):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            if name in names and name not in known:
+                read.add(name)
+            return super().__getattribute__(name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            known.add(name)
+            super().__setattr__(name, value)
+
+    for name in ("__name__", "__qualname__", "__module__"):
+        setattr(Watched, name, getattr(kind, name))
+    trial.__class__ = Watched
+    return read
+
+
+def remark(places: Sequence[Place]) -> str:
+    """Return the line that names the attributes, with the fix."""
+    names = ", ".join(dict.fromkeys(f"{place.kind}.{place.name}" for place in places[:3]))
+    fix = {"model": "register it as a buffer (register_buffer), or return it in the trial's state_dict()"}.get(
+        places[0].owner, f"return it in state_dict() of the {places[0].owner}"
+    )
+    return (
+        f"{names}: training changes {'this attribute' if len(places) == 1 else 'these attributes'}, and no checkpoint "
+        f"has the value, so it begins anew after each SYNC or restart; {fix} and restore it in load_state_dict()"
+    )

@@ -1,0 +1,62 @@
+"""The check names plain attributes that training changes and no checkpoint holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.app.check import CheckReport, check_experiment
+from rubberband.spec.experiment import Experiment
+
+FOLDER = Path(__file__).parent
+
+
+def checked(name: str, gpus: int = 1) -> CheckReport:
+    search: dict[str, Any] = {
+        "space": {"x": {"type": "uniform", "lower": 1, "upper": 2}},
+        "scheduler": {"type": "sha", "num_samples": 4, "grace_period": 1, "max_t": 4, "reduction_factor": 2},
+        "metric": "loss",
+        "mode": "min",
+    }
+    resources = {"gpus_per_instance": gpus, "price_per_hour": 1, "gpus_per_trial": {"max": gpus}}
+    experiment = Experiment(name="test", entrypoint=f"remembering_trials:{name}", search=search, resources=resources)
+    with open(os.devnull, "wb") as nothing:
+        return check_experiment(experiment, search_path=(FOLDER,), limit_s=120.0, output=nothing)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "Annealed",
+            "Counting.beta, Counting.passes: training changes these attributes, and no checkpoint",
+        ),
+        (
+            "Best",
+            "Best.best: training changes this attribute, and no checkpoint has the value, so it begins anew",
+        ),
+    ],
+)
+def test_an_attribute_that_begins_anew_after_a_restore_is_named(name: str, words: str) -> None:
+    report = checked(name)
+    assert report.ok, report.problems
+    (remark,) = report.remarks
+    assert words in remark
+    assert ("register_buffer" if name == "Annealed" else "load_state_dict()") in remark
+
+
+@pytest.mark.parametrize("name", ["Buffered", "Kept", "Derived"])
+def test_what_is_restored_or_set_anew_gets_no_remark(name: str) -> None:
+    report = checked(name)
+    assert report.ok, report.problems
+    assert not report.remarks
+
+
+def test_a_difference_of_a_gang_names_the_attribute_that_counts() -> None:
+    (problem,) = checked("Annealed", gpus=2).problems
+    assert "Counting.passes" in problem.line
+    assert "register_buffer" in problem.line
+    assert "return means" not in problem.line
