@@ -445,6 +445,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_pool.py",),
     ),
     Mutant(
+        name="scaled-pool-keeps-nothing-warm",
+        harm="a pool that scales ends its instances with the last experiment, and the next one waits for new ones",
+        file="cloud/pool/broker.py",
+        old="beyond = len(lent_out) - in_use if in_use else 0",
+        new="beyond = 0 if in_use is None else len(lent_out) - in_use",
+        tests=("tests/unit/test_pool.py",),
+    ),
+    Mutant(
         name="scale-forgotten-by-a-compaction",
         harm="after a compaction a pool no longer knows its size, and its page starts anew",
         file="cloud/pool/state.py",
