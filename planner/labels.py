@@ -92,16 +92,18 @@ def extend(table: StageTable, stage: int, labels: Labels, parent: Ints, at: Ints
     duration_s, late_s, extra_usd = (
         each[stage].ravel()[picked] for each in (table.duration_s, table.late_s, table.extra_usd)
     )
-    elapsed_s = duration_s + terms.growth_s * grows
     kept = np.minimum(before, after)
-    started, billed_s = after - kept, kept * elapsed_s
+    started = after - kept
+    init_s = terms.init_s + terms.later_s(started)
+    elapsed_s = duration_s + (terms.provision_s + init_s) * grows
+    billed_s = kept * elapsed_s
     young, prepaid_s = labels.young[parent], labels.prepaid_s[parent]
     if table.young_cohorts:
         if labels.young.any():
             young = _remaining(young * (before > 0)[:, None], after)
             billed_s = billed_s - (young * np.minimum(prepaid_s, elapsed_s[:, None])).sum(axis=1)
-        young, prepaid_s = _age(table, young, prepaid_s, elapsed_s, started, terms.init_s + duration_s)
-    billed_s = billed_s + started * np.maximum(terms.minimum_s, terms.init_s + duration_s)
+        young, prepaid_s = _age(table, young, prepaid_s, elapsed_s, started, init_s + duration_s)
+    billed_s = billed_s + started * np.maximum(terms.minimum_s, init_s + duration_s)
     return Labels(
         time_s=labels.time_s[parent] + elapsed_s + late_s + terms.late_growth_s * grows,
         cost_usd=labels.cost_usd[parent]
@@ -279,7 +281,9 @@ class _Weights:
     old: Floats
     """(R, m) Added for the count before the growth."""
     delay: Floats
-    """(R, 1) Added for any growth."""
+    """(R, 1) Added for any growth, of one instance."""
+    per_s: Floats
+    """(R, 1) Of a second of the job."""
 
 
 def _weigh(table: StageTable, rows: Rows) -> _Weights:
@@ -305,6 +309,7 @@ def _weigh(table: StageTable, rows: Rows) -> _Weights:
         new=(fee + rate * terms.init_s) * counts,
         old=(rate * terms.provision_s - fee) * counts,
         delay=per_s * terms.growth_s + rows.time_weight[:, None] * terms.late_growth_s,
+        per_s=per_s,
     )
 
 
@@ -358,7 +363,9 @@ def _entry(table: StageTable, weights: _Weights) -> Floats:
     """(R, m) Return the weight before the first stage: from the instances held, less prepaid time, to each count."""
     begin = table.start
     if not begin.instances:
-        return weights.new + weights.delay
+        held = weights.rate * table.instances + weights.per_s
+        first: Floats = weights.new + weights.delay + held * table.terms.later_s(table.instances)
+        return first
     market = table.markets.index(begin.market)
     block = table.blocks[market]
     rate, leave = weights.rate[:, block.start, None], weights.leave[:, block.start, None]

@@ -45,6 +45,8 @@ _PROPOSALS = 24
 _ROUNDS = 6
 _FAMILIES = 4
 _NEARLY_AS_GOOD = 1.002
+_MOST_STARTED = 256
+"""The slowest of more instances is taken to be as slow."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Judge:
     luck: float | None = None
     """How much more often plans keep the limits in the samples that every candidate has than in all. Measured on one
     plan it nearly holds for similar ones, as the samples are the same for all."""
+    refused: set[Plan] = field(default_factory=set)
+    """Candidates that do not surely keep the limits."""
 
     @property
     def confidence(self) -> float:
@@ -113,8 +117,9 @@ class Judge:
         return self.looks[candidate].value
 
     def likely(self, candidate: Plan) -> bool:
-        """Return whether a candidate seems to keep the limits with the confidence."""
-        return self.look(candidate).roughly >= min(1.0, self.confidence + (self.luck or 0.0))
+        """Return whether a candidate seems to keep the limits with the confidence, and was not refused."""
+        enough = min(1.0, self.confidence + (self.luck or 0.0))
+        return candidate not in self.refused and self.look(candidate).roughly >= enough
 
     def sure(self, candidate: Plan) -> bool:
         """Return whether it surely does: draws samples until that is clear; without a clear margin, it does not."""
@@ -129,7 +134,10 @@ class Judge:
             num_chunks = min(num_chunks * 3 // 2, self.draws.most_chunks)
         if num_chunks > ROUGH_CHUNKS:
             self.luck = look.roughly - kept
-        return num_chunks == self.draws.most_chunks and kept >= min(1.0, self.confidence + error)
+        if num_chunks == self.draws.most_chunks and kept >= min(1.0, self.confidence + error):
+            return True
+        self.refused.add(candidate)
+        return False
 
     def _error(self, num_samples: int) -> float:
         return math.sqrt(self.confidence * (1.0 - self.confidence) / num_samples)
@@ -149,16 +157,15 @@ class Judge:
 
     def best(self) -> Plan | None:
         """Return the best candidate that surely keeps the limits; the luck measured on one rules others out."""
-        best, seen = None, set[Plan]()
-        while best is None and (left := next((plan for plan in self.ranked() if plan not in seen), None)):
-            seen.add(left)
-            best = left if self.sure(left) else None
+        best = None
+        while best is None and (ranked := self.ranked()):
+            best = ranked[0] if self.sure(ranked[0]) else None
         bound = math.inf if best is None else self.value(best)[0] * (1.0 - _WORTH_IT)
         off = _CLEAR * self._error(ROUGH_CHUNKS * self.draws.rows) if self.luck is None else _NEARLY - self.luck
         hopeful = [
             plan
             for plan, look in self.looks.items()
-            if plan not in seen and look.value[0] < bound and look.roughly >= self.confidence - off
+            if plan not in self.refused and look.value[0] < bound and look.roughly >= self.confidence - off
         ]
         return next(filter(self.sure, sorted(hopeful, key=self.value)[:_HOPEFUL]), best)
 
@@ -342,6 +349,7 @@ class _Search:
         self.judge = Judge(draws, problem, problem.box)
         self.moments = NoisyMoments(draws)
         self.z = NormalDist().inv_cdf(max(0.5, problem.constraints.confidence))
+        self.slower_s = self._slower_s()
         self.families = problem.families()
         if len(self.families) > _FAMILIES:
             self.families = self._promising()
@@ -358,13 +366,14 @@ class _Search:
     def tables(self, z: float, tau_s: float) -> list[StageTable]:
         """Return the tables of the search with an allowance of z standard deviations."""
         problem, self.moments.z, self.moments.tau_s = self.problem, z, tau_s
-        typical = max(1, min(self.offer.max_instances, max(stage.trials for stage in problem.stages)) // 2)
+        most = max(1, min(self.offer.max_instances, max(stage.trials for stage in problem.stages)))
         chunk = self.draws.chunk(0)
-        provision_s, init_s = np.asarray(chunk.provision_s(0)), np.asarray(chunk.init_s(0, typical))
+        provision_s, init_s = np.asarray(chunk.provision_s(0)), np.asarray(chunk.init_s(0, max(1, most // 2)))
         terms = replace(
             mean_terms(self.offer),
             provision_s=float(provision_s.mean()),
-            init_s=float(init_s.mean()),
+            init_s=float(np.mean(chunk.init_s(0, 1))),
+            slower_s=self.slower_s,
             late_growth_s=z / (2.0 * tau_s) * float(provision_s.var() + init_s.var()),
         )
         job = (problem.stages, problem.profile, self.offer)
@@ -372,6 +381,14 @@ class _Search:
             build_table(*job, limits, problem.held, self.moments.stages_s, terms, self.markets)
             for limits in self.families
         ]
+
+    def _slower_s(self) -> Floats | None:
+        """Return by how much the slowest of 0, 1, 2, … instances starts later than one, on average."""
+        if self.offer.init_spread.certain:
+            return None
+        counts, chunk = np.arange(1, min(self.offer.max_instances, _MOST_STARTED) + 1), self.draws.chunk(0)
+        means_s = [float(np.mean(chunk.init_s(0, count))) for count in counts.tolist()]
+        return np.interp(np.arange(self.offer.max_instances + 1), counts, means_s) - means_s[0]
 
     def tau_s(self) -> float:
         """Return the standard deviation of the JCT of a good plan."""
@@ -431,7 +448,10 @@ class _Search:
                     self.judge.look(candidate)
 
     def improved(self) -> Plan | None:
-        """Return the best candidate after steps to better ones; twice, as judging reveals how lucky the samples are."""
+        """Return the best candidate after steps to better ones; judging reveals how lucky the samples are.
+
+        A refused candidate has kept dearer ones from being looked at: the steps are taken again without it.
+        """
         self.improve()
         self.judge.best()
         self.improve()

@@ -130,7 +130,7 @@ def _best_constant(table: StageTable, box: Box, objective: Objective) -> FoundPl
 
 def several(table: StageTable, box: Box, objective: Objective, *, constant: bool = False, most: int) -> list[FoundPlan]:
     """Return the best plan in `box` and up to `most` - 1 others that the search has met, best first."""
-    if objective == "min_time" and not np.isfinite(box.cost_usd):
+    if objective == "min_time" and not np.isfinite(box.cost_usd) and table.terms.slower_s is None:
         fastest_s = float(relax(table, make_rows(table, np.zeros(0), with_time=True), constant=constant).root[0])
         box, objective = Box(time_s=min(box.time_s, fastest_s)), "min_cost"
     relaxed, lowest, best = _bracket(table, box, objective, constant)
@@ -317,6 +317,8 @@ def _promising(
     before, after = labels.instances[parents][:, None], table.instances[at][None, :]
     same = table.market[labels.at[parents]][:, None] == table.market[at]
     growth_s = (table.terms.growth_s + table.terms.late_growth_s) * ((after > before) | ~same)
+    if table.terms.slower_s is not None:
+        growth_s = growth_s + table.terms.later_s(np.maximum(0, after - before * same))
     stage_s = table.duration_s[stage, at, option] + table.late_s[stage, at, option]
     ends_s = labels.time_s[parents][:, None] + stage_s + growth_s
     keep = np.ones(ends_s.shape, dtype=bool)

@@ -34,13 +34,20 @@ class StartTerms:
     head_usd_per_s: float
     provision_s: float
     init_s: float
+    """Of one instance."""
     late_growth_s: float = 0.0
     """Seconds that the deadline must allow for a growth beyond its mean."""
+    slower_s: Floats | None = None
+    """Seconds by which the slowest of 0, 1, 2, … instances takes longer than one; None if all take as long."""
 
     @property
     def growth_s(self) -> float:
-        """SCALE + INIT_INSTANCE, which growing inserts before a stage."""
+        """SCALE + INIT_INSTANCE of one instance, which growing inserts before a stage."""
         return self.provision_s + self.init_s
+
+    def later_s(self, started: Ints) -> Floats | float:
+        """Return the seconds that starting so many instances at once adds."""
+        return 0.0 if self.slower_s is None else self.slower_s[started]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

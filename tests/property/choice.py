@@ -17,7 +17,7 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case, estimate
 from rubberband.planner.model import MeanCost, predict
-from rubberband.planner.sampling import Draws
+from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.search import plan
 from rubberband.planner.solver import Box, Objective, unbeaten
 from rubberband.values.offer import Offer, SideCost, Spot, gang_sizes, slots
@@ -26,6 +26,7 @@ from rubberband.values.profile import Profile, Spread
 
 Points = list[tuple[float, float]]
 MOST_PLANS = 4000
+MOST_NOISY = 3000
 NEARLY = 1e-6
 """Relative difference of figures that are equal."""
 NEARLY_NOISY = 0.01
@@ -47,7 +48,7 @@ class Question:
     @property
     def varies(self) -> bool:
         """Whether samples decide."""
-        return any(case.profile.varies or not case.offer.init_spread.certain for case in self.cases)
+        return any(varies(case.profile, case.offer) for case in self.cases)
 
 
 def choices(offer: Offer, limits: PlanningConstraints) -> list[StagePlan]:
@@ -181,6 +182,8 @@ def _noisy_fault(question: Question) -> str | None:
     if told is not None and box.holds(*told).mean() < confidence - 0.005:
         return "the plan does not keep the confidence"
     for each in plans(len(stages), case, question.policy):
+        if draws.least(each)[at] >= reach:  # its mean time, and a lower bound on its mean cost
+            continue
         rough = _figures(draws, each, 1)
         if rough[at].mean() > reach * 1.02 or box.holds(*rough).mean() < confidence - 0.03:
             continue
@@ -236,11 +239,11 @@ class _Maker:
         trials = sorted((self.rng.randint(1, most) for _ in range(num)), reverse=True)
         return tuple(Stage(trials=count, iterations=self.rng.randint(1, 8)) for count in trials)
 
-    def case(self, offer: Offer, num_stages: int, **noise: float) -> Case:
+    def case(self, offer: Offer, num_stages: int, most_plans: int = MOST_PLANS, **noise: float) -> Case:
         """Return the case of an offer, made small enough that all its plans can be tried."""
         most = max(size for size in gang_sizes(offer.gpus, 1, 4) if size <= offer.gpus * offer.max_instances)
         limits = PlanningConstraints(max_gpus_per_trial=self.rng.choice([1, most, most]), confidence=0.9)
-        while len(choices(offer, limits)) ** num_stages > MOST_PLANS:
+        while len(choices(offer, limits)) ** num_stages > most_plans:
             if limits.max_gpus_per_trial > 1:
                 limits = replace(limits, max_gpus_per_trial=1)
             else:
@@ -358,18 +361,27 @@ def head_spot(make: _Maker) -> Question:
     return make.limited(_brackets(make, replace(offer, spot=make.spot(offer.price_usd_per_hour))))
 
 
+SPREADS = [Spread(), Spread(cv=0.5), Spread(samples=(0.5, 1.0, 1.5)), Spread(samples=(0.5,) * 9 + (4.0,))]
+
+
 def _noisy(make: _Maker, objective: Objective, **terms: object) -> Question:
-    offer = make.offer(4, **terms)
-    stages = make.stages(make.rng.randint(1, 2))
-    noise = {"trial_cv": make.rng.choice([0.05, 0.1, 0.3]), "iteration_cv": make.rng.choice([0.0, 0.2])}
-    case = make.case(offer, len(stages), **noise)
-    return Question(brackets=[stages], cases=[case], objective=objective)
+    pick = make.rng.choice
+    terms = {"init_spread": pick(SPREADS), "provision_spread": pick(SPREADS), **terms}
+    stages = make.stages(pick([1, 2, 2, 3]))
+    noise = {
+        "trial_cv": pick([0.0, 0.05, 0.1, 0.3]),
+        "iteration_cv": pick([0.0, 0.2]),
+        "startup_cv": pick([0.0, 0.5]),
+        "mean_cv": pick([0.0, 0.0, 0.1]),
+    }
+    case = make.case(make.offer(12, **terms), len(stages), MOST_NOISY, **noise)
+    limits = replace(case.constraints, confidence=pick([0.5, 0.8, 0.9, 0.95, 0.99]))
+    return Question(brackets=[stages], cases=[replace(case, constraints=limits)], objective=objective)
 
 
 def confidence(make: _Maker) -> Question:
     """Times that vary: the cheapest plan that keeps the limits with the confidence."""
-    spreads = [Spread(), Spread(cv=0.5), Spread(samples=(0.5, 1.0, 1.5))]
-    return make.limited(_noisy(make, "min_cost", init_spread=make.rng.choice(spreads)))
+    return make.limited(_noisy(make, "min_cost", billing=make.rng.choice(["per_instance", "per_function"])))
 
 
 def losses(make: _Maker) -> Question:
@@ -385,13 +397,8 @@ def losses(make: _Maker) -> Question:
 
 def starts(make: _Maker) -> Question:
     """The shortest time where instances start at different times: more of them start later."""
-    question = _noisy(
-        make,
-        "min_time",
-        gpus=make.rng.choice([1, 2]),
-        init_delay_s=make.rng.choice([15.0, 45.0, 90.0]),
-        init_spread=Spread(cv=make.rng.choice([0.3, 0.8])),
-    )
+    init_s, spread = make.rng.choice([15.0, 45.0, 90.0]), Spread(cv=make.rng.choice([0.3, 0.8]))
+    question = _noisy(make, "min_time", gpus=make.rng.choice([1, 2]), init_delay_s=init_s, init_spread=spread)
     return make.limited(question, kinds=("neither", "max_cost", "both"))
 
 
