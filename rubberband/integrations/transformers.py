@@ -34,8 +34,8 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
     metrics are reported with the training `loss`, and a checkpoint: the files that the Trainer saves (model, optimizer,
     LR schedule, random states). Its own checkpoints (`save_strategy`, `output_dir`) are not written. `num_train_epochs`
     is the longest training of the search, `max_t`; the LR schedule follows it. A callback that stops the training
-    before, such as EarlyStoppingCallback, ends the trial; its patience goes on after a resume. So do frozen parameters
-    and the attributes of your own callbacks that are plain data.
+    before, such as EarlyStoppingCallback, ends the trial; its patience counts the evaluations of `eval_strategy` alone,
+    and goes on after a resume. So do frozen parameters and the attributes of your own callbacks that are plain data.
 
     `result.load_best(train)` returns the best checkpoint; its `to_directory(folder)` writes what `from_pretrained`
     reads.
@@ -61,7 +61,7 @@ def fit(trainer: Any, *, steps_per_iteration: int | None = None) -> None:
         trainer.args.restore_callback_states_from_checkpoint = True
         resumed = None if state is None else state.to_directory(Path(folder) / "resumed")
         beside = _Beside(transformers, trainer)
-        reporter = _reporter(transformers.TrainerCallback, Path(folder), steps_per_iteration, beside, resumed)
+        reporter = _reporter(transformers.TrainerCallback, trainer, Path(folder), steps_per_iteration, beside, resumed)
         trainer.add_callback(reporter)
         trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
     if trainer.state.global_step < trainer.state.max_steps:  # a callback has stopped it
@@ -127,7 +127,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _reporter(base: Any, folder: Path, steps: int | None, beside: _Beside, resumed: Path | None) -> Any:
+def _reporter(base: Any, trainer: Any, folder: Path, steps: int | None, beside: _Beside, resumed: Path | None) -> Any:
     """Return the callback that reports; `base` is TrainerCallback. `resumed`: files from which training goes on."""
 
     class Reporter(base):  # type: ignore[misc]
@@ -136,6 +136,7 @@ def _reporter(base: Any, folder: Path, steps: int | None, beside: _Beside, resum
         def __init__(self) -> None:
             self._metrics: dict[str, float] = {}
             self._is_due = False
+            self._evaluated_at = -1
 
         def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **kwargs: Any) -> None:
             if resumed is not None:
@@ -150,7 +151,22 @@ def _reporter(base: Any, folder: Path, steps: int | None, beside: _Beside, resum
                 self._end(control)
 
         def _end(self, control: Any) -> None:
-            control.should_log = control.should_evaluate = control.should_save = self._is_due = True
+            control.should_log = control.should_save = self._is_due = True
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._evaluated_at = state.global_step
+
+        def _evaluate(self) -> None:
+            """Evaluate at an iteration's end where the Trainer does not, so that only the report sees it."""
+            import torch
+
+            handler = trainer.callback_handler
+            callbacks, handler.callbacks = handler.callbacks, [self]
+            try:
+                with torch.random.fork_rng():
+                    trainer.evaluate()
+            finally:
+                handler.callbacks = callbacks
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             self._metrics.update(logs or {})
@@ -161,6 +177,8 @@ def _reporter(base: Any, folder: Path, steps: int | None, beside: _Beside, resum
             self._is_due = False
             saved = folder / f"checkpoint-{state.global_step}"
             beside.save(model, saved)
+            if self._evaluated_at != state.global_step:
+                self._evaluate()
             checkpoint = FolderCheckpoint.from_directory(saved)
             shutil.rmtree(saved)
             metrics, self._metrics = self._metrics, {}

@@ -155,6 +155,22 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_HOOKS,
     ),
     Mutant(
+        name="reports-count-as-evaluations",
+        harm="the patience of an early stopping counts evaluations that the user's Trainer does not make",
+        file="rubberband/integrations/transformers.py",
+        old="callbacks, handler.callbacks = handler.callbacks, [self]",
+        new="callbacks = handler.callbacks",
+        tests=_TRAINER,
+    ),
+    Mutant(
+        name="reports-draw-random-numbers",
+        harm="dropout and order after each report are not those of the user's own Trainer",
+        file="rubberband/integrations/transformers.py",
+        old="with torch.random.fork_rng():",
+        new="with torch.enable_grad():",
+        tests=_TRAINER,
+    ),
+    Mutant(
         name="patience-of-a-trainer-begins-anew",
         harm="EarlyStoppingCallback forgets at every SYNC how long it has waited",
         file="rubberband/integrations/transformers.py",

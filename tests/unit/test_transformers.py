@@ -242,3 +242,45 @@ def test_without_transformers_the_command_that_installs_it_is_named(store, monke
     monkeypatch.setitem(sys.modules, "transformers", None)
     last = run(no_trainer, store)[-1]
     assert "transformers is not installed; run pip install 'rubberband-tune[transformers]'" in last.message
+
+
+def by_steps(config):
+    made = trainer(
+        config, num_train_epochs=9, eval_strategy="steps", eval_steps=config["every"], metric_for_best_model="loss"
+    )
+    seen = made.evaluated = []
+
+    class Count(transformers.TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            seen.append(state.global_step)
+
+    made.add_callback(Patience(early_stopping_patience=5))
+    made.add_callback(Count())
+    return made
+
+
+MADE: list[Any] = []
+
+
+def counting(config):
+    MADE.append(by_steps(config))
+    fit(MADE[-1])
+
+
+@pytest.mark.parametrize("every", [3, 4], ids=["between epochs", "at their ends"])
+def test_patience_counts_the_evaluations_of_the_users_own_trainer(store, every):
+    config = {"lr": 0.01, "every": every}
+    alone = by_steps(config)
+    alone.train()
+
+    items = run(counting, store, config=config, until_iterations=9)
+    assert isinstance(items[-1], SegmentEnded)
+    assert MADE[-1].evaluated == alone.evaluated
+    assert MADE[-1].state.best_metric == alone.state.best_metric  # training draws the same numbers
+    reported = [item for item in items if isinstance(item, SegmentReport)]
+    assert all("eval_loss" in item.metrics for item in reported)
+    rest = run(counting, store, config=config, from_iterations=2, until_iterations=9, checkpoint=reported[1].checkpoint)
+    assert [item.metrics for item in rest if isinstance(item, SegmentReport)][-1]["eval_loss"] == (
+        reported[-1].metrics["eval_loss"]
+    )
+    assert MADE[-1].evaluated == [step for step in alone.evaluated if step > 8]
