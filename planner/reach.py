@@ -1,4 +1,4 @@
-"""What is known of one lane of several brackets: bounds on its time and cost, and the plans already solved."""
+"""Known facts of one lane of several brackets: bounds on its time and cost, and the plans already solved."""
 
 from __future__ import annotations
 

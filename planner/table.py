@@ -34,7 +34,7 @@ class StartTerms:
     head_usd_per_s: float
     provision_s: float
     init_s: float
-    """Of one instance."""
+    """Seconds that one instance takes to start."""
     late_growth_s: float = 0.0
     """Seconds that the deadline must allow for a growth beyond its mean."""
     slower_s: Floats | None = None
@@ -46,7 +46,7 @@ class StartTerms:
         return self.provision_s + self.init_s
 
     def later_s(self, started: Ints) -> Floats | float:
-        """Return the seconds that starting so many instances at once adds."""
+        """Return the seconds that starting `started` instances at once adds."""
         return 0.0 if self.slower_s is None else self.slower_s[started]
 
 

@@ -115,7 +115,7 @@ class Scaled(PoolEvent):
 
     machines: int
     efficiency: float
-    """Speed-ups of the experiments over the GPUs of so many machines (Pollux §5.4.1)."""
+    """Speed-ups of the experiments over the GPUs of `machines` machines (Pollux §5.4.1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

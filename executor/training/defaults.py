@@ -1,4 +1,4 @@
-"""What a trial may change of its whole process: put back after it, as the process then trains another trial."""
+"""Defaults of a whole process that a trial may change: put back after it, as the process then trains another trial."""
 
 from __future__ import annotations
 

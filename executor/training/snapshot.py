@@ -1,4 +1,4 @@
-"""What a dataset was when its loader workers got their copies, so that a change by a hook is seen."""
+"""State of a dataset when its loader workers got their copies, so that a change by a hook is seen."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_an_attribute_that_begins_anew_after_a_restore_is_named(name: str, words
 
 
 @pytest.mark.parametrize("name", ["Buffered", "Kept", "Derived"])
-def test_what_is_restored_or_set_anew_gets_no_remark(name: str) -> None:
+def test_attributes_that_are_restored_or_set_anew_get_no_remark(name: str) -> None:
     report = checked(name)
     assert report.ok, report.problems
     assert not report.remarks

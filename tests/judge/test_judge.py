@@ -118,7 +118,7 @@ TOLD = [("waves", 0), ("waves", 4), ("function", 1), ("spot", 0), ("types", 5), 
 
 
 @pytest.mark.parametrize(("kind", "seed"), TOLD)
-def test_what_is_told_is_what_happens(kind: str, seed: int) -> None:
+def test_predictions_are_what_happens(kind: str, seed: int) -> None:
     """Odds within a point, mean time and cost within 1 %, beyond what sampling explains."""
     verdict = verdict_of(told_of(kind, seed), 8000)
     assert not verdict.beyond, verdict
@@ -126,6 +126,6 @@ def test_what_is_told_is_what_happens(kind: str, seed: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_told_is_what_happens_on_random_jobs(kind: str) -> None:
+def test_predictions_are_what_happens_on_random_jobs(kind: str) -> None:
     beyond = [verdict for verdict in (verdict_of(told_of(kind, seed)) for seed in range(40)) if verdict.beyond]
     assert not beyond

@@ -50,7 +50,7 @@ def test_more_experiments_use_more_instances_and_none_uses_none() -> None:
     assert scale(8, []) == Scale(instances=0, efficiency=0.0)
 
 
-def test_what_is_promised_and_any_one_of_the_others_find_room_and_promises_do_not_count() -> None:
+def test_promised_instances_and_any_one_of_the_others_find_room_and_promises_do_not_count() -> None:
     promised = demand("p", power=0.1, promised_gpus=3, max_gpus=3)
     assert scale(0, [promised]).instances == 3, "it is inefficient, and its plan wants it"
     wide = Demand(name="w", arrived_at=0.0, seconds_left=[math.inf] * 3 + [10.0], min_gpus=4)

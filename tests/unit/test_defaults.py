@@ -63,7 +63,7 @@ class Broken(rubberband.Trial):
 
 
 @pytest.mark.parametrize("trial", [function, Broken])
-def test_what_a_trial_sets_in_its_process_ends_with_it(trial: Any, tmp_path: Path) -> None:
+def test_defaults_that_a_trial_sets_in_its_process_end_with_it(trial: Any, tmp_path: Path) -> None:
     segment = replace(segments.SEGMENT, until_iterations=1, config={"folder": str(tmp_path)})
     before = seen()
     items = list(run_segment(Entrypoint.from_object(trial), segment, open_store(str(tmp_path / "store"))))

@@ -120,7 +120,7 @@ def test_metrics_that_a_function_returns_without_a_report_are_its_report(store: 
     assert "checkpoint" not in capfd.readouterr().err
 
 
-def test_what_a_function_returns_after_its_reports_is_no_report(store: CheckpointStore) -> None:
+def test_a_value_that_a_function_returns_after_its_reports_is_no_report(store: CheckpointStore) -> None:
     def train(config: dict[str, Any]) -> dict[str, Any]:
         patient(config)
         return {"loss": [1.0, 0.5]}

@@ -91,7 +91,7 @@ def test_trials_that_queued_survive_as_often_as_those_that_started_first_and_sta
 
 
 @pytest.mark.parametrize("with_metric", [0.0, 0.5])
-def test_of_very_many_trials_the_same_survive_in_each_row_at_every_sync(with_metric):
+def test_the_same_of_very_many_trials_survive_in_each_row_at_every_sync(with_metric):
     stages = [Stage(trials=trials, iterations=1) for trials in (300, 150, 40)]
     known = Speeds(factors=(1.0,) * 300, errors=(0.3,) * 300, with_metric=with_metric)
     second, third = (draws(stages, known).chunk(0).factor(index) for index in (1, 2))

@@ -120,7 +120,7 @@ def test_a_stage_that_grows_on_spot_is_planned_with_the_money_to_start_it() -> N
     assert jct_s(controller.state) == pytest.approx(job.prediction.jct_s)
 
 
-def test_the_odds_that_are_told_count_the_money_that_is_kept_back() -> None:
+def test_odds_count_the_money_that_is_kept_back() -> None:
     noisy = Profile(seconds_per_iteration={1: 4.0, 2: 2.5}, trial_startup_s=3.0, trial_cv=0.2)
     free = planned({}, noisy)
     assert free.prediction.cost is not None

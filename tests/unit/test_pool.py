@@ -590,7 +590,7 @@ def test_a_pool_whose_journal_is_damaged_says_so_and_asks_for_no_broker(
     provider_module.PoolProvider("job", pool, 1, run="1", clock=lambda: 0.0).close()
 
 
-def test_a_pool_that_scales_down_releases_idle_machines_at_once_and_tells_it() -> None:
+def test_a_pool_that_scales_down_releases_idle_machines_at_once_and_reports_it() -> None:
     world = World(limits=replace(LIMITS, idle_s=1000.0, autoscales=True))
     world.ask("a")
     world.ask("b")
