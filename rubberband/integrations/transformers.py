@@ -87,7 +87,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class _Beside:
-    """State that training changes beside the Trainer's own files: frozen parameters, and counts of the user's callbacks."""
+    """State that training changes beside the Trainer's files: frozen parameters, and counts of the user's callbacks."""
 
     def __init__(self, transformers: Any, trainer: Any) -> None:
         self._callbacks = [
