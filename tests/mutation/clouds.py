@@ -352,8 +352,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="idle-machine-released-before-its-minimum",
         harm="a pool gives back an idle instance whose minute is paid, and buys another one for the next request",
         file="cloud/pool/broker.py",
-        old="if at >= max(machine.free_since + limits.idle_s, paid_until - limits.release_margin_s):",
-        new="if at >= machine.free_since + limits.idle_s:",
+        old="if at >= max(machine.free_since + idle_s, paid_until - limits.release_margin_s):",
+        new="if at >= machine.free_since + idle_s:",
         tests=("tests/unit/test_pool.py",),
     ),
     Mutant(

@@ -438,8 +438,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="cold-starts-for-warm-ones",
         harm="first starts on new workers are taken for those of all later stages",
         file="executor/core/measured.py",
-        old="is_warm = trained.issuperset(use.gang)",
-        new="is_warm = True",
+        old="yield use, trained.issuperset(use.gang)",
+        new="yield use, True",
         tests=("tests/unit/test_starts.py",),
     ),
     Mutant(

@@ -32,6 +32,22 @@ MUTANTS: tuple[Mutant, ...] = (
         new="keep = net_usd < _cheapest_before(labels.at, net_usd)",
         tests=("tests/property/test_planner_search.py::test_a_plan_with_less_prepaid_is_not_taken_for_a_cheaper_one",),
     ),
+    Mutant(
+        name="functions-lose-their-market",
+        harm="a plan on spot is told, and refused, at prices on demand",
+        file="planner/search.py",
+        old="fewest.append(replace(choice, instances=max(needed, later)))",
+        new='fewest.append(replace(choice, instances=max(needed, later), market="on_demand"))',
+        tests=("tests/property/test_planner_choice.py::test_a_choice_that_was_wrong_is_right",),
+    ),
+    Mutant(
+        name="head-priced-after-the-choice",
+        harm="hyperband runs one bracket after another while the head node is paid",
+        file="planner/brackets.py",
+        old="if lanes is None or self._head_usd_per_s == 0.0:",
+        new="if lanes is None or self._head_usd_per_s >= 0.0:",
+        tests=("tests/property/test_planner_choice.py::test_a_choice_that_was_wrong_is_right",),
+    ),
     # Further ones.
     Mutant(
         name="last-wave-free",
