@@ -114,7 +114,17 @@ def test_queued_trials_are_as_slow_in_the_next_stage_as_those_that_started_first
     assert np.std(found.time_s) / np.mean(found.time_s) > 0.1
 
 
-TOLD = [("waves", 0), ("waves", 4), ("function", 1), ("spot", 0), ("types", 5), ("hyperband", 0), ("capped", 1)]
+TOLD = [
+    ("waves", 1),
+    ("waves", 8),
+    ("types", 2),
+    ("function", 1),
+    ("spot", 0),
+    ("spot", 17),
+    ("hyperband", 0),
+    ("capped", 3),
+    ("asha", 2),
+]
 
 
 @pytest.mark.parametrize(("kind", "seed"), TOLD)

@@ -16,6 +16,7 @@ from tests.mutation import (
     profiles,
     ray_tune,
     service,
+    told,
     training,
 )
 from tests.mutation.mutant import Mutant
@@ -25,6 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *clouds.MUTANTS,
     *ec2.MUTANTS,
     *plans.MUTANTS,
+    *told.MUTANTS,
     *training.MUTANTS,
     *gangs.MUTANTS,
     *asynchronous.MUTANTS,
