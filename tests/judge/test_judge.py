@@ -77,6 +77,13 @@ def test_it_takes_and_costs_what_the_executor_does(job: Job) -> None:
     assert found.cost_usd == pytest.approx(seen.cost_usd)
 
 
+@pytest.mark.parametrize("name", [name for name, job in CERTAIN.items() if not job.is_divided])
+def test_what_is_told_without_noise_is_exact(name: str) -> None:
+    told, found = CERTAIN[name].prediction, simulate(*plain(CERTAIN[name]), draws=1)
+    assert found.time_s == pytest.approx(told.jct_s)
+    assert found.cost_usd == pytest.approx(told.cost_usd)
+
+
 @pytest.mark.parametrize("margin_s", [0.0, 60.0])
 @pytest.mark.parametrize(
     "name", ["waves, shrinking", "growing, and wide gangs", "functions", "released before the minimum"]
@@ -120,9 +127,10 @@ TOLD = [
     ("types", 2),
     ("function", 1),
     ("spot", 0),
-    ("spot", 17),
+    ("spot", 5),
     ("hyperband", 0),
-    ("capped", 3),
+    ("capped", 4),
+    ("capped", 8),
     ("asha", 2),
 ]
 
