@@ -78,7 +78,7 @@ def test_it_takes_and_costs_what_the_executor_does(job: Job) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, job in CERTAIN.items() if not job.is_divided])
-def test_what_is_told_without_noise_is_exact(name: str) -> None:
+def test_predictions_without_noise_are_exact(name: str) -> None:
     told, found = CERTAIN[name].prediction, simulate(*plain(CERTAIN[name]), draws=1)
     assert found.time_s == pytest.approx(told.jct_s)
     assert found.cost_usd == pytest.approx(told.cost_usd)
@@ -123,6 +123,7 @@ def test_queued_trials_are_as_slow_in_the_next_stage_as_those_that_started_first
 
 TOLD = [
     ("waves", 1),
+    ("waves", 5),
     ("waves", 8),
     ("types", 2),
     ("function", 1),
