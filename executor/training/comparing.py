@@ -318,7 +318,15 @@ def shorten(trial: TorchTrial, segment: Segment) -> int:
         dataset: Any = eval_dataset(config)
         return dataset if dataset is None or len(dataset) <= most else _Few(dataset, range(most))
 
-    own.eval_dataset = few
+    build_model = trial.build_model
+
+    def built(config: Mapping[str, Any]) -> nn.Module:
+        model = build_model(config)
+        if own.precision == "fp16":  # which leaves out a step where a share alone overflows
+            own.precision = "32"
+        return model
+
+    own.eval_dataset, own.build_model = few, built
     return batch_size
 
 

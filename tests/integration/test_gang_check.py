@@ -109,7 +109,7 @@ def test_a_planted_fault_is_named_in_one_line(
             f"gang_trials:{name}"
             for name in ("Thawing", "ByLayer", "Ema", "Recalibrating", "Twice", "Lazily", "Beside")
         ),
-        *(f"planted_trials:{name}" for name in ("Freezing", "Buffered", "Usual", "OwnUsual", "Unused")),
+        *(f"planted_trials:{name}" for name in ("Freezing", "Buffered", "Usual", "OwnUsual", "Unused", "Overflowing")),
     ],
 )
 def test_a_gang_that_trains_what_one_worker_trains_passes(name: str) -> None:

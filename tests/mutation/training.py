@@ -171,6 +171,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/integration/test_remembering.py",),
     ),
     Mutant(
+        name="fp16-is-compared-as-it-is",
+        harm="the check refuses a right trial in fp16, as a step is left out where a share's gradient overflows",
+        file="executor/training/comparing.py",
+        old='own.precision = "32"',
+        new='own.precision = "fp16"',
+        tests=("tests/integration/test_gang_check.py::test_a_gang_that_trains_what_one_worker_trains_passes",),
+    ),
+    Mutant(
         name="loader-workers-keep-an-old-dataset",
         harm="a curriculum that a hook sets never reaches the loader workers: the trial trains on other samples",
         file="executor/training/loop.py",
