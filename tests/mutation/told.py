@@ -103,4 +103,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new="drawn = self._noise(0.0, first, 5, self.profile.law)",
         tests=_JUDGE,
     ),
+    Mutant(
+        name="replaced-at-once",
+        harm="time on spot is told as if the replacement of a lost instance were ready at once",
+        file="planner/losses.py",
+        old="took_s[at] += np.clip(idle_s[at] - begins_s[at] - took_s[at], 0.0, replaced_s)",
+        new="took_s[at] += np.clip(idle_s[at] - begins_s[at] - took_s[at], 0.0, 0.0 * replaced_s)",
+        tests=_JUDGE,
+    ),
 )
