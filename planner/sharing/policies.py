@@ -138,6 +138,8 @@ def fitness(table: Table, *, p: float = -1.0) -> Ints:
 
 EARNS_WITHIN_S = 300.0
 """Seconds in which a change of GPUs must earn the time that it costs: five of the intervals of Pollux §5.1."""
+_EARNS_WITHIN = 10.0
+"""Multiple of that time that it may take if it is longer: else demands with slow changes never grow."""
 _LEAST_KEPT = 0.05
 """Least share of its speed that a change leaves a demand, so that a long resize does not rule it out."""
 
@@ -147,8 +149,9 @@ def ranked(table: Table, *, gamma: float = 1.0) -> Ints:
 
     S is the speed-up over one GPU, W / seconds with W the seconds of work left on one. k is the rank of the demand by W
     from the longest (1) to the shortest (J): the number of demands that wait while it runs, shortest first. f is 1
-    where the GPUs stay or the demand has none, else what a change leaves of the next 5 minutes, or of the time to its
-    end if that is shorter. The logarithm keeps demands that stop scaling from being left for last.
+    where the GPUs stay or the demand has none, else what a change leaves of the next 5 minutes, or of ten times its own
+    time if that is longer, or of the time to the demand's end if that is shorter. The logarithm keeps demands that stop
+    scaling from being left for last.
 
     It uses the work that is left, as each demand states it. Pollux's fitness does not.
     """
@@ -165,8 +168,10 @@ def ranked(table: Table, *, gamma: float = 1.0) -> Ints:
 def _after_change(table: Table) -> Floats:
     """(J, G + 1) The share of its speed that a change of its GPUs leaves a demand; 1 where they stay or it has none."""
     rows, held = np.arange(len(table.demands)), np.minimum(table.current, table.gpus)
-    left_s = np.minimum(EARNS_WITHIN_S, np.maximum(table.seconds[rows, held], 1e-9))
-    kept = np.maximum(_LEAST_KEPT, 1.0 - table.values("delta_s") / left_s)
+    delta_s = table.values("delta_s")
+    earns_within_s = np.maximum(EARNS_WITHIN_S, _EARNS_WITHIN * delta_s)
+    left_s = np.minimum(earns_within_s, np.maximum(table.seconds[rows, held], 1e-9))
+    kept = np.maximum(_LEAST_KEPT, 1.0 - delta_s / left_s)
     found = np.repeat(np.where(held == 0, 1.0, kept)[:, None], table.gpus + 1, axis=1)
     found[rows, held] = 1.0
     return found

@@ -1,9 +1,9 @@
 """What sharing policies cost and win: `python -m tests.bench.bench_sharing [DATA [POLICY …]]`.
 
 Prints the CPU seconds of one decision, and the mean JCT of five experiments as simulated and as run by real controllers
-on the real broker (virtual instances). With DATA, the folder of Pollux's public measurements (`traces/MODEL/…` and
-`workloads/workload-N.csv`), it also simulates every workload there on 16 instances of 4 GPUs, and compares with the
-published results. Asserts nothing.
+on the real broker (virtual instances), and on random workloads next to equal shares. With DATA, the folder of Pollux's
+public measurements (`traces/MODEL/…` and `workloads/workload-N.csv`), it also simulates every workload there on 16
+instances of 4 GPUs, and compares with the published results. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy as np
 
 from rubberband.app.simulating import simulated
 from rubberband.planner.sharing import POLICIES, Capacity, Demand, keeps_promises, make_policy
+from rubberband.planner.sharing.jobs import CurveJob
+from rubberband.planner.sharing.simulation import simulate
 from rubberband.spec.pool import PoolFile
 from tests.property.simulated_pool import run_jcts_s, simulated_jcts_s
 
@@ -81,6 +83,42 @@ def agreement(names: Sequence[str]) -> None:
             print(f"{name:>14} {simulated_s:>10.1f} {run_s:>9.1f}   {100.0 * (run_s / simulated_s - 1.0):+.1f} %")
 
 
+def random_jobs(seed: int) -> tuple[list[CurveJob], Capacity]:
+    """Return a random pool and jobs for it that scale well or badly, in half of the cases on whole instances only."""
+    random = np.random.default_rng(seed)
+    capacity = Capacity(instances=int(random.choice([2, 4, 8, 16])), gpus_per_instance=4)
+    asked = demands(int(random.integers(5, 40)), capacity.gpus, seed)
+    apart_s = statistics.mean(each.seconds_left[0] for each in asked) / capacity.gpus / random.uniform(0.2, 1.5)
+    least, resize_s = int(random.choice([1, 4])), float(random.choice([0.0, 5.0, 30.0, 120.0]))
+    jobs, at = [], 0.0
+    for each in asked:
+        whole = [each.seconds_left[max(least, count // least * least) - 1] for count in range(1, capacity.gpus + 1)]
+        jobs.append(
+            CurveJob(name=each.name, submitted_at=at, kind="k", seconds=whole, resize_s=resize_s, min_gpus=least)
+        )
+        at += float(random.exponential(apart_s))
+    return jobs, capacity
+
+
+def against_equal(names: Sequence[str], num: int = 100) -> None:
+    """Print what mean JCT and makespan are of those of equal shares, on random workloads."""
+    print(
+        f"\n{'policy':>14} {'mean JCT':>9} {'worst':>6} {'makespan':>9} {'moves':>6}   of equal's, {num} random pools"
+    )
+    for name in names:
+        if not keeps_promises(name):
+            continue
+        rows = []
+        for seed in range(num):
+            (jobs, capacity), (same, _) = random_jobs(seed), random_jobs(seed)
+            found = simulate(jobs, capacity, make_policy(name), interval_s=None)
+            equal = simulate(same, capacity, make_policy("equal"), interval_s=None)
+            mean = statistics.mean(found.jcts_s) / statistics.mean(equal.jcts_s)
+            rows.append((mean, found.makespan_s / equal.makespan_s, found.summary()["moves_per_job"] or 0.0))
+        mean, makespan, moves = np.mean(rows, axis=0)
+        print(f"{name:>14} {mean:>9.3f} {max(rows)[0]:>6.3f} {makespan:>9.3f} {moves:>6.2f}", flush=True)
+
+
 def workloads(data: Path, names: Sequence[str]) -> None:
     """Print the results of every workload, and the means of what they are of Pollux's published ones.
 
@@ -120,6 +158,7 @@ def main(arguments: Sequence[str]) -> None:
     names = list(arguments[1:]) or [*(name for name in POLICIES if name != "default"), STRICT]
     decisions(names)
     agreement(names)
+    against_equal(names)
     if arguments:
         workloads(Path(arguments[0]), names)
 

@@ -489,6 +489,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/property/test_sharing_rules.py",),
     ),
     Mutant(
+        name="slow-changes-never-pay",
+        harm="by default an experiment whose trials start slowly stays on half of an empty pool to its end",
+        file="planner/sharing/policies.py",
+        old="_EARNS_WITHIN = 10.0",
+        new="_EARNS_WITHIN = 0.0",
+        tests=("tests/property/test_sharing_rules.py",),
+    ),
+    Mutant(
         name="fit-dies-without-noise",
         harm="a simulation, or the choice of a batch, ends with a trace-back",
         file="planner/goodput/fit.py",

@@ -110,9 +110,12 @@ def test_a_moldable_demand_keeps_its_gpus_or_waits() -> None:
 def test_ranked_moves_only_what_earns_it_soon() -> None:
     capacity = Capacity(instances=4, gpus_per_instance=1)
     long_one, current = demand("a", [1000.0, 600.0, 580.0, 570.0], attained_gpu_s=1.0), {"a": {0: 1}}
-    for delta_s, expected in ((0.0, 4), (30.0, 4), (140.0, 1)):
+    for delta_s, expected in ((0.0, 4), (30.0, 4), (500.0, 1)):
         found = make_policy("ranked").allot([replace(long_one, delta_s=delta_s)], capacity, current, 100.0)
         assert sum(found["a"].values()) == expected
+    far_from_its_end = demand("a", [1e5 / count for count in range(1, 5)], delta_s=200.0, attained_gpu_s=1.0)
+    found = make_policy("ranked").allot([far_from_its_end], capacity, {"a": {0: 1, 1: 1}}, 100.0)
+    assert sum(found["a"].values()) == 4
     near_its_end = demand("a", [60.0, 36.0, 35.0, 34.0], delta_s=30.0, attained_gpu_s=1.0)
     assert make_policy("ranked").allot([near_its_end], capacity, current, 100.0) == current
 
