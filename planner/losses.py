@@ -21,7 +21,6 @@ _EPSILON = 1e-5
 """Share of an iteration below which one counts as done, as sums of times are no more exact."""
 _LEAST_S = 1e-9
 """Least time of an iteration: the normal law allows trials that take no time."""
-_NEVER = np.iinfo(np.int64).max
 
 Indices = npt.NDArray[np.intp]
 """Trials, instances, rows, or places in an array."""
@@ -40,9 +39,19 @@ class Chances:
 
     def of(self, numbers: Seconds, where: tuple[int, int], places: Indices) -> Seconds:
         """Return the numbers of some places in the stage and the round `where`."""
-        index, number = where
-        found: Seconds = numbers.take(places + (index * 10_007 + number * 20_011), mode="wrap")
+        found: Seconds = numbers.take(places + self._first(where), mode="wrap")
         return found
+
+    def all(self, numbers: Seconds, where: tuple[int, int], size: int) -> Seconds:
+        """(size,) Return the numbers of the first places there."""
+        first = self._first(where) % len(numbers)
+        if first + size <= len(numbers):
+            return numbers[first : first + size]
+        return self.of(numbers, where, np.arange(size))
+
+    @staticmethod
+    def _first(where: tuple[int, int]) -> int:
+        return where[0] * 10_007 + where[1] * 20_011
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +81,16 @@ class Exposed:
         places = groups * self.trials_s.shape[1] + rows
         return self.chances.of(self.chances.lives, (self.index, number), places) / np.float32(self.rate)
 
+    def lost(self) -> npt.NDArray[np.bool_]:
+        """(trials, rows) Return which trials lose their instance."""
+        num_trials, rows = self.trials_s.shape
+        groups = -(-num_trials // self.per_instance)
+        lives = self.chances.all(self.chances.lives, (self.index, 0), groups * rows).reshape(groups, rows)
+        if self.per_instance > 1:
+            lives = lives.repeat(self.per_instance, axis=0)[:num_trials]
+        lost: npt.NDArray[np.bool_] = lives / np.float32(self.rate) < self.trials_s
+        return lost
+
     def replaced_s(self, number: int, groups: Indices, rows: Indices) -> Seconds:
         """Return the time from that loss until the replacement is ready."""
         places = groups * self.trials_s.shape[1] + rows
@@ -81,46 +100,50 @@ class Exposed:
 def with_losses(run: Exposed) -> tuple[Floats, Floats]:
     """(rows,) Return the time of the stage, and the sum of the times in which its trials were on instances."""
     num_trials, rows = run.trials_s.shape
-    used, groups = min(run.num_slots, num_trials), np.arange(-(-num_trials // run.per_instance))
-    lives_s = run.lives_s(0, groups[:, None], np.arange(rows))
-    lost = lives_s.repeat(run.per_instance, axis=0)[:num_trials] < run.trials_s
+    used, lost = min(run.num_slots, num_trials), run.lost()
     is_hit = lost.any(axis=0)
     columns = np.flatnonzero(is_hit)
     stage_s, busy_s = np.empty(rows), run.trials_s.sum(axis=0, dtype=np.float64)
     if len(columns) < rows:
         stage_s[~is_hit] = makespan(run.trials_s[:, ~is_hit], used)
     if len(columns):
-        some_s = run.trials_s[:, columns]
-        begins_s = begins(some_s, used)
-        trials, places = np.nonzero(lost[:, columns])
-        idle_s = _idle_s(run, begins_s + some_s, lost[:, columns], trials, places)
+        some_s, lost = run.trials_s[:, columns], lost[:, columns]
+        begins_s, free_s = begins(some_s, used)
+        trials, places = np.nonzero(lost)
+        idle_s = _idle_s(run, begins_s + some_s, free_s, lost, (trials, places))
         took_s, ran_s = _repeated(run, begins_s[trials, places], idle_s, trials, columns[places])
-        np.add.at(busy_s, columns[places], ran_s - some_s[trials, places])
+        busy_s += np.bincount(columns[places], ran_s - some_s[trials, places], rows)
         some_s[trials, places] = took_s
         stage_s[columns] = makespan(some_s, used)
     return stage_s, busy_s
 
 
-def _idle_s(run: Exposed, ends_s: Seconds, lost: npt.NDArray[np.bool_], trials: Indices, places: Indices) -> Floats:
+def _idle_s(
+    run: Exposed, ends_s: Seconds, free_s: Seconds, lost: npt.NDArray[np.bool_], where: tuple[Indices, Indices]
+) -> Floats:
     """Return when each lost trial finds an idle slot on another instance, if only its own is lost.
 
     A slot is idle for good once no trial is queued; the trials of the lost instance free none, and those with lower
-    numbers take the first ones.
+    numbers take the first ones. `free_s` has the times at which slots are idle, those that no trial takes left out.
     """
-    num_trials = len(ends_s)
-    order = ends_s.argsort(axis=0)
-    ranks = np.empty_like(order)
-    np.put_along_axis(ranks, order, np.arange(num_trials)[:, None], axis=0)
-    mates = (trials // run.per_instance * run.per_instance)[:, None] + np.arange(run.per_instance)
-    there = mates < num_trials
-    mates = np.minimum(mates, num_trials - 1)
-    first = (lost[mates, places[:, None]] & there & (mates < trials[:, None])).sum(axis=1)
-    wanted = num_trials - run.num_slots + run.per_instance - there.sum(axis=1) + first
-    at = wanted.copy()
-    for rank in np.sort(np.where(there, ranks[mates, places[:, None]], _NEVER), axis=1).T:
-        at += rank <= at
-    found = np.take_along_axis(ends_s, order, axis=0)[np.clip(at, 0, num_trials - 1), places]
-    idle_s: Floats = np.where(wanted < 0, 0.0, np.where(at < num_trials, found, np.inf))
+    trials, places = where
+    spare, shared = run.num_slots - len(free_s), min(run.per_instance, len(ends_s))
+    # The lost instance's own slots, of which those that no trial takes are spare ones.
+    at = np.zeros(len(trials), np.intp)
+    if shared == 1:
+        mates_s = ends_s[where][None]
+        at += run.per_instance - 1
+    else:
+        mates = (trials // run.per_instance * run.per_instance) + np.arange(shared)[:, None]
+        there, mates = mates < len(ends_s), np.minimum(mates, len(ends_s) - 1)
+        mates_s = np.where(there, ends_s[mates, places], np.inf)
+        mates_s.sort(axis=0)
+        at += run.per_instance - there.sum(axis=0) + (lost[mates, places] & there & (mates < trials)).sum(axis=0)
+    at -= spare
+    for mate_s in mates_s:
+        at += (at >= 0) & (mate_s <= free_s[np.clip(at, 0, len(free_s) - 1), places])
+    found = free_s[np.clip(at, 0, len(free_s) - 1), places]
+    idle_s: Floats = np.where(at < 0, 0.0, np.where(at < len(free_s), found, np.inf))
     return idle_s
 
 
@@ -129,24 +152,28 @@ def _repeated(
 ) -> tuple[Floats, Floats]:
     """Return the durations of the lost trials with all that they wait and repeat, and without what they wait."""
     groups = trials // run.per_instance
-    startup_s, iteration_s = run.startup_s[trials, columns], run.iteration_s[trials, columns]
-    took_s, ran_s, saved = np.zeros(len(trials)), np.zeros(len(trials)), np.zeros(len(trials))
-    left_s, every = run.trials_s[trials, columns].astype(np.float64), run.checkpoint_iterations
-    at = np.arange(len(trials))
+    startup_s, iteration_s = run.startup_s[trials, columns], np.maximum(run.iteration_s[trials, columns], _LEAST_S)
+    left_s, every = run.trials_s[trials, columns], run.checkpoint_iterations
+    took_s, waited_s, saved = np.zeros(len(trials)), np.zeros(len(trials)), np.zeros(len(trials))
+    idle_s, at, lives_s = idle_s - begins_s, np.arange(len(trials)), run.lives_s(0, groups, columns)
     for number in range(_MOST_LOSSES):
-        lives_s = run.lives_s(number, groups[at], columns[at])
-        at, lives_s = at[lives_s < left_s[at]], lives_s[lives_s < left_s[at]]
+        replaced_s = run.replaced_s(number, groups[at], columns[at])
+        trained = np.floor(np.maximum(0.0, lives_s - startup_s[at]) / iteration_s[at] + _EPSILON)
+        before = saved[at]
+        kept = (run.before + before + trained) // every * every - run.before
+        saved[at] = np.minimum(np.maximum(kept, before), run.iterations)
+        passed_s = took_s[at] + lives_s
+        wait_s = np.minimum(np.maximum(idle_s[at] - passed_s, 0.0), replaced_s)
+        waited_s[at] += wait_s
+        took_s[at] = passed_s + wait_s
+        left_s[at] = startup_s[at] + (run.iterations - saved[at]) * iteration_s[at]
+        lives_s = run.lives_s(number + 1, groups[at], columns[at])
+        lost = lives_s < left_s[at]
+        at, lives_s = at[lost], lives_s[lost]
         if not len(at):
             break
-        replaced_s = run.replaced_s(number, groups[at], columns[at])
-        trained = np.floor(np.maximum(0.0, lives_s - startup_s[at]) / np.maximum(iteration_s[at], _LEAST_S) + _EPSILON)
-        kept = (run.before + saved[at] + trained) // every * every - run.before
-        saved[at] = np.clip(kept, saved[at], run.iterations)
-        took_s[at] += lives_s
-        ran_s[at] += lives_s
-        took_s[at] += np.clip(idle_s[at] - begins_s[at] - took_s[at], 0.0, replaced_s)
-        left_s[at] = startup_s[at] + (run.iterations - saved[at]) * iteration_s[at]
-    return took_s + left_s, ran_s + left_s
+    took_s += left_s
+    return took_s, took_s - waited_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +194,7 @@ class Settling:
 
     def drawn(self, numbers: Seconds, number: int) -> Seconds:
         """(rows,) Return numbers of a round."""
-        return self.chances.of(numbers, (self.index, -1 - number), np.arange(len(self.provision_s)))
+        return self.chances.all(numbers, (self.index, -1 - number), len(self.provision_s))
 
 
 def unsettled_s(begin: Settling) -> Floats:

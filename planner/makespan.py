@@ -46,33 +46,38 @@ def makespan(trials_s: Seconds, num_slots: int) -> Floats:
     if num_trials > max(_MANY_WAVES * num_slots, _MANY_TRIALS):
         head = (num_trials // num_slots - _LAST_WAVES) * num_slots
         free_s, rest_s = _after_many(trials_s[:head], num_slots), trials_s[head:]
-    ends_s = _inserted(free_s, rest_s) if num_slots <= _FEW_SLOTS else _in_batches(free_s, rest_s)
+    ends_s = _inserted(free_s, rest_s)[-1] if num_slots <= _FEW_SLOTS else _in_batches(free_s, rest_s)
     if head:
         ends_s = np.maximum(ends_s, _stragglers(trials_s[:head], num_slots))
     return np.asarray(ends_s, np.float64)
 
 
-def begins(trials_s: Seconds, num_slots: int) -> Seconds:
-    """(trials, rows) Return when each trial begins; of very many, about when."""
+def begins(trials_s: Seconds, num_slots: int) -> tuple[Seconds, Seconds]:
+    """Return when each trial begins (trials, rows), and when slots are idle for good (slots, rows), in order.
+
+    Of very many trials, about when.
+    """
     found = np.zeros_like(trials_s)
     if num_slots >= len(trials_s):
-        return found
+        return found, np.sort(trials_s, axis=0)
     if len(trials_s) > _MANY_TRIALS:
         waves = np.arange(len(trials_s)) // num_slots
         np.multiply(waves[:, None], trials_s.mean(axis=0), out=found, casting="same_kind")
-        return found
-    if num_slots == 1:
-        np.cumsum(trials_s[:-1], axis=0, out=found[1:])
-    else:
-        _inserted(trials_s[:num_slots], trials_s[num_slots:], found[num_slots:])
-    return found
+        return found, np.sort(found + trials_s, axis=0)[-num_slots:]
+    return found, _inserted(trials_s[:num_slots], trials_s[num_slots:], found[num_slots:])
 
 
 def _inserted(free_s: Seconds, rest_s: Seconds, begins_s: Seconds | None = None) -> Seconds:
-    """Place one trial after another; the times at which slots are free stay sorted."""
+    """Place one trial after another. Return the times at which slots are free, which stay sorted."""
     free_s = np.sort(free_s, axis=0)
-    first, others, held = free_s[0], free_s[1:], np.empty_like(free_s)
+    if len(free_s) == 1:
+        ends_s = np.cumsum(np.concatenate([free_s, rest_s]), axis=0)
+        if begins_s is not None:
+            begins_s[:] = ends_s[:-1]
+        return ends_s[-1:]
+    held = np.empty_like(free_s)
     for number, trial_s in enumerate(rest_s):
+        first, others = free_s[0], free_s[1:]
         if begins_s is not None:
             begins_s[number] = first
         ends_s = first + trial_s
@@ -80,9 +85,7 @@ def _inserted(free_s: Seconds, rest_s: Seconds, begins_s: Seconds | None = None)
         np.minimum(others[0], ends_s, out=held[0])
         np.minimum(held[1:-1], others[1:], out=held[1:-1])
         free_s, held = held, free_s
-        first, others = free_s[0], free_s[1:]
-    latest: Seconds = free_s[-1]
-    return latest
+    return free_s
 
 
 def _in_batches(free_s: Seconds, rest_s: Seconds) -> Seconds:

@@ -138,8 +138,10 @@ class Draws:
         self.stages, self.profile, self.offer, self.seed, self.speeds = stages, profile, offer, seed, speeds
         self.rows = CHUNK
         numbers = sum(stage.trials * rows_of(stage.trials) for stage in stages)
-        self.most_chunks = max(4, min(MOST_SAMPLES // CHUNK, _MOST_DRAWN // numbers))
-        """Limited by the time to draw them."""
+        loses = offer.spot is not None and offer.spot.interruptions_per_hour > 0.0
+        most = MOST_SAMPLES // (2 if loses else 1)
+        self.most_chunks = max(4, min(most // CHUNK, _MOST_DRAWN // numbers))
+        """Limited by the time to draw them; losses take as long again, and half as many leave half a point of odds."""
         self._kept = max(2, _MOST_KEPT // numbers)
         """Chunks kept, limited by memory."""
         self._chunks: list[Chunk] = []
@@ -275,7 +277,7 @@ class Chunk:
             offer, spot = self.offer, self.offer.spot
             assert spot is not None, "only spot instances are replaced"
             usual_s = offer.provision_delay_s + offer.init_delay_s + self.profile.trial_startup_s
-            lives, again, scales, inits = (_bits_of((*self.seed, 0, 8, at), _CHANCES) for at in range(4))
+            lives, again, scales, inits = _bits_of((*self.seed, 0, 8), 4 * _CHANCES).reshape(4, _CHANCES)
             scale_s = np.float32(offer.provision_delay_s) * _spread_levels(offer.provision_spread).take(scales)
             init_s = np.float32(offer.init_delay_s) * _spread_levels(offer.init_spread).take(inits)
             lived_s = _exponential_levels().take(again) * np.float32(SECONDS_PER_HOUR / spot.interruptions_per_hour)
