@@ -99,7 +99,8 @@ def duration(seconds: float) -> str:
 
     Each is written by this wherever it is shown. `format_duration` is for what users write, such as a deadline.
     """
-    return format_duration(round(seconds) if seconds >= 9.5 else seconds)
+    # Half a second is rounded up, also one that floating point made a little less: equal times look equal.
+    return format_duration(math.floor(seconds + 0.500001) if seconds >= 9.5 else seconds)
 
 
 _UNIT_BYTES = {"": 1, "B": 1} | {
