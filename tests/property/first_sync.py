@@ -6,18 +6,20 @@ import itertools
 import math
 from dataclasses import replace
 
+from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.replanning import held, limits, remaining
 from rubberband.executor.core.state import Phase
 from rubberband.planner.model import predict
-from rubberband.planner.search import plan
+from rubberband.planner.problem import Problem
+from rubberband.planner.search import best_or_none
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile
 
 MOST_PLANS = 1000
-"""Up to this number of plans all are tried; beyond it, the exact search finds the shortest."""
+"""Up to this number of plans all are tried; beyond it, the exact search finds the cheapest."""
 
 
 class FirstSync:
@@ -26,6 +28,9 @@ class FirstSync:
     def __init__(self, slowdown: float) -> None:
         self._slowdown = slowdown
         self.shortest_jct_s = math.inf
+        """Of many plans, this is the time of the cheapest that keeps the deadline."""
+        self.is_worth_it = False
+        """Whether a plan keeps the deadline, and costs no more in addition than the whole run does if it is late."""
 
     def __call__(self, event: Event, controller: Controller) -> None:
         """An observer of the driver."""
@@ -42,13 +47,19 @@ class FirstSync:
             for gpus in gang_sizes(job.offer.gpus, limit.min_gpus_per_trial, limit.max_gpus_per_trial)
             if slots(instances, job.offer.gpus, gpus) > 0
         ]
+        deadline_s = math.inf if job.deadline_s is None else job.deadline_s
         if len(choices) ** len(rest) <= MOST_PLANS:
             every = (Plan(stages=chosen) for chosen in itertools.product(choices, repeat=len(rest)))
-            shortest_s = min(predict(rest, chosen, true, job.offer, now_held).jct_s for chosen in every)
+            found = [predict(rest, chosen, true, job.offer, now_held) for chosen in every]
         else:
-            free = replace(limit, deadline_s=None)
-            shortest_s = plan(rest, true, job.offer, free, "optimal", "min_time", held=now_held).prediction.jct_s
-        self.shortest_jct_s = elapsed_s + shortest_s
+            bound = replace(limit, deadline_s=max(0.0, deadline_s - elapsed_s))
+            problem = Problem(stages=rest, profile=true, offer=job.offer, constraints=bound, held=now_held)
+            cheapest = best_or_none(problem)
+            found = [] if cheapest is None else [cheapest.prediction]
+        self.shortest_jct_s = elapsed_s + min((each.jct_s for each in found), default=math.inf)
+        in_time_usd = min((each.cost_usd for each in found if elapsed_s + each.jct_s <= deadline_s), default=math.inf)
+        late = predict(rest, Plan(stages=state.plan.stages[1:]), true, job.offer, now_held)
+        self.is_worth_it = in_time_usd - late.cost_usd <= bill_usd(job, state, state.now) + late.cost_usd
 
 
 def slower(profile: Profile, slowdown: float) -> Profile:
