@@ -285,7 +285,7 @@ class _Place:
         return fixed_steps(
             self.max_epochs,
             num_samples=samples,
-            batch_size=train.batch_size,
+            batch_size=self._trial.global_batch_size(self._source._config),
             samples_per_iteration=self._trial.samples_per_iteration or samples,
             drop_last=self._trial.drop_last,
         )

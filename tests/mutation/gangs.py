@@ -10,6 +10,14 @@ _FAILS = f"{_IDIOMS}::test_a_gang_that_would_drift_apart_fails_in_one_line"
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
+        name="data-divided-anew-after-a-restore",
+        harm="the check refuses a LightningTrial that is right",
+        file="executor/training/comparing.py",
+        old='    reseed("setup", segment.seed)  # as the runner does',
+        new="    # as the runner does",
+        tests=("tests/integration/test_gang_check.py",),
+    ),
+    Mutant(
         name="thawed-layers-not-followed",
         harm="layers that a hook thaws drift apart on the workers",
         file="executor/training/wrapping.py",
