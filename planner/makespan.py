@@ -55,7 +55,7 @@ def makespan(trials_s: Seconds, num_slots: int) -> Floats:
 def begins(trials_s: Seconds, num_slots: int) -> tuple[Seconds, Seconds]:
     """Return when each trial begins (trials, rows), and when slots are idle for good (slots, rows), in order.
 
-    Of very many trials, about when.
+    The instants are approximate for very many trials.
     """
     found = np.zeros_like(trials_s)
     if num_slots >= len(trials_s):

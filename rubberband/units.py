@@ -99,8 +99,8 @@ def duration(seconds: float) -> str:
 
     Each is written by this wherever it is shown. `format_duration` is for what users write, such as a deadline.
     """
-    # Half a second is rounded up, also one that floating point made a little less: equal times look equal.
-    return format_duration(math.floor(seconds + 0.500001) if seconds >= 9.5 else seconds)
+    # Equal times look equal: rounded first, so that floating point does not tell 12.5 from 12.499999999.
+    return format_duration(round(round(seconds, 6)) if seconds >= 9.5 else seconds)
 
 
 _UNIT_BYTES = {"": 1, "B": 1} | {

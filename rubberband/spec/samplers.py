@@ -102,13 +102,13 @@ def check(
     size = grid_size(space)
     if size > MAX_GRID:
         raise InputError(
-            f"the grid has {size} configurations, more than {MAX_GRID:,}; list fewer values, or write them as choice "
+            f"the grid has {size:,} configurations, more than {MAX_GRID:,}; list fewer values, or write them as choice "
             "and draw some with sampler: {type: random}"
         )
     if size != num_samples:
         fate = f"{size - num_samples} would be dropped" if size > num_samples else "some would be trained twice"
         raise InputError(
-            f"the grid has {size} configurations and the scheduler starts {num_samples} trials: {fate}; leave "
+            f"the grid has {size:,} configurations and the scheduler starts {num_samples} trials: {fate}; leave "
             f"num_samples out, or set it (or the trials of the first stage) to {size}"
         )
 
