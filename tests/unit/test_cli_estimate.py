@@ -184,7 +184,7 @@ def test_a_module_of_an_extra_that_is_missing_is_one_line(
 
 
 def modules_after(*arguments: str) -> set[str]:
-    """Modules that are imported when a command is done; it must do without the sources of modules (pydantic reads some)."""
+    """Modules imported by the end of a command; it must do without the sources of modules (pydantic reads some)."""
     code = f"""
 import inspect, sys, tokenize
 def refuse(*_, **__):
