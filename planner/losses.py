@@ -8,11 +8,12 @@ when all of its instances are ready, those that were lost shortly before include
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rubberband.planner.makespan import Seconds, begins, makespan
+from rubberband.planner.makespan import MANY_TRIALS, Seconds, begins, makespan
 from rubberband.planner.table import Floats
 
 _MOST_LOSSES = 100
@@ -60,8 +61,8 @@ class Exposed:
 
     trials_s: Seconds
     """(trials, rows) Durations without a loss."""
-    startup_s: Seconds
-    """(trials, rows) Their start-ups."""
+    startup_s: Seconds | np.float32
+    """(trials, rows) Their start-ups; one number where these do not vary."""
     iteration_s: Seconds
     """(trials, rows) Their times per iteration."""
     iterations: int
@@ -75,10 +76,11 @@ class Exposed:
     """Losses of a trial per second."""
     index: int
     chances: Chances
+    is_billed: bool = True
+    """Whether the time in which the trials are on instances is asked for."""
 
-    def lives_s(self, number: int, groups: Indices, rows: Indices) -> Seconds:
-        """Return the time until a loss, by the instance of the trial and its number of losses before."""
-        places = groups * self.trials_s.shape[1] + rows
+    def lives_s(self, number: int, places: Indices) -> Seconds:
+        """Return the time until a loss, by the place of the trial's instance and its number of losses before."""
         return self.chances.of(self.chances.lives, (self.index, number), places) / np.float32(self.rate)
 
     def lost(self) -> npt.NDArray[np.bool_]:
@@ -91,85 +93,94 @@ class Exposed:
         lost: npt.NDArray[np.bool_] = lives / np.float32(self.rate) < self.trials_s
         return lost
 
-    def replaced_s(self, number: int, groups: Indices, rows: Indices) -> Seconds:
+    def replaced_s(self, number: int, places: Indices) -> Seconds:
         """Return the time from that loss until the replacement is ready."""
-        places = groups * self.trials_s.shape[1] + rows
         return self.chances.of(self.chances.replaced_s, (self.index, number), places)
 
 
-def with_losses(run: Exposed) -> tuple[Floats, Floats]:
+def with_losses(run: Exposed) -> tuple[Floats, Floats | None]:
     """(rows,) Return the time of the stage, and the sum of the times in which its trials were on instances."""
     num_trials, rows = run.trials_s.shape
     used, lost = min(run.num_slots, num_trials), run.lost()
     is_hit = lost.any(axis=0)
+    # An index instead of `take` and `compress` would lay columns, not rows, side by side: twice as slow after it.
     columns = np.flatnonzero(is_hit)
-    stage_s, busy_s = np.empty(rows), run.trials_s.sum(axis=0, dtype=np.float64)
+    stage_s = np.empty(rows)
+    busy_s: Floats | None = run.trials_s.sum(axis=0, dtype=np.float64) if run.is_billed else None
     if len(columns) < rows:
-        stage_s[~is_hit] = makespan(run.trials_s[:, ~is_hit], used)
+        stage_s[~is_hit] = makespan(run.trials_s.compress(~is_hit, axis=1), used)
     if len(columns):
-        some_s, lost = run.trials_s[:, columns], lost[:, columns]
+        some_s, lost = run.trials_s.take(columns, axis=1), lost.take(columns, axis=1)
         begins_s, free_s = begins(some_s, used)
         trials, places = np.nonzero(lost)
-        idle_s = _idle_s(run, begins_s + some_s, free_s, lost, (trials, places))
-        took_s, ran_s = _repeated(run, begins_s[trials, places], idle_s, trials, columns[places])
-        busy_s += np.bincount(columns[places], ran_s - some_s[trials, places], rows)
-        some_s[trials, places] = took_s
-        stage_s[columns] = makespan(some_s, used)
+        ends_s, began_s = begins_s + some_s, begins_s[trials, places]
+        idle_s = _idle_s(run, ends_s, free_s, lost, (trials, places))
+        took_s, ran_s = _repeated(run, began_s, idle_s, trials, columns[places])
+        if busy_s is not None:
+            busy_s += np.bincount(columns[places], ran_s - some_s[trials, places], rows)
+        # A trial that ends after all have begun delays no other; of very many, it is not known which do.
+        delays = np.full(len(columns), num_trials > MANY_TRIALS and used < num_trials)
+        delays[places[ends_s[trials, places] <= begins_s[-1, places]]] = True
+        ends_s[trials, places], some_s[trials, places] = began_s + took_s, took_s
+        stage_s[columns] = ends_s.max(axis=0)
+        if delays.any():
+            stage_s[columns[delays]] = makespan(some_s.compress(delays, axis=1), used)
     return stage_s, busy_s
 
 
 def _idle_s(
-    run: Exposed, ends_s: Seconds, free_s: Seconds, lost: npt.NDArray[np.bool_], where: tuple[Indices, Indices]
+    run: Exposed, ends_s: Seconds, free_s: Seconds | None, lost: npt.NDArray[np.bool_], where: tuple[Indices, Indices]
 ) -> Floats:
     """Return when each lost trial finds an idle slot on another instance, if only its own is lost.
 
     A slot is idle for good once no trial is queued; the trials of the lost instance free none, and those with lower
-    numbers take the first ones. `free_s` has the times at which slots are idle, those that no trial takes left out.
+    numbers take the first ones. `free_s` has the times at which slots are idle, None where each has one trial at most.
     """
     trials, places = where
-    spare, shared = run.num_slots - len(free_s), min(run.per_instance, len(ends_s))
+    num_trials, rows = ends_s.shape
+    shared, first = min(run.per_instance, num_trials), trials // run.per_instance * run.per_instance
+    mates = np.minimum(first + np.arange(shared)[:, None], num_trials - 1)
+    there, flat = np.minimum(shared, num_trials - first), mates * rows + places
+    earlier = (lost.ravel().take(flat) & (mates < trials)).sum(axis=0) if shared > 1 else 0
     # The lost instance's own slots, of which those that no trial takes are spare ones.
-    at = np.zeros(len(trials), np.intp)
-    if shared == 1:
-        mates_s = ends_s[where][None]
-        at += run.per_instance - 1
-    else:
-        mates = (trials // run.per_instance * run.per_instance) + np.arange(shared)[:, None]
-        there, mates = mates < len(ends_s), np.minimum(mates, len(ends_s) - 1)
-        mates_s = np.where(there, ends_s[mates, places], np.inf)
-        mates_s.sort(axis=0)
-        at += run.per_instance - there.sum(axis=0) + (lost[mates, places] & there & (mates < trials)).sum(axis=0)
-    at -= spare
-    for mate_s in mates_s:
-        at += (at >= 0) & (mate_s <= free_s[np.clip(at, 0, len(free_s) - 1), places])
-    found = free_s[np.clip(at, 0, len(free_s) - 1), places]
+    least = run.per_instance - there + earlier - (run.num_slots - min(run.num_slots, num_trials))
+    if (least < 0).all():
+        return np.zeros(len(trials))
+    free_s = np.sort(ends_s, axis=0) if free_s is None else free_s
+    mates_s, at, before = ends_s.ravel().take(flat), least, None
+    mates_s[np.arange(shared)[:, None] >= there] = np.inf
+    while before is None or (at != before).any():
+        found = free_s.ravel().take(np.minimum(np.maximum(at, 0), len(free_s) - 1) * rows + places)
+        at, before = least + ((mates_s <= found) & (least >= 0)).sum(axis=0), at
     idle_s: Floats = np.where(at < 0, 0.0, np.where(at < len(free_s), found, np.inf))
     return idle_s
 
 
 def _repeated(
     run: Exposed, begins_s: Floats, idle_s: Floats, trials: Indices, columns: Indices
-) -> tuple[Floats, Floats]:
+) -> tuple[Seconds, Seconds]:
     """Return the durations of the lost trials with all that they wait and repeat, and without what they wait."""
-    groups = trials // run.per_instance
-    startup_s, iteration_s = run.startup_s[trials, columns], np.maximum(run.iteration_s[trials, columns], _LEAST_S)
-    left_s, every = run.trials_s[trials, columns], run.checkpoint_iterations
-    took_s, waited_s, saved = np.zeros(len(trials)), np.zeros(len(trials)), np.zeros(len(trials))
-    idle_s, at, lives_s = idle_s - begins_s, np.arange(len(trials)), run.lives_s(0, groups, columns)
+    rows, every = run.trials_s.shape[1], run.checkpoint_iterations
+    flat, places = trials * rows + columns, trials // run.per_instance * rows + columns
+    startup_s = np.broadcast_to(run.startup_s, run.trials_s.shape)[trials, columns]
+    iteration_s = np.maximum(run.iteration_s.ravel().take(flat), np.float32(_LEAST_S))
+    took_s, waited_s, saved = (np.zeros(len(trials), np.float32) for _ in range(3))
+    left_s, idle_s, lives_s = np.empty(len(trials), np.float32), idle_s - begins_s, run.lives_s(0, places)
+    at: Any = slice(None)
     for number in range(_MOST_LOSSES):
-        replaced_s = run.replaced_s(number, groups[at], columns[at])
-        trained = np.floor(np.maximum(0.0, lives_s - startup_s[at]) / iteration_s[at] + _EPSILON)
-        before = saved[at]
-        kept = (run.before + before + trained) // every * every - run.before
+        trained = np.floor(
+            np.maximum(np.float32(0.0), lives_s - startup_s[at]) / iteration_s[at] + np.float32(_EPSILON)
+        )
+        before, passed_s = saved[at], took_s[at] + lives_s
+        kept = np.floor((run.before + before + trained) / every) * every - run.before
         saved[at] = np.minimum(np.maximum(kept, before), run.iterations)
-        passed_s = took_s[at] + lives_s
-        wait_s = np.minimum(np.maximum(idle_s[at] - passed_s, 0.0), replaced_s)
+        wait_s = np.minimum(np.maximum(idle_s[at] - passed_s, 0.0), run.replaced_s(number, places[at]))
         waited_s[at] += wait_s
         took_s[at] = passed_s + wait_s
         left_s[at] = startup_s[at] + (run.iterations - saved[at]) * iteration_s[at]
-        lives_s = run.lives_s(number + 1, groups[at], columns[at])
+        lives_s = run.lives_s(number + 1, places[at])
         lost = lives_s < left_s[at]
-        at, lives_s = at[lost], lives_s[lost]
+        at, lives_s = np.flatnonzero(lost) if number == 0 else at[lost], lives_s[lost]
         if not len(at):
             break
     took_s += left_s

@@ -24,7 +24,7 @@ Seconds = npt.NDArray[Any]
 _FEW_SLOTS = 16
 """Up to this number of slots, trials are placed one after another."""
 _MANY_WAVES = 12
-_MANY_TRIALS = 512
+MANY_TRIALS = 512
 """With more waves and more trials, only the last waves are scheduled."""
 _LAST_WAVES = 5
 _SHARE = 16
@@ -43,7 +43,7 @@ def makespan(trials_s: Seconds, num_slots: int) -> Floats:
     free_s = trials_s[:num_slots]
     rest_s = trials_s[num_slots:]
     head = 0
-    if num_trials > max(_MANY_WAVES * num_slots, _MANY_TRIALS):
+    if num_trials > max(_MANY_WAVES * num_slots, MANY_TRIALS):
         head = (num_trials // num_slots - _LAST_WAVES) * num_slots
         free_s, rest_s = _after_many(trials_s[:head], num_slots), trials_s[head:]
     ends_s = _inserted(free_s, rest_s)[-1] if num_slots <= _FEW_SLOTS else _in_batches(free_s, rest_s)
@@ -52,15 +52,16 @@ def makespan(trials_s: Seconds, num_slots: int) -> Floats:
     return np.asarray(ends_s, np.float64)
 
 
-def begins(trials_s: Seconds, num_slots: int) -> tuple[Seconds, Seconds]:
+def begins(trials_s: Seconds, num_slots: int) -> tuple[Seconds, Seconds | None]:
     """Return when each trial begins (trials, rows), and when slots are idle for good (slots, rows), in order.
 
-    The instants are approximate for very many trials.
+    The instants are approximate for very many trials. None where no slot takes two trials: the order of their ends is
+    seldom needed.
     """
     found = np.zeros_like(trials_s)
     if num_slots >= len(trials_s):
-        return found, np.sort(trials_s, axis=0)
-    if len(trials_s) > _MANY_TRIALS:
+        return found, None
+    if len(trials_s) > MANY_TRIALS:
         waves = np.arange(len(trials_s)) // num_slots
         np.multiply(waves[:, None], trials_s.mean(axis=0), out=found, casting="same_kind")
         return found, np.sort(found + trials_s, axis=0)[-num_slots:]

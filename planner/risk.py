@@ -318,6 +318,8 @@ def plan(problem: Problem, draws: Draws | None = None) -> Planned:
     """
     search = _Search(problem, draws or problem.draws())
     for search.markets in _market_sets(problem):
+        if search.markets is not None and search.proposes_only(search.markets):
+            continue
         for proposed in search.propose():
             search.judge.look(proposed)
     chosen = search.improved()
@@ -406,6 +408,11 @@ class _Search:
             for each in several(table, narrowed, goal, constant=self.problem.constant, most=_PROPOSALS):
                 found.append((each.cost_usd if goal == "min_cost" else each.time_s, table.plan(each.path)))
         return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+
+    def proposes_only(self, markets: tuple[Market, ...]) -> bool:
+        """Return whether all of the candidates so far use no other markets, so that they are proposed already."""
+        used = {choice.market for candidate in self.judge.looks for choice in candidate.stages}
+        return bool(used) and used.issubset(markets)
 
     def propose(self) -> Iterable[Plan]:
         """Propose plans about the confidence.

@@ -436,7 +436,9 @@ class Chunk:
         drawn = _factor_levels(cv, law).take(bits) if 4 * size >= _LEVELS else _noisy(cv, law, _levels().take(bits))
         return drawn.reshape(shape)
 
-    def _with_losses(self, index: int, num_slots: int, choice: StagePlan, trials_s: Seconds) -> tuple[Floats, Floats]:
+    def _with_losses(
+        self, index: int, num_slots: int, choice: StagePlan, trials_s: Seconds
+    ) -> tuple[Floats, Floats | None]:
         """Return time of the stage and busy time of its trials, with what interruptions cost."""
         spot, stage, first = self.offer.spot, self.stages[index], _bracket(self.stages, index)
         assert spot is not None, "a plan uses the markets that its offer has"
@@ -445,7 +447,7 @@ class Chunk:
         return with_losses(
             Exposed(
                 trials_s=trials_s,
-                startup_s=np.broadcast_to(self.startup_s(index), trials_s.shape),
+                startup_s=self.startup_s(index),
                 iteration_s=np.float32(work_s) * self.factor(index),
                 iterations=stage.iterations,
                 before=sum(one.iterations for one in self.stages[first:index]),
@@ -455,6 +457,7 @@ class Chunk:
                 rate=self._losses_per_s(choice) * max(1, choice.gpus_per_trial // self.offer.gpus),
                 index=index,
                 chances=self._chances_of_losses(),
+                is_billed=self.offer.billing == "per_function",
             )
         )
 

@@ -319,8 +319,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="lost-trials-wait-beside-idle-instances",
         harm="lost trials are told to wait for a replacement though another instance is idle",
         file="planner/losses.py",
-        old="np.where(at < 0, 0.0,",
-        new="np.where(at < 0, np.inf,",
+        old="return np.zeros(len(trials))",
+        new="return np.full(len(trials), np.inf)",
         tests=("tests/unit/test_planner_losses.py",),
     ),
     Mutant(
