@@ -102,7 +102,7 @@ def test_a_run_on_spot_of_which_an_instance_is_taken_away_with_notice(command_li
 def test_the_digits_as_they_are_in_the_examples(command_line: Ec2CommandLine) -> None:
     driver = command_line.start("run", "digits.yaml", *words(*ON_EC2))
     output, result = finished(command_line, driver)
-    assert "deadline 4m" in output
+    assert "deadline 5m" in output
     assert (len(result.trials), result.interruptions) == (64, 0)
     assert result.best is not None
     assert result.best.iterations == 85
