@@ -1,4 +1,4 @@
-"""What is told of random jobs beside an independent simulation, and the simulation beside the executor.
+"""Predictions for random jobs beside an independent simulation, and the simulation beside the executor.
 
     python -m tests.bench.bench_judge [KIND …] [--jobs 40] [--first 0] [--processes 1] [--agree 5] [--runs 400]
         [--replanned 12]

@@ -1,4 +1,4 @@
-"""Whether what is told of limits is what happens: `python -m tests.bench.bench_limits agree|kept [COUNT] [PART …]`.
+"""Compare predicted limits with runs: `python -m tests.bench.bench_limits agree|kept [COUNT] [PART …]`.
 
 `agree`: COUNT caps and deadlines around the own ones of random plans, on each provider (EC2 is the fake). `estimate`
 and the first remedy of it are compared with `run`, which goes as far as its first spending. `kept`: COUNT virtual runs
@@ -261,7 +261,7 @@ def virtual_words(chance: random.Random, kind: Kind) -> Words:
 
 
 def planned_job(name: str, seed: int) -> tuple[Job, float] | None:
-    """Return a random job with a cap, and the probability that is told; None if it is refused."""
+    """Return a random job with a cap, and its predicted probability; None if it is refused."""
     kind, chance = KINDS[name], random.Random(f"{name} {seed}")
     words = virtual_words(chance, kind)
     free = Experiment(**{**words, "constraints": {"objective": "min_cost"}})

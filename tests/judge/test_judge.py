@@ -146,6 +146,6 @@ def test_predictions_are_what_happens(kind: str, seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["waves", "hyperband", "function", "types"])
 def test_predictions_are_what_happens_on_random_jobs(kind: str) -> None:
-    """Of asha, of busy spot markets and of budgets on them, `bench_judge` has the figures: some are off by more."""
+    """`bench_judge` has the figures of asha, busy spot markets and budgets on them: some are off by more."""
     beyond = [verdict for verdict in (verdict_of(told_of(kind, seed)) for seed in range(40)) if verdict.beyond]
     assert not beyond

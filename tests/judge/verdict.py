@@ -1,4 +1,4 @@
-"""What is told of a job beside what the simulation finds, and the simulation beside the executor's virtual runs."""
+"""Predictions of a job beside the simulation, and the simulation beside virtual runs of the executor."""
 
 from __future__ import annotations
 
