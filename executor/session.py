@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import rubberband
 from rubberband.cloud.catalogue import types_of
 from rubberband.cloud.prices import live_table
 from rubberband.cloud.provider import ClusterProvider
@@ -131,7 +132,17 @@ class Setup:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Setup:
-        """The setup that `to_json` made this of."""
+        """Return the setup that `to_json` made this of. Raises JournalError for one of a newer version."""
+        try:
+            return cls._from_json(plain)
+        except TypeError as error:  # a word that this version does not know
+            raise JournalError(
+                f"the journal's setup is unknown to this version of rubberband ({rubberband.__version__}): {error}; "
+                "install the version that began the experiment, or a newer one"
+            ) from None
+
+    @classmethod
+    def _from_json(cls, plain: Mapping[str, Any]) -> Setup:
         found = plain["entrypoint"]
         entrypoint = None
         if found is not None:
@@ -203,6 +214,7 @@ def _run(
         journal, header = reader.journal, reader.header
         with explaining(folder):
             journal.require_whole()
+        journal.sign(header.job)
         journal.durable = not header.kind.is_simulated  # there, what a power failure takes costs nothing
         controller = Controller(header.job)
         setup, draw = _drawing(Setup.from_json(header.setup), controller)

@@ -32,6 +32,7 @@ from typing import IO, Any
 
 from rubberband.atomic import write_atomically
 from rubberband.cloud.steady import SteadyClock
+from rubberband.errors import ProviderError
 
 EXPERIMENT_TAG = "RUBBERBAND_EXPERIMENT"
 DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
@@ -79,11 +80,16 @@ class Record:
 
 
 def load(path: Path) -> Record:
-    """Return the record at `path`."""
+    """Return the record at `path`. Raises ProviderError for one of a newer version."""
     values: dict[str, Any] = json.loads(path.read_text())
     values["command"] = tuple(values["command"])
     values["devices"] = tuple(values["devices"])
-    return Record(**values)
+    try:
+        return Record(**values)
+    except TypeError as error:
+        raise ProviderError(
+            f"{path} is no record of this version of rubberband ({error}); install the version that launched it"
+        ) from None
 
 
 def save(path: Path, record: Record, at: float) -> None:

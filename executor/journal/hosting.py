@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
+import rubberband
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import EXCLUSIVE, SHARED, ExperimentFolder, locked
@@ -28,6 +29,7 @@ _LAST_S = 2.0
 """The wait for a process that is just ending."""
 
 
+@with_config(ConfigDict(extra="forbid"))  # a limit that is not known must not be dropped
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRun:
     """Order to the process of an experiment."""
@@ -97,12 +99,19 @@ def write_order(folder: ExperimentFolder, order: HostedRun) -> None:
 
 
 def read_order(folder: ExperimentFolder) -> HostedRun:
-    """Return the order. Raises InputError if there is none."""
-    order = _read(folder.order, HostedRun)
-    if order is None:
+    """Return the order. Raises InputError if there is none, or if it is of a newer version."""
+    try:
+        order: HostedRun = TypeAdapter(HostedRun).validate_json(folder.order.read_bytes())
+    except (OSError, ValidationError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        if first is not None and first["type"] == "unexpected_keyword_argument":
+            raise InputError(
+                f"{folder.order} has {first['loc'][0]!r}, unknown to this version of rubberband "
+                f"({rubberband.__version__}); install the version of the service, and resume the experiment"
+            ) from None
         raise InputError(
             f"{folder.order} is not a submission of the service; submit the experiment again, or resume it"
-        )
+        ) from None
     return order
 
 

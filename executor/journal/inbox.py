@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
@@ -30,6 +30,7 @@ _MOST_BYTES = 10_000
 """A larger file is ignored."""
 
 
+@with_config(ConfigDict(extra="forbid"))  # one of a newer version is left alone, not half carried out
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverRequest:
     """A request to the driver."""

@@ -7,6 +7,7 @@ store by its URL, such as PostgreSQL.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import sqlalchemy as sql
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
+import rubberband
 from rubberband.atomic import sync_directory
 from rubberband.errors import DamagedJournalError, JournalError, NameTakenError
 from rubberband.executor.core.events import Event
@@ -24,7 +26,21 @@ from rubberband.executor.core.state import Job
 from rubberband.executor.journal.database import Database, first_line
 from rubberband.values.kinds import KINDS, ProviderKind
 
+VERSION = 1
+"""Version of what a journal means. A newer version of rubberband writes a greater one, but not for a new field."""
+
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
+_SIGNED = re.compile(r'\{"version":(?P<version>\d+),"written_by":"(?P<by>[^"]*)",')
+_FOREIGN = {"unexpected_keyword_argument", "literal_error"}
+"""Errors of pydantic about values that only another version writes."""
+
+with_config(ConfigDict(extra="forbid"))(Event)  # a limit that is not known must not be dropped
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    job: Job
 
 
 _adapters: dict[str, TypeAdapter[Any]] = {}
@@ -36,31 +52,58 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     return _adapters[kind.__name__]
 
 
+class UnknownWordsError(JournalError):
+    """The journal has words that this version does not know."""
+
+
 def encode_event(event: Event) -> tuple[str, str]:
     """Return an event as (kind, JSON object)."""
     return type(event).__name__, _adapter(type(event)).serializer.to_json(event).decode()
 
 
 def decode_event(kind: str, body: str) -> Event:
-    """Return the event that was encoded. Raises JournalError if it is unknown or broken."""
+    """Return the event that was encoded. Raises UnknownWordsError for those of a newer version, JournalError."""
     if kind not in _KINDS:
-        raise JournalError(f"the journal holds an event {kind!r}, unknown to this version; use the newer one")
+        raise UnknownWordsError(f"an event {kind!r}")
     event: Event = _decode(_KINDS[kind], body)
     return event
 
 
 def encode_job(job: Job) -> str:
-    """Return the job as JSON, for `decode_job`."""
-    return _adapter(Job).dump_json(job).decode()
+    """Return the job as JSON, signed by this version, for `decode_job`."""
+    signature = f'{{"version":{VERSION},"written_by":"{rubberband.__version__}",'
+    return signature + _adapter(Job).dump_json(job).decode()[1:]
 
 
 def decode_job(body: str) -> Job:
-    """Return the job that was encoded. Raises JournalError if it is broken.
+    """Return the job that was encoded. Raises UnknownWordsError for that of a newer version, JournalError.
 
-    A job without `replan` is of a version without replanning: its journal has no RestPlanned after a SYNC.
+    A job without `replan` is of a version without replanning: its journal has no RestPlanned after a SYNC. One without
+    a signature is of an early version, and may have fields that were removed since.
     """
-    job: Job = _decode(Job, body)
+    signed = _SIGNED.match(body)
+    if signed is None:
+        job: Job = _decode(Job, body)
+    elif int(signed["version"]) > VERSION:
+        raise UnknownWordsError(f"version {signed['version']} (this one reads up to {VERSION})")
+    else:
+        job = _decode(_Signed, f'{{"job":{{{body[signed.end() :]}}}').job
     return job if '"replan":' in body else replace(job, replan=False)
+
+
+def written_by(job: str) -> str:
+    """Return the version of rubberband that wrote to a journal last, by its encoded job; empty for an early version."""
+    signed = _SIGNED.match(job)
+    return "" if signed is None else signed["by"]
+
+
+def from_elsewhere(name: str, error: UnknownWordsError, by: str) -> JournalError:
+    """Return the error of a journal with words that this version does not know, as `by` wrote it."""
+    which = f"version {by}" if by else "another version"
+    return JournalError(
+        f"the journal of {name!r} was written by {which} of rubberband and has {error}, unknown to this version "
+        f"({rubberband.__version__}); install that version, or a newer one"
+    )
 
 
 def _decode(kind: type[Any], body: str) -> Any:
@@ -69,7 +112,10 @@ def _decode(kind: type[Any], body: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the record"
-        raise DamagedJournalError(f"it has a broken {kind.__name__}: {where}: {first['msg']}") from None
+        what = "Job" if kind is _Signed else kind.__name__
+        if first["type"] in _FOREIGN:
+            raise UnknownWordsError(f"{where}={first['input']!r} in its {what}") from None
+        raise DamagedJournalError(f"it has a broken {what}: {where}: {first['msg']}") from None
 
 
 _PATIENCE_S = 180.0
@@ -184,9 +230,22 @@ class Journal:
         """Return the header; None without the experiment. Raises JournalError if it cannot be read."""
         with self._noticing_damage(), self._database.reading() as connection:
             row = connection.execute(sql.select(_experiments).where(_experiments.c.name == self.name)).first()
-        if row is None:
-            return None
-        return Header(name=row.name, created_at=row.created_at, job=decode_job(row.job), setup=row.setup)
+            if row is None:
+                return None
+            try:
+                job = decode_job(row.job)
+            except UnknownWordsError as error:
+                raise from_elsewhere(self.name, error, written_by(row.job)) from None
+        return Header(name=row.name, created_at=row.created_at, job=job, setup=row.setup)
+
+    def sign(self, job: Job) -> None:
+        """Note that this version writes to it from now on, if another one did. Raises JournalError."""
+        mine = _experiments.c.name == self.name
+        with self._database.reading() as connection:
+            known = written_by(connection.execute(sql.select(_experiments.c.job).where(mine)).scalar_one())
+        if known != rubberband.__version__:
+            with self._database.writing() as connection:
+                connection.execute(sql.update(_experiments).where(mine).values(job=encode_job(job)))
 
     def append(self, events: Sequence[Event]) -> None:
         """Make events durable, in order, all or none. Raises JournalError if that fails; no command may run then."""
@@ -232,7 +291,12 @@ class Journal:
             for expected, (seq, kind, body) in enumerate(rows, start=after + 1):
                 if seq != expected:
                     raise DamagedJournalError(f"event {expected} is missing before event {seq}")
-                yield seq, decode_event(kind, body)
+                try:
+                    event = decode_event(kind, body)
+                except UnknownWordsError as error:
+                    job = connection.execute(sql.select(_experiments.c.job).where(_experiments.c.name == self.name))
+                    raise from_elsewhere(self.name, error, written_by(job.scalar() or "")) from None
+                yield seq, event
 
     def require_whole(self) -> None:
         """Check all of a SQLite file, before more is written to it. Raises DamagedJournalError."""

@@ -18,7 +18,15 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox, asked_limits
-from rubberband.executor.journal.journal import Header, Journal, decode_event, decode_job
+from rubberband.executor.journal.journal import (
+    Header,
+    Journal,
+    UnknownWordsError,
+    decode_event,
+    decode_job,
+    from_elsewhere,
+    written_by,
+)
 from rubberband.executor.result import Result, summarise
 
 
@@ -128,10 +136,13 @@ def _read_file(path: Path, name: str) -> WholeJournal:
         raise JournalError(f"the journal of {name!r} cannot be read: {error}") from error
     if row is None:
         raise JournalError(f"the journal of {name!r} cannot be read: {path} is that of another experiment")
-    events = [(seq, decode_event(kind, body)) for seq, kind, body in found]
+    try:
+        events = [(seq, decode_event(kind, body)) for seq, kind, body in found]
+        header = _header(name, *row)
+    except UnknownWordsError as error:
+        raise from_elsewhere(name, error, written_by(row[1])) from None
     if [seq for seq, _ in events] != list(range(len(events))):
         raise DamagedJournalError(f"the journal of {name!r} is damaged (events are missing)")
-    header = _header(name, *row)
     controller = Controller(header.job)
     for _, event in events:
         controller.handle(event)

@@ -11,17 +11,21 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sql
 
+import rubberband
 from rubberband.errors import JournalError
 from rubberband.executor.core import events
 from rubberband.executor.core.events import Event, RestPlanned, TrialFailed, TrialReported
 from rubberband.executor.journal.journal import (
     Journal,
+    UnknownWordsError,
     begin,
     decode_event,
     decode_job,
     encode_event,
     encode_job,
+    from_elsewhere,
     sqlite_url,
+    written_by,
 )
 from rubberband.executor.training.runner import describe
 from rubberband.values.balance import BalanceUse
@@ -73,7 +77,7 @@ def test_a_reader_creates_nothing(tmp_path: Path) -> None:
 
 
 def test_broken_and_unknown_records_are_refused(journal: Journal) -> None:
-    with pytest.raises(JournalError, match="unknown to this version"):
+    with pytest.raises(UnknownWordsError, match="an event 'FromTheFuture'"):
         decode_event("FromTheFuture", "{}")
     with pytest.raises(JournalError, match=r"broken InstanceRunning: instance: "):
         decode_event("InstanceRunning", '{"occurred_at": 1.0}')
@@ -88,6 +92,45 @@ def test_every_kind_of_event_can_be_journalled() -> None:
 
 def test_a_job_comes_back_as_it_was() -> None:
     assert decode_job(encode_job(JOB)) == JOB
+
+
+def test_a_field_of_a_newer_version_is_refused_and_names_the_version(journal: Journal, tmp_path: Path) -> None:
+    """It would have been dropped: a limit that the resumed run no longer keeps."""
+    journal.create(created_at=1.0, job=JOB, setup={"provider": "virtual"})
+    journal.append(EVENTS[:3])
+    newer = encode_job(JOB).replace(f'"written_by":"{rubberband.__version__}",', '"written_by":"9.1","most_usd":5,')
+    with journal._database.writing() as connection:
+        connection.execute(sql.text("UPDATE experiments SET job = :job"), {"job": newer})
+    with pytest.raises(JournalError, match=r"version 9\.1 of rubberband and has job\.most_usd=5 in its Job, unknown"):
+        journal.header()
+    with journal._database.writing() as connection:
+        newer = json.dumps(json.loads(encode_event(EVENTS[2])[1]) | {"most_usd": 5})
+        connection.execute(sql.text("UPDATE events SET body = :body WHERE seq = 2"), {"body": newer})
+    with pytest.raises(JournalError, match=r"written by version 9\.1 .* most_usd=5 in its .*; install that version"):
+        list(journal.events())
+    with pytest.raises(JournalError, match=r"version 2 \(this one reads up to 1\)"):
+        raise from_elsewhere("x", unknown(encode_job(JOB).replace('"version":1', '"version":2')), "9.1")
+
+
+def unknown(job: str) -> UnknownWordsError:
+    """Return the error of a job that this version does not read."""
+    with pytest.raises(UnknownWordsError) as caught:
+        decode_job(job)
+    return caught.value
+
+
+def test_a_journal_without_a_version_is_read_and_signed_by_who_writes_to_it_next(journal: Journal) -> None:
+    journal.create(created_at=1.0, job=JOB, setup={"provider": "virtual"})
+    early = "{" + encode_job(JOB).partition(f'"{rubberband.__version__}",')[2].replace('{"', '{"removed":1,"', 1)
+    with journal._database.writing() as connection:
+        connection.execute(sql.text("UPDATE experiments SET job = :job"), {"job": early})
+    header = journal.header()
+    assert header is not None
+    assert header.job == JOB
+    journal.sign(header.job)
+    with journal._database.reading() as connection:
+        assert written_by(connection.execute(sql.text("SELECT job FROM experiments")).scalar_one()) != ""
+    assert journal.header() == header
 
 
 def test_sqlite_survives_a_crash_of_the_machine(journal: Journal) -> None:

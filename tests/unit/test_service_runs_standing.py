@@ -10,6 +10,7 @@ import pytest
 
 from rubberband.api.experiments.following import MISREADS, Follower, Sight, Standing, standing
 from rubberband.api.store.sql import open_store
+from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import (
     Ending,
@@ -129,6 +130,9 @@ def test_an_order_and_how_its_process_ended_outlive_a_power_cut(
     write_order(folder, order)
     power.cut()
     assert read_order(folder) == order
+    folder.order.write_bytes(folder.order.read_bytes().replace(b"{", b'{"most_hours":1,', 1))
+    with pytest.raises(InputError, match=r"order\.json has 'most_hours', unknown to this version .* install"):
+        read_order(folder)
     write_ending(folder, told(3))
     power.cut()
     assert read_ending(folder) == told(3)
