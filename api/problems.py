@@ -111,5 +111,5 @@ def problem_of(error: RubberbandError) -> Problem:
         case DamagedJournalError():
             return Problem(CONFLICT, detail)
         case JournalError():
-            return Problem(UNAVAILABLE, detail)
+            return Problem(UNAVAILABLE, detail, headers={"Retry-After": "5"})
     return Problem(INTERNAL, detail)

@@ -9,19 +9,19 @@ import ipaddress
 import logging
 import os
 import re
+import secrets
 import signal
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, cast
 
 import h11
-import sqlalchemy as sql
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -30,8 +30,9 @@ from rubberband.api.feed import Feed
 from rubberband.api.security.tokens import is_live
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import Store, open_store
+from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
-from rubberband.executor.journal.database import Database, parse_url
+from rubberband.executor.journal.database import parse_url
 from rubberband.interrupts import heeded
 from rubberband.units import shown
 
@@ -230,8 +231,6 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
 
 
-_SERVING = 0x52424253
-"""Advisory lock in PostgreSQL of the one server of a store."""
 _GRACE_S = 3
 """Time for running requests at the end of the service."""
 _CONNECTIONS = 500
@@ -257,7 +256,7 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
     """
     _make_home(settings.home)
     store = open_store(settings.store, settings.home, settings.keeping)
-    with closing(store), only_server(settings):
+    with closing(store), only_server(settings, store):
         require_token(settings, store)
         with _listening(settings.host, settings.port) as listener:
             app = create_app(settings, store=store)
@@ -371,21 +370,30 @@ def _make_home(home: Path) -> None:
 
 
 @contextmanager
-def only_server(settings: Settings) -> Iterator[None]:
+def only_server(settings: Settings, store: Store) -> Iterator[None]:
     """Lock a home and its store for one server. Raises InputError if another one has them."""
-    with _file_lock(
-        settings.home / "server.lock", f"the home {settings.home}", "set RUBBERBAND_HOME to another folder"
-    ):
-        if settings.store is None:
-            yield
-            return
-        url = parse_url(settings.store)
-        if url.get_backend_name() == "sqlite":
-            with _file_lock(Path(f"{url.database}.lock"), f"the store {url.database}", "give another --store"):
-                yield
-        else:
-            with _server_lock(url):
-                yield
+    with ExitStack() as stack:
+        otherwise = "set RUBBERBAND_HOME to another folder"
+        stack.enter_context(_file_lock(settings.home / "server.lock", f"the home {settings.home}", otherwise))
+        if settings.store is not None:
+            url = parse_url(settings.store)
+            if url.get_backend_name() == "sqlite":
+                path = Path(f"{os.path.realpath(str(url.database))}.lock")
+                stack.enter_context(_file_lock(path, f"the store {url.database}", "give another --store"))
+            store.take(_mark_of(settings.home))
+        yield
+
+
+def _mark_of(home: Path) -> str:
+    """Return `ID HOST:PATH` of a home. The id is in the folder that is backed up: a restored home is the same one."""
+    path = home / "experiments" / "home.id"
+    try:
+        if not path.exists():
+            make_directories(path.parent)
+            write_atomically(path, f"{secrets.token_hex(8)}\n".encode(), durable=True)
+        return f"{path.read_text().strip()} {socket.gethostname()}:{home.resolve()}"
+    except OSError as error:
+        raise InputError(f"{path} cannot be used ({error.strerror}); make room or give access") from None
 
 
 @contextmanager
@@ -402,20 +410,3 @@ def _file_lock(path: Path, what: str, otherwise: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _server_lock(url: sql.URL) -> Iterator[None]:
-    """Hold a lock that the database server frees when the connection ends."""
-    database = Database(url, what="the service's store", remedy="check that the database server runs")
-    try:
-        with database.reading() as connection:
-            taken = connection.execute(sql.select(sql.func.pg_try_advisory_lock(_SERVING))).scalar_one()
-            connection.commit()
-            if not taken:
-                raise InputError(
-                    f"another server uses the store {database.shown}; stop that one, or give another --store"
-                )
-            yield
-    finally:
-        database.close()

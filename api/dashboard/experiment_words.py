@@ -119,7 +119,10 @@ def sentence(submission: Submission, result: Result | None) -> str:
         runs = submission.state is ExperimentState.RUNNING
         course = _ends(submission.summary, result) if runs else "resumes from its checkpoints"
         parts = [_where(result), course, _money(submission.summary, result)]
-        sentences = [_capitalised("; ".join(parts)), _capitalised(reason) if reason and not runs else ""]
+        sentences = [
+            _capitalised("; ".join(parts)),
+            _capitalised(reason) if reason and (not runs or submission.home) else "",
+        ]
         sentences.append(printable(result.start_failures) if tells_start_failures(result) else "")
         sentences.append(printable(result.instead_of_spot))
         return " ".join(f"{each}." for each in sentences if each)

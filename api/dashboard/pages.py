@@ -180,7 +180,7 @@ def row(submission: Submission, now: float) -> Row:
     summary = submission.summary
     slack, mood = _slack(submission, now)
     cap_usd = _cap_usd(submission)
-    telling = submission.state not in _ON_ITS_WAY
+    telling = submission.state not in _ON_ITS_WAY or bool(submission.home)
     return Row(
         name=submission.name,
         state=submission.state.value,

@@ -40,6 +40,11 @@ class Sight:
     stopped: str = ""
     """Why its latest driver stopped, by its journal; empty if it did not."""
 
+    def waits_for(self, row: Submission) -> str:
+        """Return what the process of the row's attempt waits for, holding nothing; empty if it does not wait."""
+        mark = self.mark
+        return mark.waits_for if self.at_work and mark is not None and mark.attempt == row.attempt else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
@@ -51,8 +56,8 @@ class Standing:
 
 def standing(row: Submission, sight: Sight) -> Standing | None:
     """Return the state by an observation; None if the process of this attempt was never started."""
-    if sight.at_work and sight.mark is not None and sight.mark.waits_for and sight.mark.attempt == row.attempt:
-        return Standing(state=ExperimentState.STARTING, reason=sight.mark.waits_for)
+    if waits_for := sight.waits_for(row):
+        return Standing(state=ExperimentState.STARTING, reason=waits_for)
     if row.state is ExperimentState.STARTING:
         return _starting(row, sight)
     if not sight.has_begun:
@@ -139,6 +144,8 @@ class Follower:
         self._clock, self._experiments_clock = clock or time.time, clock
         self.observed: Observed | None = None
         """Journal, once there is one."""
+        self.waits = False
+        """Whether its process waits for its checkpoint store, and holds nothing."""
         self._told = -1
         """Last place of the journal in the feed."""
         self._pending: list[tuple[int, Event]] = []
@@ -176,7 +183,7 @@ class Follower:
             sight = self._sight()
         except Exception as error:
             return self._unreadable(row, error)
-        self._misreads = 0
+        self._misreads, self.waits = 0, bool(sight.waits_for(row))
         self._tell()
         return standing(row, sight)
 

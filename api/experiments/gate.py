@@ -17,7 +17,7 @@ from rubberband.api.experiments.body import require_allowed
 from rubberband.api.experiments.following import Standing
 from rubberband.api.problems import CONFLICT, REFUSED, Problem, problem_of
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import Store
+from rubberband.api.store.sql import Store, elsewhere
 from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_ending, read_mark
@@ -38,6 +38,12 @@ def conflict(row: Submission, obstacle: str) -> Problem:
     """Return the problem of an impossible action; `obstacle` gives the cause and an alternative."""
     why = row.reason if row.state is ExperimentState.UNREADABLE else obstacle
     return Problem(CONFLICT, f"experiment {row.name!r} is {row.state.value}: {why}", state=row.state.value)
+
+
+def require_here(row: Submission) -> None:
+    """Raise Problem CONFLICT for an experiment that the service of another home drives."""
+    if row.home:
+        raise conflict(row, elsewhere(row.home))
 
 
 def waits(row: Submission) -> bool:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, cast
+from weakref import WeakValueDictionary
 
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.body import require_allowed
@@ -20,11 +21,13 @@ from rubberband.api.experiments.gate import (
     limited,
     loses_profile,
     require_going_on,
+    require_here,
     told_as_problems,
     waits,
 )
 from rubberband.api.experiments.limit_preview import RestAnswer, RestQuestion, instant_of, with_instant, with_limits
-from rubberband.api.experiments.watcher import HOSTED, Processes, Watcher
+from rubberband.api.experiments.processes import HOSTED, Processes
+from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE, Problem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Promise
@@ -57,13 +60,26 @@ class Settled:
     failures: Sequence[Failure]
 
 
+class LockOfEach:
+    """A lock for each experiment: whatever takes long under it, such as reading a journal, holds up no other one."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        self._mutex = threading.Lock()
+
+    def of(self, name: str) -> threading.Lock:
+        """Return the lock of an experiment, the same one as long as any caller has it."""
+        with self._mutex:
+            return self._locks.setdefault(name, threading.Lock())
+
+
 class Journals:
     """Rows and journals of experiments for requests: as the watcher follows them, or read once. Thread-safe."""
 
     def __init__(self, store: Store, watcher: Watcher) -> None:
         self._store, self._watcher = store, watcher
         self._settled: OrderedDict[str, Settled] = OrderedDict()
-        self._reading = threading.Lock()
+        self._reading, self._caching = LockOfEach(), threading.Lock()
 
     def row(self, name: str) -> Submission:
         """Return an experiment's row. Raises Problem NOT_FOUND."""
@@ -74,25 +90,32 @@ class Journals:
 
     def settled(self, row: Submission) -> Settled | None:
         """Return the readable part of a journal that is not followed; None if there is none. Raises Problem."""
-        with self._reading:
-            known = self._settled.get(row.name)
-            if known is not None and known.changed_at == row.changed_at:
-                self._settled.move_to_end(row.name)
-                return known
-            if not self.exists(row.name):
-                return None
-            try:
-                with self._opened(row.name) as observed:
-                    result, failures = observed.result(), tuple(observed.failures)
-            except DamagedJournalError:
-                left = salvage(self._watcher.folder(row.name))
-                if left is None:
-                    return None
-                result, failures = left.result, ()
-            found = self._settled[row.name] = Settled(changed_at=row.changed_at, result=result, failures=failures)
-            while len(self._settled) > KEPT_RESULTS:
-                self._settled.popitem(last=False)
+        with self._reading.of(row.name):
+            with self._caching:
+                known = self._settled.get(row.name)
+                if known is not None and known.changed_at == row.changed_at:
+                    self._settled.move_to_end(row.name)
+                    return known
+            found = self._read(row)
+            with self._caching:
+                if found is not None:
+                    self._settled[row.name] = found
+                while len(self._settled) > KEPT_RESULTS:
+                    self._settled.popitem(last=False)
             return found
+
+    def _read(self, row: Submission) -> Settled | None:
+        if not self.exists(row.name):
+            return None
+        try:
+            with self._opened(row.name) as observed:
+                result, failures = observed.result(), tuple(observed.failures)
+        except DamagedJournalError:
+            left = salvage(self._watcher.folder(row.name))
+            if left is None:
+                return None
+            result, failures = left.result, ()
+        return Settled(changed_at=row.changed_at, result=result, failures=failures)
 
     def exists(self, name: str) -> bool:
         """Whether there is a journal. Raises Problem."""
@@ -101,13 +124,14 @@ class Journals:
 
     def require(self, row: Submission, action: Action) -> None:
         """Raise Problem CONFLICT, with an alternative, unless the action is possible now."""
+        require_here(row)
         why = obstacle(row.state, action, lambda fact: self._holds(row, fact))
         if why:
             raise conflict(row, why)
 
     def possible(self, row: Submission) -> frozenset[Action]:
         """Return the actions that are possible now. Raises Problem if that depends on an unreadable journal."""
-        return possible(row.state, lambda fact: self._holds(row, fact))
+        return frozenset() if row.home else possible(row.state, lambda fact: self._holds(row, fact))
 
     def _holds(self, row: Submission, fact: Fact) -> bool:
         match fact:
@@ -161,7 +185,7 @@ class Extensions:
 
     def __init__(self, settings: Settings, store: Store, watcher: Watcher, journals: Journals) -> None:
         self._settings, self._store, self._watcher, self._journals = settings, store, watcher, journals
-        self._granting = threading.Lock()
+        self._granting = LockOfEach()
 
     def question(
         self, name: str, *, deadline: object = None, max_cost_usd: float | None = None, request: str = ""
@@ -188,7 +212,7 @@ class Extensions:
         """
         if question.is_granted:
             return replace(answer.extension, applied=True)
-        with self._granting:
+        with self._granting.of(question.name):
             row = self._journals.row(question.name)
             if isinstance(granted := self._granted(row, request), Extension):
                 return granted
@@ -260,7 +284,7 @@ class Runs:
         """Other limits for experiments."""
         self.admission = None if settings.pool is None else Admission(settings.pool, store)
         """Promises of the pool; None without a pool."""
-        self._resuming = threading.Lock()
+        self._resuming = LockOfEach()
 
     def start(self) -> None:
         """Adopt running experiments, start queued ones, and watch all of them in a thread."""
@@ -334,6 +358,8 @@ class Runs:
         id = f"cancel-{request or secrets.token_hex(8)}"
         if self._has_acted(request) or (request and self._has_taken(name, id)):
             return row
+        if not waits(row):  # its service finds that it is withdrawn
+            require_here(row)
         if row.state is ExperimentState.QUEUED:
             row = self._withdraw(row, request)
             if row.state not in AT_WORK:
@@ -412,7 +438,7 @@ class Runs:
         self._journals.require(row, "resume")
         folder = self._watcher.folder(name)
         self._require_allowed(row, folder)
-        with self._resuming:  # a second request must not withdraw cancels that arrived after the first
+        with self._resuming.of(name):  # a second request must not withdraw cancels that arrived after the first
             inbox = Inbox(folder.inbox)
             before = inbox.pending()  # before the look at the row: what is asked later is for the next attempt
             row = self._row(name)

@@ -6,11 +6,10 @@ import logging
 import math
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +17,15 @@ from typing import TypeVar
 
 from rubberband.api.experiments.following import Follower, Sight, entries, standing
 from rubberband.api.experiments.gate import GOES_ON, Gate
+from rubberband.api.experiments.processes import NotStartedError, Processes
+from rubberband.api.experiments.queue import Queue
 from rubberband.api.experiments.sharing import Member, Sharing
-from rubberband.api.settings import Settings, child_environment
+from rubberband.api.settings import Settings
 from rubberband.api.store.schema import TakenIn
 from rubberband.api.store.sql import Store
-from rubberband.errors import InputError, JournalError, RubberbandError
+from rubberband.errors import JournalError
 from rubberband.executor.journal.folder import ExperimentFolder, folders
-from rubberband.executor.journal.hosting import HostedRun, holding, write_order
+from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.reading import WholeJournal, read_at_once
 from rubberband.executor.observed import Observed, at_work, outcome_of, summary_of
 from rubberband.states import AT_WORK, ExperimentState
@@ -124,69 +125,6 @@ def stamp_of(folder: ExperimentFolder) -> Stamp:
     return tuple(found)
 
 
-# Processes of experiments, each started at most once. Nothing here depends on being their parent.
-
-HOSTED: Sequence[str] = (sys.executable, "-P", "-m", "rubberband.app.hosted")
-"""Command; HOME, NAME and the descriptor of the lock follow. -P: the current folder must not hide modules."""
-
-_LAST_S = 0.5
-"""Time for the previous process to end before a start fails."""
-
-
-class NotStartedError(RubberbandError):
-    """A process could not be started."""
-
-
-class Processes:
-    """Processes that this server started. They continue without it."""
-
-    def __init__(self, command: Sequence[str] = HOSTED) -> None:
-        self._command = command
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, folder: ExperimentFolder, order: HostedRun) -> bool:
-        """Start a process with `order`; return False if one runs already. Raises NotStartedError.
-
-        The process inherits the lock: as long as the lock is free, no process exists.
-        """
-        try:
-            with holding(folder, wait_s=_LAST_S) as lock:
-                if lock is None:
-                    return False
-                write_order(folder, order)
-                self._spawn(folder, order, lock)
-        except (OSError, InputError) as error:
-            raise NotStartedError(f"its process could not be started: {error}") from None
-        return True
-
-    def _spawn(self, folder: ExperimentFolder, order: HostedRun, lock: int) -> None:
-        log = os.open(folder.process_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            self._children[folder.name] = subprocess.Popen(
-                [*self._command, str(folder.home), folder.name, str(lock)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=child_environment(order.store),
-                cwd=next((path for path in order.code if os.path.isdir(path)), folder.path),
-                start_new_session=True,
-                pass_fds=(lock,),
-            )
-        finally:
-            os.close(log)
-
-    def reap(self) -> None:
-        """Collect processes that ended, so that no zombie stays."""
-        self._children = {name: child for name, child in self._children.items() if child.poll() is None}
-
-    def let_go(self) -> None:
-        """Stop being their parent; they continue."""
-        self.reap()
-        for child in self._children.values():
-            child.returncode = 0  # or Popen would warn that it still runs
-        self._children = {}
-
-
 log = logging.getLogger("rubberband.api.experiments.service")
 _Found = TypeVar("_Found")
 
@@ -213,7 +151,7 @@ class Watcher:
         self._store, self._processes, self._wake = store, processes, wake
         self._rows: dict[str, Submission] = {}
         """Experiments that are queued, run, or cannot be read."""
-        self._queue: list[str] = []
+        self._queue = Queue({} if settings.pool is None else settings.pool.weights)
         self._settled: dict[str, Stamp | float] = {}
         """All others: the stamp of the journal, or `changed_at` of the row until the journal is looked at."""
         self._followers: dict[str, Follower] = {}
@@ -287,12 +225,12 @@ class Watcher:
                 self.round()
                 wait_s = BRISK_S if self._newcomers.found else FAST_S if self._is_busy else SLOW_S
                 if self._is_lost:
-                    log.warning("the store answers again")
+                    log.warning("the store can be used again")
                 self._is_lost, self._well_at = False, time.monotonic()
             except JournalError as error:
                 if not self._is_lost:
                     log.error(
-                        "the store does not answer; experiments continue, and are watched again once it does: %s", error
+                        "the store cannot be used; experiments continue, and are watched again once it can: %s", error
                     )
                 self._is_lost = True
             except Exception:
@@ -302,14 +240,18 @@ class Watcher:
 
     @property
     def _is_busy(self) -> bool:
-        return self._runs_any or self._is_pruning or bool(self._newcomers.others or self._queue)
+        return self._runs_any or self._is_pruning or bool(self._newcomers.others or len(self._queue))
 
     @property
     def _runs_any(self) -> bool:
         return any(row.state in AT_WORK for row in self._rows.values())
 
     def round(self) -> None:
-        """Look at everything once. Raises JournalError if the store does not answer; the next round catches up."""
+        """Look at everything once. The next round catches up with what this one could not do.
+
+        Raises JournalError if the store does not answer, or if another server has it: then nothing is changed.
+        """
+        self._store.keep()
         if not self._loaded:
             self._load()
         self._take_changes()
@@ -373,7 +315,7 @@ class Watcher:
             rows += page.items
         for row in reversed(rows):
             self._take(row)
-        for name in list(self._queue):
+        for name in self._queue:
             self._alone(name, self._is_refused)
         self._loaded = True
 
@@ -394,13 +336,14 @@ class Watcher:
             self._wake()
 
     def _take(self, row: Submission) -> None:
-        """File a row by its state."""
+        """File a row by its state; those of another home are left to its service."""
+        if row.home:
+            return
         name = row.name
         if row.state is ExperimentState.QUEUED:
-            if name not in self._queue:
-                self._queue.append(name)
-        elif name in self._queue:
-            self._queue.remove(name)
+            self._queue.put(name, row.owner)
+        else:
+            self._queue.drop(name)
         if row.state in AT_WORK | IDLE:
             self._rows[name] = row
             self._settled.pop(name, None)
@@ -443,16 +386,31 @@ class Watcher:
     # Queued experiments
 
     def _start_queued(self) -> None:
-        running = sum(row.state in AT_WORK and row.attempt > 0 for row in self._rows.values())
+        """Start those that a pool has promised instances, and others while slots are free: owners take turns."""
+        running = Counter(row.owner for row in self._rows.values() if self._holds_slot(row))
         promised = self._promised()
-        for name in sorted(self._queue, key=lambda name: name not in promised):
-            if running >= self._settings.limits.max_running and name not in promised:
+        for queued in self._queue:
+            if queued in promised:
+                running[self._rows[queued].owner] += bool(self._alone(queued, self._begin))
+        tried = set(promised)
+        while running.total() < self._settings.limits.max_running:
+            name = self._queue.next(running, without=tried)
+            if name is None:
                 break
-            running += bool(self._alone(name, self._begin))
+            tried.add(name)
+            owner = self._rows[name].owner
+            if self._alone(name, self._begin):
+                running[owner] += 1
+                self._queue.took_turn(owner)
 
-    def _promised(self) -> Container[str]:
-        """The queued experiments that a pool has promised instances: they wait for no slot."""
-        if self._sharing is None or not self._queue:
+    def _holds_slot(self, row: Submission) -> bool:
+        """Whether it counts among those that run: not while it waits for its checkpoint store and holds nothing."""
+        follower = self._followers.get(row.name)
+        return row.state in AT_WORK and row.attempt > 0 and not (follower is not None and follower.waits)
+
+    def _promised(self) -> Collection[str]:
+        """The experiments that a pool has promised instances: they wait for no slot."""
+        if self._sharing is None or not len(self._queue):
             return ()
         return {promise.experiment for promise in self._store.promises()}
 
@@ -544,7 +502,7 @@ class Watcher:
     def _wake_up(self, name: str) -> None:
         """Follow an experiment again that was resumed or changed by hand."""
         row = self._store.submission(name)
-        if row is not None:
+        if row is not None and not row.home:
             self._settled.pop(name, None)
             self._rows[name] = row
             self._by_hand.add(name)
@@ -563,9 +521,12 @@ class Watcher:
         if row is None:
             follower.close()
             return
-        self._followers[folder.name] = follower
         if not self._store.add(row):  # submitted at this moment
             row = self._store.submission(folder.name) or row
+        if row.home:
+            follower.close()
+            return
+        self._followers[folder.name] = follower
         self._wake()
         self._rows[folder.name] = row
         self._take(row)

@@ -60,4 +60,4 @@ def _store(service: Service) -> str:
     except RubberbandError:
         # The reason may hold the address of the store, and this route is public.
         return "does not answer"
-    return "ok"
+    return "another server uses it" if service.store.is_taken else "ok"

@@ -5,6 +5,7 @@ Journals may be in the same database, in tables of their own.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import sqlalchemy as sql
 from sqlalchemy.types import TypeDecorator
 
+from rubberband.errors import InputError
 from rubberband.values.submission import Submission
 
 Scope = Literal["read", "submit", "admin"]
@@ -135,6 +137,23 @@ class Page:
     """Cursor of the next page; None on the last one."""
 
 
+def cursor_of(submission: Submission) -> str:
+    """Return the cursor of the place after an experiment in the list."""
+    return base64.urlsafe_b64encode(json.dumps([submission.created_at, submission.name]).encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str) -> tuple[float, str]:
+    """Return the place of a cursor. Raises InputError for anything but a result of `cursor_of`."""
+    try:
+        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
+        created_at, name = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        if not (type(created_at) is float and math.isfinite(created_at) and type(name) is str):
+            raise ValueError("another shape")
+    except (ValueError, TypeError, RecursionError):
+        raise InputError("the cursor was not issued by this service; leave it out for the first page") from None
+    return created_at, name
+
+
 VERSION = 1
 """Version of the tables. A newer version of rubberband writes a greater one, but not for a column with a default."""
 
@@ -188,8 +207,9 @@ NUMBERS = sql.Table(
     sql.Column("name", StoredText, primary_key=True),
     sql.Column("value", sql.BigInteger, nullable=False),
 )
-"""`version` of the tables, and `feed`: the id of the last event. A writer of the feed locks that row until its
-transaction ends, so that no event becomes visible after one with a greater id."""
+"""`version` of the tables; `server`: the number of the one that may change them (`rubberband.api.store.holding`);
+`feed`: the id of the last event. A writer of the feed locks that row until its transaction ends, so that no event
+becomes visible after one with a greater id."""
 
 SUBMISSIONS = sql.Table(
     "service_submissions",
@@ -206,6 +226,7 @@ SUBMISSIONS = sql.Table(
     sql.Column("reason", StoredText, nullable=False),
     sql.Column("attempt", sql.Integer, nullable=False),
     sql.Column("summary", Json, nullable=False),
+    sql.Column("home", StoredText, nullable=False, server_default=""),
     sql.Index("service_submissions_by_age", "created_at", "name"),
 )
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from rubberband.api.settings import KEEPING, Keeping
+from rubberband.api.store.holding import TAKEN, Holding
 from rubberband.api.store.schema import (
     ACTS,
     FEED,
@@ -35,10 +34,12 @@ from rubberband.api.store.schema import (
     StoredPlan,
     TakenIn,
     TokenRecord,
+    cursor_of,
+    read_cursor,
 )
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import Database, parse_url
-from rubberband.states import ACTIVE, ExperimentState
+from rubberband.states import ACTIVE, OVER, ExperimentState
 from rubberband.values.submission import Submission, Summary, search_words
 
 ACT_KEPT_S = 30 * 24 * 3600.0
@@ -73,6 +74,8 @@ class Store:
         self._database = Database(parsed, what="the service's store", remedy=remedy)
         self.keeping = keeping
         """How long each kind of data is kept."""
+        self._home = ""
+        self._holding: Holding | None = None
         try:
             self._database.make(METADATA)
             self._require_version()
@@ -97,11 +100,48 @@ class Store:
         with self._database.reading() as connection:
             connection.execute(sql.select(NUMBERS.c.value).where(NUMBERS.c.name == "version")).scalar_one()
 
+    # One server at a time, and whose experiments it drives
+
+    def take(self, home: str) -> None:
+        """Become the one server of this store, for the experiments of `home` (`ID HOST:PATH`; empty: for all).
+
+        Those of a version that noted no home become this one's. Raises InputError if another server has the store.
+        """
+        self._home = home
+        if not self._database.is_sqlite:
+            self._holding = Holding(self._database)
+            if not self._holding.take():
+                shown = self._database.shown
+                raise InputError(f"another server uses the store {shown}; stop that one, or give another --store")
+        if home:
+            moved = _columns.home.startswith(_id_of(home))
+            with self._writing() as connection:
+                claimed = sql.update(SUBMISSIONS).where(sql.or_(_columns.home == "", moved), _columns.home != home)
+                connection.execute(claimed.values(home=home))
+
+    def keep(self) -> None:
+        """Look whether this server still has the store, or take it again. Raises JournalError if another one has it."""
+        if self._holding is not None and not self._holding.take():
+            raise JournalError(TAKEN)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another server had it at the latest look: this one changes no experiment."""
+        return self._holding is not None and self._holding.is_taken
+
+    @contextmanager
+    def _writing(self) -> Iterator[sql.Connection]:
+        """Give a connection in a transaction that changes experiments. Raises JournalError if another server has it."""
+        with self._database.writing() as connection:
+            if self._holding is not None:
+                self._holding.require(connection)
+            yield connection
+
     def prune(self, *, at: float) -> None:
         """Delete what `Keeping` calls old: keys, sessions, plans. `prune_feed` deletes events."""
         keeping, made_at = self.keeping, PLANS.c.created_at
         beyond = sql.select(PLANS.c.id).order_by(made_at.desc(), PLANS.c.id.desc()).offset(keeping.plans)
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             connection.execute(sql.delete(KEYS).where(KEYS.c.claimed_at <= at - keeping.answers_s))
             connection.execute(sql.delete(PLANS).where(made_at <= at - keeping.plans_s))
             connection.execute(sql.delete(PLANS).where(PLANS.c.id.in_(beyond)))
@@ -110,26 +150,43 @@ class Store:
 
     def close(self) -> None:
         """Close the store. Idempotent."""
+        if self._holding is not None:
+            self._holding.close()
         self._database.close()
 
     # Experiments
 
     def add(self, submission: Submission, promise: Promise | None = None) -> bool:
         """Add a new experiment, its state to the feed and its promise; return False if the name is known already."""
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             insert = self._database.if_absent(SUBMISSIONS).on_conflict_do_nothing(index_elements=["name"])
-            if connection.execute(insert.values(_row(submission)).returning(_columns.name)).first() is None:
+            if connection.execute(insert.values(self._row(submission)).returning(_columns.name)).first() is None:
                 return False
             self._extend(connection, [_first_entry(submission)])
             if promise is not None:
                 connection.execute(sql.insert(PROMISES).values(asdict(promise)))
         return True
 
+    def _row(self, submission: Submission) -> dict[str, Any]:
+        row = {field.name: getattr(submission, field.name) for field in fields(Submission)}
+        return row | {"summary": asdict(submission.summary), "home": self._home}
+
+    def _submission(self, row: Any) -> Submission:
+        """Return an experiment; the reason of one that another home drives says so, while that can change it."""
+        plain = dict(row._mapping)
+        state, (id, _, home) = ExperimentState(row.state), row.home.partition(" ")
+        if id in ("", _id_of(self._home)) or not self._home:
+            home = ""
+        elif state not in OVER:
+            plain["reason"] = "; ".join(part for part in (elsewhere(home), row.reason) if part)
+        summary = {name: value for name, value in plain["summary"].items() if name in _SUMMARY}
+        return Submission(**plain | {"state": state, "summary": Summary(**summary), "home": home})
+
     def submitted_by(self, owner: str, *, since: float) -> Sequence[Submission]:
         """Return the experiments that a token submitted since an instant (Unix time)."""
         query = sql.select(SUBMISSIONS).where(_columns.owner == owner, _columns.created_at >= since)
         with self._database.reading() as connection:
-            return [_submission(row) for row in connection.execute(query)]
+            return [self._submission(row) for row in connection.execute(query)]
 
     def owners(self, *, since: float) -> Sequence[str]:
         """Return the tokens that submitted experiments since an instant (Unix time), by name."""
@@ -139,7 +196,7 @@ class Store:
 
     def move(self, promise: Promise) -> None:
         """Replace the promise of an experiment that has one."""
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             values = {"start_at": promise.start_at, "spans": promise.spans}
             of_it = PROMISES.c.experiment == promise.experiment
             connection.execute(sql.update(PROMISES).where(of_it).values(values))
@@ -164,8 +221,8 @@ class Store:
         if not taken:
             return []
         insert = self._database.if_absent(SUBMISSIONS).on_conflict_do_nothing(index_elements=["name"])
-        with self._database.writing() as connection:
-            rows = [_row(one.submission) for one in taken]
+        with self._writing() as connection:
+            rows = [self._row(one.submission) for one in taken]
             new = set(connection.scalars(insert.returning(_columns.name), rows))
             fresh = [one for one in taken if one.submission.name in new]
             if not fresh:
@@ -178,7 +235,7 @@ class Store:
         """Return an experiment; None if none has this name."""
         with self._database.reading() as connection:
             row = connection.execute(sql.select(SUBMISSIONS).where(_columns.name == name)).first()
-        return None if row is None else _submission(row)
+        return None if row is None else self._submission(row)
 
     def submissions(
         self,
@@ -201,7 +258,7 @@ class Store:
             older = sql.and_(_columns.created_at == created_at, _columns.name < name)
             query = query.where(sql.or_(_columns.created_at < created_at, older))
         with self._database.reading() as connection:
-            found = [_submission(row) for row in connection.execute(query)]
+            found = [self._submission(row) for row in connection.execute(query)]
         items = found[:limit]
         return Page(items=items, next=cursor_of(items[-1]) if items and len(found) > limit else None)
 
@@ -237,7 +294,7 @@ class Store:
             "words": words,
         }
         changed = {column: value for column, value in given.items() if value is not None}
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             now = sql.select(_columns.state, _columns.reason).where(_columns.name == name).with_for_update()
             row = connection.execute(now).first()
             if row is None or (expected is not None and row.state not in expected):
@@ -256,7 +313,7 @@ class Store:
     def append(self, entries: Sequence[Entry]) -> None:
         """Add to the feed, in order, all or none. An (experiment, seq) that the feed already has is skipped."""
         if entries:
-            with self._database.writing() as connection:
+            with self._writing() as connection:
                 self._extend(connection, entries)
 
     def _extend(self, connection: sql.Connection, entries: Sequence[Entry]) -> None:
@@ -318,7 +375,7 @@ class Store:
         # Locked until the end, so that none of them resumes meanwhile.
         names = over.where(told).order_by(known.changed_at).limit(_PRUNED_AT_ONCE).with_for_update()
         gone = 0
-        with self._database.writing() as connection:
+        with self._writing() as connection:
             for name in connection.scalars(names).all():
                 if gone < limit:
                     gone += self._let_go(connection, name, limit - gone)
@@ -488,9 +545,13 @@ def _found_by(search: str) -> list[sql.ColumnElement[bool]]:
     return [sql.or_(*(text.icontains(word, autoescape=True) for text in texts)) for word in search_words(search)]
 
 
-def _row(submission: Submission) -> dict[str, Any]:
-    row = {field.name: getattr(submission, field.name) for field in fields(Submission)}
-    return row | {"summary": asdict(submission.summary)}
+def _id_of(home: str) -> str:
+    return home.partition(" ")[0]
+
+
+def elsewhere(home: str) -> str:
+    """Return the words for an experiment that the service of another home drives, at `HOST:PATH`."""
+    return f"it belongs to the home {home}: only the service there, or a command there, starts, changes and ends it"
 
 
 def _first_entry(submission: Submission) -> Entry:
@@ -500,29 +561,6 @@ def _first_entry(submission: Submission) -> Entry:
 def _state_entry(name: str, at: float, state: ExperimentState, before: str | None, reason: str) -> Entry:
     data = {"state": state, "before": before, "reason": reason}
     return Entry(experiment=name, seq=None, kind="state", occurred_at=at, data=data)
-
-
-def _submission(row: Any) -> Submission:
-    plain = dict(row._mapping)
-    summary = {name: value for name, value in plain["summary"].items() if name in _SUMMARY}
-    return Submission(**plain | {"state": ExperimentState(row.state), "summary": Summary(**summary)})
-
-
-def cursor_of(submission: Submission) -> str:
-    """Return the cursor of the place after an experiment in the list."""
-    return base64.urlsafe_b64encode(json.dumps([submission.created_at, submission.name]).encode()).decode().rstrip("=")
-
-
-def read_cursor(cursor: str) -> tuple[float, str]:
-    """Return the place of a cursor. Raises InputError for anything but a result of `cursor_of`."""
-    try:
-        padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
-        created_at, name = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        if not (type(created_at) is float and math.isfinite(created_at) and type(name) is str):
-            raise ValueError("another shape")
-    except (ValueError, TypeError, RecursionError):
-        raise InputError("the cursor was not issued by this service; leave it out for the first page") from None
-    return created_at, name
 
 
 def _record(row: Any) -> TokenRecord:

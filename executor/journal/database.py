@@ -32,6 +32,9 @@ _RETRY_S = 0.2
 _POSTGRESQL = {
     "connect_timeout": 10,
     "tcp_user_timeout": 30_000,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
     "client_encoding": "utf8",
     "application_name": "rubberband",
 }

@@ -187,15 +187,18 @@ class ExperimentFolder:
 
     @contextmanager
     def driving(self) -> Iterator[None]:
-        """Hold the driver's lock. Raises InputError if another driver does, or the folder cannot be written."""
+        """Hold the driver's lock. Raises InputError if another driver does, or the folder cannot be written.
+
+        Likewise, whether a user or a service asks, for an experiment of another home, and JournalError.
+        """
+        if self.store is not None and not self.is_here and self.exists:
+            raise InputError(
+                f"experiment {self.name!r} was started in another home: no driver of it ran in {self.path}; resume it "
+                "there, or set RUBBERBAND_HOME to that folder"
+            )
         try:
             self._lock.touch()
         except OSError as error:
-            if self.store is not None and not self.path.exists():
-                raise InputError(
-                    f"experiment {self.name!r} was started in another home: {self.path} is missing here; resume it "
-                    "there, or set RUBBERBAND_HOME to that folder"
-                ) from None
             raise InputError(_unwritable(self.path, error)) from None
         with open(self._lock, "a") as file:
             if not locked(file, EXCLUSIVE, wait_s=_LAST_S):

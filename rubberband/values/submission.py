@@ -67,6 +67,8 @@ class Submission:
     attempt: int = 0
     """Number of processes started for it."""
     summary: Summary = Summary()
+    home: str = ""
+    """`HOST:PATH` of the home whose service drives it; empty where that is the service that was asked."""
 
 
 def search_words(search: str) -> list[str]:

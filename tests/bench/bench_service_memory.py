@@ -148,7 +148,7 @@ def stores(wanted: str) -> Iterator[dict[str, str | None]]:
         found: dict[str, str | None] = {"sqlite": None}
         bin = programs()
         if bin is not None and wanted in ("", "postgresql"):
-            found["postgresql"] = stack.enter_context(database(stack.enter_context(server(bin))))
+            found["postgresql"] = stack.enter_context(database(stack.enter_context(server(bin)).url))
         yield {kind: url for kind, url in found.items() if wanted in ("", kind)}
 
 

@@ -138,7 +138,7 @@ def main() -> None:
         found["SQLite"] = figures(homes[0], None, seconds)
         bin = programs()
         if bin is not None:
-            url = stack.enter_context(database(stack.enter_context(server(bin, DURABLE))))
+            url = stack.enter_context(database(stack.enter_context(server(bin, DURABLE)).url))
             found["PostgreSQL"] = figures(homes[1], url, seconds)
     print(f"{'a second':<40}" + "".join(f"{name:>12}" for name in found))
     for what in found["SQLite"]:

@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,24 @@ def programs() -> Path | None:
     return max((path.parent for path in debian), key=lambda path: int(path.parent.name), default=None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A private server."""
+
+    url: sql.URL
+    control: Sequence[str]
+    """The command that controls it."""
+    started: Sequence[str]
+    """How it is started."""
+
+    def restart(self, mode: str) -> None:
+        """Stop it (`fast`: it ends its connections; `immediate`: as a crash) and start it again."""
+        _run(*self.control, "-m", mode, "stop")
+        _run(*self.control, *self.started)
+
+
 @contextmanager
-def server(bin: Path, settings: str = UNSAFE_BUT_FAST) -> Iterator[sql.URL]:
+def server(bin: Path, settings: str = UNSAFE_BUT_FAST) -> Iterator[Server]:
     """A private server, for as long as this lasts; it listens on no port. PostgreSQL does not run as root."""
     folder = Path(tempfile.mkdtemp(prefix="rb-pg-", dir="/tmp"))
     as_user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
@@ -57,11 +74,13 @@ def server(bin: Path, settings: str = UNSAFE_BUT_FAST) -> Iterator[sql.URL]:
             "UTF8",
         )
         options = f"-c listen_addresses= -c unix_socket_directories={folder} {settings}"
-        _run(*control, "-l", str(folder / "log"), "-o", options, "start")
+        started = ["-l", str(folder / "log"), "-o", options, "start"]
+        _run(*control, *started)
         try:
-            yield sql.URL.create(
+            url = sql.URL.create(
                 "postgresql+psycopg", "postgres", "s3cret", database="postgres", query={"host": str(folder)}
             )
+            yield Server(url=url, control=control, started=started)
         finally:
             _run(*control, "-m", "immediate", "stop")
     finally:
@@ -97,8 +116,8 @@ def postgresql() -> Iterator[sql.URL]:
     if given:
         yield parse_url(given)
     elif bin is not None:
-        with server(bin) as url:
-            yield url
+        with server(bin) as made:
+            yield made.url
     else:
         pytest.skip(NONE)
 

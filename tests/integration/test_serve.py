@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from rubberband.api import serving as connections
 from rubberband.api.serving import PatientProtocol, only_server
 from rubberband.api.settings import Settings
+from rubberband.api.store.sql import open_store
 from rubberband.cli import app
 from rubberband.errors import InputError, JournalError
 from tests.builders.server_process import ServerProcess, serving
@@ -171,11 +172,29 @@ def test_a_store_has_one_server(store_url: str, tmp_path: Path) -> None:
     for folder in homes:
         folder.mkdir()
     first, second = (Settings(home=folder, store=store_url) for folder in homes)
+    stores = [open_store(store_url, folder) for folder in homes]
     told = "another server uses the store"
-    with only_server(first), pytest.raises(InputError, match=told), only_server(second):
+    with only_server(first, stores[0]), pytest.raises(InputError, match=told), only_server(second, stores[1]):
         pass
-    with only_server(second):
+    stores[0].close()
+    with only_server(second, stores[1]):
         pass
+    stores[1].close()
+
+
+def test_a_sqlite_store_has_one_server_under_all_of_its_names(tmp_path: Path) -> None:
+    homes = [tmp_path / "a", tmp_path / "b"]
+    for folder in homes:
+        folder.mkdir()
+    (tmp_path / "link.db").symlink_to(tmp_path / "store.db")
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("store", "link")]
+    first, second = (Settings(home=folder, store=url) for folder, url in zip(homes, urls, strict=True))
+    stores = [open_store(url, tmp_path) for url in urls]
+    told = "another server uses the store"
+    with only_server(first, stores[0]), pytest.raises(InputError, match=told), only_server(second, stores[1]):
+        pass
+    for store in stores:
+        store.close()
 
 
 def test_a_large_body_is_refused_and_never_held(server: ServerProcess) -> None:

@@ -17,7 +17,7 @@ from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import read_order
+from rubberband.executor.journal.hosting import read_mark, read_order, write_mark
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
@@ -63,6 +63,40 @@ def test_a_queue_keeps_its_order_over_a_restart(tmp_path: Path, done_run: Path) 
     with house.open():
         house.wait("a", DONE)
     assert [name for name, *_ in house.starts()] == ["b", "c", "a"]
+    house.store.close()
+
+
+def test_owners_of_queued_experiments_take_turns(tmp_path: Path, done_run: Path) -> None:
+    house = House(tmp_path, done_run, max_running=1)
+    house.tell(ada_0="hold")
+    with house.open() as runs:
+        for number in range(3):
+            runs.submit(experiment(f"ada-{number}"), owner="ada")
+        house.wait("ada-0", RUNNING)
+        runs.submit(experiment("bob"), owner="bob")
+        house.go()
+        house.wait("ada-2", DONE)
+    assert [name for name, *_ in house.starts()] == ["ada-0", "bob", "ada-1", "ada-2"]
+    house.store.close()
+
+
+def test_an_experiment_that_waits_for_its_checkpoint_store_holds_no_slot(tmp_path: Path, done_run: Path) -> None:
+    house = House(tmp_path, done_run, max_running=1)
+    house.tell(first="hold")
+    with house.open() as runs:
+        runs.submit(experiment("first"))
+        house.wait("first", RUNNING)
+        runs.submit(experiment("second"))
+        folder = ExperimentFolder(home=tmp_path, name="first")
+        mark = read_mark(folder)
+        assert mark is not None
+        lock = os.open(folder.process_lock, os.O_RDWR)
+        write_mark(lock, replace(mark, waits_for="it waits: /mnt/checkpoints is not mounted"))
+        os.close(lock)
+        house.wait("second", DONE)
+        assert "not mounted" in house.row("first").reason
+        house.go()
+        house.wait("first", DONE)
     house.store.close()
 
 

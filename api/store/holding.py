@@ -1,0 +1,75 @@
+"""The right to change a PostgreSQL store: one service has it at a time.
+
+It is an advisory lock, which lives as long as a connection: a restart of the database, a failover or a firewall that
+ends idle connections frees it, and another service may take it. So its holder looks at that connection in each round,
+and takes the lock again if it is free. Each write reads in its transaction who took the lock last, and is given up if
+that is another service: no write of the earlier holder is committed after the later one has begun ("fencing").
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import ExitStack, suppress
+
+import sqlalchemy as sql
+from sqlalchemy.exc import SQLAlchemyError
+
+from rubberband.api.store.schema import NUMBERS
+from rubberband.errors import JournalError
+from rubberband.executor.journal.database import Database
+
+_SERVING = 0x52424253
+"""The advisory lock of the one server of a store."""
+_HOLDER = sql.select(NUMBERS.c.value).where(NUMBERS.c.name == "server").with_for_update(read=True)
+TAKEN = "another server uses this service's store; send the request there, or try again when that one has stopped"
+
+
+class Holding:
+    """The right to change a store, as one server asks for it. For one thread, but for `require`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._id = secrets.randbits(62)
+        self._stack = ExitStack()
+        self._connection: sql.Connection | None = None
+        """Holds the lock."""
+        self.is_taken = False
+        """Whether another server had it at the latest look."""
+
+    def take(self) -> bool:
+        """Return whether this server has it, after an attempt if it has not. Raises JournalError."""
+        if self._answers():
+            return True
+        self.close()
+        self.is_taken = False
+        with ExitStack() as stack:
+            connection = stack.enter_context(self._database.reading())
+            connection.detach()  # no other part of the service gets it from the pool
+            self.is_taken = not connection.execute(sql.select(sql.func.pg_try_advisory_lock(_SERVING))).scalar_one()
+            if self.is_taken:
+                return False
+            # On the connection of the lock, so that no one signs who has lost it. Waits for open writes of others.
+            signed = self._database.if_absent(NUMBERS).values(name="server", value=self._id)
+            connection.execute(signed.on_conflict_do_update(index_elements=["name"], set_={"value": self._id}))
+            self._connection, self._stack = connection, stack.pop_all()
+        return True
+
+    def _answers(self) -> bool:
+        try:
+            return self._connection is not None and bool(self._connection.exec_driver_sql("SELECT 1").scalar_one())
+        except SQLAlchemyError:
+            return False
+
+    def require(self, connection: sql.Connection) -> None:
+        """Raise JournalError, in the transaction of a write, if another server took it. None can until it ends."""
+        if connection.execute(_HOLDER).scalar() != self._id:
+            raise JournalError(TAKEN)
+
+    def close(self) -> None:
+        """Give it back. Idempotent."""
+        connection, self._connection = self._connection, None
+        with suppress(JournalError, SQLAlchemyError):  # the connection was lost
+            if connection is not None:
+                connection.execute(sql.select(sql.func.pg_advisory_unlock(_SERVING)))
+        with suppress(JournalError):
+            self._stack.close()
