@@ -52,14 +52,20 @@ class _Plan:
         return Expense(cost_usd=self.cost_usd, start_at=start_at, spans=self.spans)
 
 
+class OvertakenError(Problem):
+    """The pool's promises have changed since a plan was made: it has to be made anew."""
+
+    def __init__(self) -> None:
+        detail = "the pool's promises have changed meanwhile; submit again"
+        super().__init__(UNAVAILABLE, detail, headers={"Retry-After": "1"})
+
+
 class Admission:
     """Admits experiments to a pool."""
 
     def __init__(self, pool: SharedPool, store: Store) -> None:
         self._pool, self._store = pool, store
         self.budgets = Budgets(pool, store)
-        self.lock = asyncio.Lock()
-        """Held from a promise's check until it is kept."""
 
     def calendar(self) -> Calendar:
         """Return what is promised to the experiments that are not over."""
@@ -153,11 +159,11 @@ class Admission:
         return found, slot
 
     def require_fit(self, promise: Promise) -> None:
-        """Raise Problem UNAVAILABLE where another promise has moved, so that this one fits no more."""
+        """Raise OvertakenError where another promise was made or moved, so that this one fits no more."""
         spans = [Span(gpus=gpus, duration_s=duration_s) for gpus, duration_s in promise.spans]
         slot = self.calendar().earliest(spans, promise.start_at)
         if slot is None or slot.start_at > promise.start_at:
-            raise Problem(UNAVAILABLE, "the pool's promises have changed meanwhile; submit again")
+            raise OvertakenError
 
     async def _narrower(
         self, experiment: Experiment, calendar: Calendar, now: float, deadline_at: float, plan: PlanOf

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.answers import invalid, json_answer
-from rubberband.api.experiments.admission import Admission
+from rubberband.api.experiments.admission import OvertakenError
 from rubberband.api.experiments.body import JSON_TYPE, json_object, read_experiment, require_allowed
 from rubberband.api.models import (
     DETAIL,
@@ -312,10 +312,13 @@ async def submit(
         preview = partial(service.plans.preview, policy=policy, caller=caller_of(request))
         if service.admission is None:
             return await _planned(experiment, plan, preview, accept)
-        async with service.admission.lock:
-            made = await _promised(service.admission, principal.name, experiment, plan, preview, accept)
-            await service.plans.keep()  # the next one counts it
-            return made
+        for left in reversed(range(_TRIES)):
+            try:
+                return await _promised(service, principal.name, experiment, plan, preview, accept)
+            except OvertakenError:
+                if not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     return await once(service.store, given, act)
 
@@ -335,9 +338,15 @@ async def _planned(experiment: Experiment, seen: str | None, preview: _Preview, 
 
 
 async def _promised(
-    admission: Admission, owner: str, experiment: Experiment, seen: str | None, preview: _Preview, accept: _Accept
+    service: Service, owner: str, experiment: Experiment, seen: str | None, preview: _Preview, accept: _Accept
 ) -> Response:
-    """Accept an experiment whose plan fits into its owner's budget, and beside what the pool has promised to others."""
+    """Accept an experiment whose plan fits into its owner's budget, and beside what the pool has promised to others.
+
+    Others may submit while it is planned: `accept` checks the promise again. Raises OvertakenError where they took its
+    room.
+    """
+    admission = service.admission
+    assert admission is not None, "the service has a pool"
     experiment = admission.within(experiment)
     if experiment.profile is None:
         admission.require_plan(experiment)
@@ -346,6 +355,7 @@ async def _promised(
     if found.status != 200:
         return Response(found.body, found.status, media_type=MEDIA_TYPE)
     promise = await admission.admit(experiment, found, time.time(), preview, owner=owner)
+    await service.plans.keep()  # whoever submits next counts it
     made = await run_in_threadpool(accept, experiment, plan=seen or found.id, promise=promise)
     return _accepted(made, experiment.notes)
 

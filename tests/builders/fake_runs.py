@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ class FakeRuns:
     admission: Admission | None = None
     failure: Exception | None = None
     """Raised by whatever is asked next."""
+    promising: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> None:
         pass
@@ -63,7 +65,11 @@ class FakeRuns:
         now = time.time()
         words, queued = experiment.to_words(), ExperimentState.QUEUED
         made = Submission(name=experiment.name, state=queued, created_at=now, changed_at=now, words=words, **options)
-        if self.store.add(made, promise):
+        with self.promising:
+            if promise is not None and self.admission is not None:
+                self.admission.require_fit(promise)
+            is_new = self.store.add(made, promise)
+        if is_new:
             return made
         there = self._known(experiment.name)
         if there.request and there.request == made.request:

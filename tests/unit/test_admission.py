@@ -15,11 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband import cli
-from rubberband.api.experiments.admission import START_S, Admission, calendar_of
+from rubberband.api.experiments.admission import START_S, Admission, OvertakenError, calendar_of
 from rubberband.api.experiments.gate import Gate
 from rubberband.api.experiments.service import Runs
 from rubberband.api.experiments.sharing import Sharing
 from rubberband.api.experiments.watcher import Watcher
+from rubberband.api.plans.previews import Plans, Preview
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store.schema import Promise
@@ -28,7 +29,7 @@ from rubberband.executor.journal.inbox import Inbox
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, on_pool, pool_folder
 from rubberband.states import ExperimentState
-from tests.builders.fake_runs import FakeService, fake_service, words
+from tests.builders.fake_runs import FakeService, NearPlans, fake_service, words
 
 POOL = SharedPool(name="small", provider="virtual", instances=2, gpus_per_instance=1)
 TIGHT = {"constraints__deadline": "165s", "constraints__objective": "min_cost"}
@@ -124,6 +125,67 @@ def test_one_of_two_that_are_submitted_at_once_is_promised_the_pool(
     second.join()
     assert sorted(answer.status_code for answer in answers) == [201, 422]
     assert len(service.store.promises()) == 1
+
+
+def test_a_slow_plan_holds_up_no_other_submission(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, began, go = NearPlans.answer, threading.Event(), threading.Event()
+
+    async def slow(self: NearPlans, preview: Preview, *arguments: Any) -> Any:
+        if b"slow" in preview.body:
+            began.set()
+            while not go.is_set():
+                await asyncio.sleep(0.01)
+        return await answer(self, preview, *arguments)
+
+    monkeypatch.setattr(NearPlans, "answer", slow)
+    answers: list[Any] = []
+    first = threading.Thread(target=lambda: answers.append(submit(service, "slow")))
+    first.start()
+    assert began.wait(60.0)
+    try:
+        assert submit(service, "quick").status_code == 201
+        assert not answers
+    finally:
+        go.set()
+        first.join()
+    assert [made.status_code for made in answers] == [201]
+
+
+@pytest.mark.parametrize(("overtaken", "status"), [(2, 201), (1000, 503)])
+def test_a_submission_is_planned_again_where_others_took_its_room(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, overtaken: int, status: int
+) -> None:
+    tries, fits = [], Admission.require_fit
+
+    def require_fit(self: Admission, promise: Promise) -> None:
+        tries.append(promise)
+        if len(tries) <= overtaken:
+            raise OvertakenError
+        fits(self, promise)
+
+    monkeypatch.setattr(Admission, "require_fit", require_fit)
+    answer = submit(service, "one", **TIGHT)
+    assert answer.status_code == status, answer.json()
+    assert len(service.store.promises()) == (status == 201)
+    if status == 503:
+        assert answer.headers["Retry-After"]
+        assert "submit again" in answer.json()["detail"]
+        assert 2 <= len(tries) <= 10
+
+
+def test_a_plan_is_stored_before_its_experiment_counts(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def keep(self: Plans) -> None:
+        told.append("plans")
+
+    def require_fit(self: Admission, promise: Promise) -> None:
+        told.append("promise")
+
+    monkeypatch.setattr(NearPlans, "keep", keep)
+    monkeypatch.setattr(Admission, "require_fit", require_fit)
+    assert submit(service, "one", **TIGHT).status_code == 201
+    assert told[:2] == ["plans", "promise"]
 
 
 @pytest.mark.parametrize("instances", [4, 8])
