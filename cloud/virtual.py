@@ -306,6 +306,10 @@ class VirtualProvider:
         """Return the total cost by `at`; for a future time, without further calls until then."""
         return self._head_bill_usd(at) + math.fsum(self._cost_usd(machine, at) for machine in self._machines.values())
 
+    def cost_usd(self, instance: str) -> float:
+        """Return what one instance has cost, or will have cost without further calls."""
+        return self._cost_usd(self._settled(instance), math.inf)
+
     def _cost_usd(self, machine: _Machine, at: float) -> float:
         if machine.runs_at > min(at, machine.ended_at):
             return 0.0

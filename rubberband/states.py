@@ -147,6 +147,11 @@ def obstacle(state: ExperimentState, action: Action, holds: Callable[[Fact], boo
     return ""
 
 
+def pool_allots(pool: str) -> str:
+    """Return why an experiment that shares a pool takes no limit of instances, and what to do instead."""
+    return f"pool {pool} allots its instances; change its weight instead"
+
+
 def possible(state: ExperimentState, holds: Callable[[Fact], bool]) -> frozenset[Action]:
     """Return the actions that are possible now."""
     return frozenset(action for action in _ACTIONS if not obstacle(state, action, holds))

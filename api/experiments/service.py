@@ -41,7 +41,7 @@ from rubberband.executor.log_pages import PrintedLine, page, trial_files
 from rubberband.executor.observed import Failure, Observed, at_work
 from rubberband.executor.result import Result
 from rubberband.spec.experiment import Experiment
-from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, possible
+from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, pool_allots, possible
 from rubberband.units import format_usd, shown
 from rubberband.values.plan import Policy
 from rubberband.values.submission import Submission
@@ -394,7 +394,7 @@ class Runs:
             return row
         self._journals.require(row, "limit")
         if self._settings.pool is not None and self._watcher.shares_pool(row):
-            raise conflict(row, f"pool {self._settings.pool.name} allots its instances; change its weight instead")
+            raise conflict(row, pool_allots(self._settings.pool.name))
         asked = DriverRequest(id=id, kind="limit", asked_at=time.time(), max_instances=max_instances)
         with told_as_problems():
             Inbox(self._watcher.folder(name).inbox).put(asked)

@@ -3,17 +3,19 @@
 Every experiment reports its demand (`rubberband.executor.core.demand`). One with a promise gets what it is promised;
 the promise follows its plan as far as the calendar has room. The policy divides the rest among the others. It decides
 again when an experiment begins, ends or passes a SYNC, when a promise begins or ends, and every half minute. An
-experiment that is to give back GPUs that another is promised stops trials at once, else at their next checkpoints.
+experiment that is to give back GPUs that another is promised stops trials at once, else at their next checkpoints. One
+that waits for its checkpoint store holds nothing, and asks for nothing.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,22 +25,28 @@ from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
 from rubberband.cloud.catalogue import offers
 from rubberband.cloud.pool import RemotePool
-from rubberband.errors import ProviderError
+from rubberband.errors import InputError, ProviderError
 from rubberband.executor.core import rules
+from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.demand import demand, overdue, plan_left
 from rubberband.executor.core.events import Recall
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import read_mark
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
 from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, Scale, make_policy, within
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
+from rubberband.states import ExperimentState
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 
 DECIDE_EVERY_S = 30.0
 """Time after which it decides again, whatever happened."""
+KEPT_S = 300.0
+"""Time for which promised GPUs stay free for an experiment that is interrupted, or waits for its checkpoint store."""
+LAPSED = f"; its promise of GPUs has ended after {KEPT_S / 60.0:.0f}m"
 LEAST_RENTED_START_S = 120.0
 """A rented instance that takes no longer to start is not late."""
 
@@ -66,15 +74,20 @@ class Standing:
     """Its instances for which the pool has no machine yet; None: it is not known."""
     least_start_s: float = 0.0
     """Seconds that an instance may always take to start, where that is not known."""
+    away_s: float | None = None
+    """Seconds since its driver has stopped: it waits for its checkpoint store, and holds nothing. None: it has not."""
 
     @property
     def num_held(self) -> int:
         """Instances that it has, or has asked for."""
-        return len(self.state.fleet.live()) + len(self.state.fleet.leaving())
+        return 0 if self.away_s is not None else len(self.state.fleet.live()) + len(self.state.fleet.leaving())
 
     def pending(self) -> tuple[str, ...]:
         """Return the instances that would run by now if all of them started in the mean time."""
-        return overdue(self.job, self.state, self.now, self.job.offer.provision_delay_s)
+        return self._overdue(self.job.offer.provision_delay_s)
+
+    def _overdue(self, start_s: float) -> tuple[str, ...]:
+        return () if self.away_s is not None else overdue(self.job, self.state, self.now, start_s)
 
     def overdue(self) -> tuple[str, ...]:
         """Return the instances that do not come, as others hold parts of the machines.
@@ -85,7 +98,7 @@ class Standing:
         if self.waits is not None:
             return tuple(instance for instance in self.pending() if instance in self.waits)
         usual_s = self.job.offer.provision_delay_s * self.job.offer.provision_spread.p95
-        return overdue(self.job, self.state, self.now, max(usual_s, self.least_start_s))
+        return self._overdue(max(usual_s, self.least_start_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +109,35 @@ class Grant:
     promised_instances: int | None = None
     recall: Recall = "at_checkpoint"
 
-    def is_news(self, before: Grant | None) -> bool:
-        """Return whether to ask a driver again that was granted `before`: not for a milder recall alone."""
-        if before is None or (self.max_instances, self.promised_instances) != astuple(before)[:2]:
+    def is_news(self, before: Grant | DriverRequest) -> bool:
+        """Return whether to ask a driver that holds, or was asked for, `before`: not for a milder recall alone."""
+        if (self.max_instances, self.promised_instances) != (before.max_instances, before.promised_instances):
             return True
         return self.recall == "at_once" and before.recall != "at_once"
+
+
+def is_to_ask(
+    grant: Grant, asked: DriverRequest | None, waiting: Sequence[DriverRequest], controller: Controller
+) -> bool:
+    """Return whether to ask a driver for a grant: it does not hold it, and will not once it has read its inbox.
+
+    `asked` is what it was asked last, `waiting` what its inbox has that the journal behind `controller` has not. Others
+    may have asked it for another allotment since, by hand.
+    """
+    limits = [request for request in waiting if request.kind == "limit"]
+    job, state = controller.job, controller.state
+    if limits:
+        return grant.is_news(limits[-1])
+    if asked is not None and asked.id not in state.requests:  # it was taken in, and the journal is not read so far yet
+        return grant.is_news(asked)
+    if asked is None and state.allotment is None:
+        return True
+    holds = Grant(
+        max_instances=rules.most_instances(job, state),
+        promised_instances=state.promised_instances,
+        recall=state.fleet.recall,
+    )
+    return replace(grant, max_instances=min(grant.max_instances, job.offer.max_instances)).is_news(holds)
 
 
 class Division:
@@ -123,6 +160,9 @@ class Division:
         promised = {name: calendar.promised(name, now) for name in {*calendar.promises, *members}}
         demands = [found for name in members if (found := _demand(name, members[name], calendar, now)) is not None]
         asking = [found.name for found in demands]
+        for name, one in members.items():
+            if one.away_s is not None and one.away_s > KEPT_S:
+                promised[name] = 0  # until it is back
         demands += reserved(promised, asking, now)
         held = {name: one.job.offer.gpus * one.num_held for name, one in members.items()}
         capacity = self._capacity(demands, sum(held.values()), now)
@@ -130,9 +170,10 @@ class Division:
         self._current = self._policy.allot(demands, capacity, current, now) if capacity.instances else {}
         lacks = any(gpus > held.get(name, 0) for name, gpus in promised.items())
         grants = {}
-        for name in asking:
-            gpus, each = sum(self._current.get(name, {}).values()), members[name].job.offer.gpus
-            most, hurries = calendar.most(name, now), held[name] > gpus and (lacks or name in self._hurried)
+        for name in [*asking, *(name for name, one in members.items() if one.away_s is not None)]:
+            gpus = sum(self._current.get(name, {}).values()) if name in asking else 0
+            each, most = members[name].job.offer.gpus, calendar.most(name, now)
+            hurries = held[name] > gpus and (lacks or name in self._hurried)
             grants[name] = Grant(
                 max_instances=gpus // each,
                 promised_instances=most // each if most else None,
@@ -165,6 +206,8 @@ class Division:
 
 def _demand(name: str, one: Standing, calendar: Calendar, now: float) -> Demand | None:
     """Return the demand of an experiment; one with a promise takes what it is promised, and no more."""
+    if one.away_s is not None:
+        return None
     gpus = calendar.promised(name, now)
     found = demand(one.job, one.state, one.now, arrived_at=one.arrived_at, weight=one.weight, promised_gpus=gpus)
     return replace(found, max_gpus=gpus) if found is not None and calendar.most(name, now) else found
@@ -207,10 +250,14 @@ class Sharing:
         self._division = Division(pool)
         self.promising = threading.Lock()
         """Held while promises move: none is added meanwhile."""
-        self._asked: dict[tuple[str, int], Grant] = {}
-        """Experiment and attempt -> what it was granted last."""
+        self._grants: dict[str, Grant] = {}
+        """By the latest decision."""
+        self._asked: dict[tuple[str, int], DriverRequest] = {}
+        """Experiment and attempt -> what it was asked last."""
+        self._away_since: dict[tuple[str, int], float] = {}
+        """Experiment and attempt -> when its driver was first seen to have stopped."""
         self._seen: object = None
-        self._decide_at = 0.0
+        self._decided_at = math.inf
 
     def is_member(self, row: Submission) -> bool:
         """Whether an experiment runs on the pool. Simulated ones do not: their clocks do not wait for each other."""
@@ -221,26 +268,35 @@ class Sharing:
         """Make an experiment that is about to start wait, and send it the number of instances that it is promised."""
         most = calendar_of(self._pool, self._store.promises()).most(row.name, self._clock())
         each = max(offer.gpus for offer in offers(Experiment.kept(row.words).resources)) if most else 1
-        self._ask(row, Grant(max_instances=0, promised_instances=most // each or None))
+        self._put(row, Grant(max_instances=0, promised_instances=most // each or None))
 
     def round(self, members: Iterable[Member]) -> None:
-        """Decide, if anything happened since the latest decision. Raises JournalError."""
+        """Decide, if anything happened since the latest decision, and ask whoever does not obey.
+
+        Raises JournalError, and InputError where an inbox cannot be written: the next round asks again.
+        """
         now, running = self._clock(), [member for member in members if self.is_member(member.row)]
         calendar = calendar_of(self._pool, self._store.promises())
         standings = self._standings(running, calendar, now)
         seen = (
             {name: calendar.promised(name, now) for name in calendar.promises},
             [_stage_of(member) for member in running],
-            [(name, one.overdue()) for name, one in standings.items()],
+            [(name, one.overdue(), _away(one)) for name, one in standings.items()],
         )
-        if seen == self._seen and now < self._decide_at:
-            return
-        self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
-        grants = self._division.decide(self._moved(standings, now), standings, now)
-        self._tell_scale()
+        # The clock may step back.
+        if seen != self._seen or not self._decided_at <= now < self._decided_at + DECIDE_EVERY_S:
+            self._grants = self._division.decide(self._moved(standings, now), standings, now)
+            self._seen, self._decided_at = seen, now
+            self._tell_scale()
+        failed: InputError | None = None
         for member in running:
-            if member.row.name in grants:
-                self._ask(member.row, grants[member.row.name], member.observed)
+            if member.row.name in self._grants and member.observed is not None:
+                try:
+                    self._ask(member.row, self._grants[member.row.name], member.observed)
+                except InputError as error:  # the others do not wait for it
+                    failed = error
+        if failed is not None:
+            raise failed
 
     def _tell_scale(self) -> None:
         """Let the broker know the size of the pool, which it takes note of if it is news."""
@@ -251,6 +307,7 @@ class Sharing:
     def _moved(self, standings: Mapping[str, Standing], now: float) -> Calendar:
         """Let the promises follow their plans; return the calendar with them."""
         with self.promising:
+            self._store.lapse(before=now - KEPT_S, note=LAPSED)
             calendar = calendar_of(self._pool, self._store.promises())
             moved = followed(calendar, standings, now)
             for name, (start_at, plan) in moved.promises.items():
@@ -261,7 +318,7 @@ class Sharing:
 
     def _standings(self, running: Iterable[Member], calendar: Calendar, now: float) -> dict[str, Standing]:
         """Return where each experiment stands; the broker is asked only if a promised instance does not run in time."""
-        found = {member.row.name: one for member in running if (one := self._standing(member)) is not None}
+        found = {member.row.name: one for member in running if (one := self._standing(member, now)) is not None}
         if self._lender is None:
             return found
         waiting: Collection[tuple[str, str]] = ()
@@ -271,7 +328,7 @@ class Sharing:
         waits = {name: {instance for of, instance in waiting if of == name} for name in found}
         return {name: replace(one, waits=waits[name]) for name, one in found.items()}
 
-    def _standing(self, member: Member) -> Standing | None:
+    def _standing(self, member: Member, now: float) -> Standing | None:
         observed, row = member.observed, member.row
         if observed is None or observed.header.kind.is_simulated:
             return None
@@ -285,19 +342,26 @@ class Sharing:
             arrived_at=row.created_at,
             weight=weight,
             least_start_s=least_s,
+            away_s=self._away_s(row, state, now),
         )
 
-    def _ask(self, row: Submission, grant: Grant, observed: Observed | None = None) -> None:
-        """Ask the driver to hold what it is granted; do nothing if that was the latest request or holds already."""
+    def _away_s(self, row: Submission, state: State, now: float) -> float | None:
+        """Return the time since its driver has stopped, or is known to wait for its checkpoint store."""
         key = row.name, row.attempt
-        if not grant.is_news(self._asked.get(key)):
-            return
-        if key not in self._asked and observed is not None:
-            job, state = observed.controller.job, observed.controller.state
-            holds = Grant(max_instances=rules.most_instances(job, state), promised_instances=state.promised_instances)
-            if state.allotment is not None and not grant.is_news(holds):
-                self._asked[key] = grant
-                return
+        mark = read_mark(self._folder(row.name)) if row.state is ExperimentState.STARTING else None
+        if not state.stopped and not (mark is not None and mark.attempt == row.attempt and mark.waits_for):
+            self._away_since.pop(key, None)
+            return None
+        return now - self._away_since.setdefault(key, now)
+
+    def _ask(self, row: Submission, grant: Grant, observed: Observed) -> None:
+        """Ask the driver to hold what it is granted, if it does not, and will not by itself."""
+        controller, asked = observed.controller, self._asked.get((row.name, row.attempt))
+        waiting = Inbox(self._folder(row.name).inbox).pending(controller.state.requests)
+        if is_to_ask(grant, asked, waiting, controller):
+            self._put(row, grant)
+
+    def _put(self, row: Submission, grant: Grant) -> None:
         asked = DriverRequest(
             id=f"pool-{secrets.token_hex(8)}",
             kind="limit",
@@ -307,7 +371,7 @@ class Sharing:
             recall=grant.recall,
         )
         Inbox(self._folder(row.name).inbox).put(asked)
-        self._asked[key] = grant
+        self._asked[row.name, row.attempt] = asked
 
 
 def reserved(promised: Mapping[str, int], asking: Collection[str], now: float) -> list[Demand]:
@@ -317,6 +381,11 @@ def reserved(promised: Mapping[str, int], asking: Collection[str], now: float) -
         for name, gpus in sorted(promised.items())
         if gpus > 0 and name not in asking
     ]
+
+
+def _away(one: Standing) -> tuple[bool, bool]:
+    """Return whether it is away, and whether its promised GPUs are lent to others meanwhile."""
+    return one.away_s is not None, (one.away_s or 0.0) > KEPT_S
 
 
 def _stage_of(member: Member) -> tuple[object, ...]:

@@ -201,6 +201,19 @@ class Store:
             of_it = PROMISES.c.experiment == promise.experiment
             connection.execute(sql.update(PROMISES).where(of_it).values(values))
 
+    def lapse(self, *, before: float, note: str) -> None:
+        """End the promises to experiments that were interrupted before an instant; `note` extends their reasons."""
+        is_late = sql.and_(_columns.state == ExperimentState.INTERRUPTED.value, _columns.changed_at <= before)
+        query = sql.select(_columns.name).where(is_late, _columns.name.in_(sql.select(PROMISES.c.experiment)))
+        with self._database.reading() as connection:
+            if connection.scalars(query).first() is None:
+                return
+        with self._database.writing() as connection:  # none of them resumes meanwhile
+            names = connection.scalars(query.with_for_update()).all()
+            of_them = sql.update(SUBMISSIONS).where(_columns.name.in_(names))
+            connection.execute(of_them.values(reason=_columns.reason + note))
+            connection.execute(sql.delete(PROMISES).where(PROMISES.c.experiment.in_(names)))
+
     def promises(self) -> Sequence[Promise]:
         """Return the promises to experiments that are not over, the earliest first."""
         states = [state.value for state in (*ACTIVE, ExperimentState.INTERRUPTED)]
@@ -283,8 +296,9 @@ class Store:
     ) -> bool:
         """Change the given values; return False, and change nothing, if its state is not among `expected`.
 
-        A new state is added to the feed (kind `state`, data `{"state", "before", "reason"}`) in the same write. None
-        leaves a value as it is, and `changed_at` becomes `at`. `request` is recorded as by `note_act`.
+        A new state is added to the feed (kind `state`, data `{"state", "before", "reason"}`) in the same write. With
+        one at the end its promise ends, also for a later resume: others may have been promised its GPUs. None leaves a
+        value as it is, and `changed_at` becomes `at`. `request` is recorded as by `note_act`.
         """
         given = {
             "state": state,
@@ -304,6 +318,8 @@ class Store:
             if state is not None and row.state != state:
                 told = _state_entry(name, at, state, row.state, row.reason if reason is None else reason)
                 self._extend(connection, [told])
+            if state in OVER:
+                connection.execute(sql.delete(PROMISES).where(PROMISES.c.experiment == name))
             if request:
                 self._act(connection, request, at)
         return True

@@ -98,12 +98,13 @@ class Broker:
                 self.state.scales.append((event.at, event.machines, event.efficiency))
             case MachineRuns():
                 self._runs(event)
-            case MachinePriced():
-                self.state.machines[event.machine].hour_prices_usd = self.hour_prices(event.hour_prices_usd)
+            case MachinePriced():  # a compacted journal may lack the machine
+                if (priced := self.state.machines.get(event.machine)) is not None:
+                    priced.hour_prices_usd = self.hour_prices(event.hour_prices_usd)
             case MachineWarned():
-                machine = self.state.machines[event.machine]
-                machine.warned_at = event.at
-                machine.retired = machine.retired or "it will be lost soon"
+                if (warned := self.state.machines.get(event.machine)) is not None:
+                    warned.warned_at = event.at
+                    warned.retired = warned.retired or "it will be lost soon"
             case MachineEnded():
                 self._ended(event)
             case MachineRetired():
@@ -273,6 +274,13 @@ class Broker:
             return f"max_usd_per_month={cap:.2f} USD does not cover another instance until it could be released"
         return None
 
+    def too_large(self, gpus: int) -> str | None:
+        """Return why no machine of the pool has this number of GPUs; None: one has."""
+        has = self.state.limits.gpus
+        if gpus <= has:
+            return None
+        return f"it needs {gpus} GPUs and an instance of the pool has {has}; lower resources.gpus_per_instance"
+
     def first_usd(self) -> float:
         """Return what a new machine costs at least, until it could be released."""
         limits = self.state.limits
@@ -417,13 +425,16 @@ class Broker:
                     yield MachineWarned(at=at, machine=machine.name)
 
     def _hopeless(self, at: float) -> Iterator[PoolEvent]:
-        """Yield a refusal for the requests that wait if there is no machine, and money for none."""
-        if self.state.live or not self.state.held:
-            return
-        why = self.refusal(at)
-        if why is not None:
-            for asked in self.state.waiting():
-                yield SliceRefused(at=at, tenant=asked.tenant, instance=asked.instance, reason=why)
+        """Yield a refusal for the requests that wait if there is no machine, and money for none.
+
+        Likewise for one that was asked of larger machines than the pool has now: it would block all behind it.
+        """
+        waiting = list(self.state.waiting())
+        why = self.refusal(at) if waiting and not self.state.live else None
+        for asked in waiting:
+            reason = self.too_large(asked.gpus) or why
+            if reason is not None:
+                yield SliceRefused(at=at, tenant=asked.tenant, instance=asked.instance, reason=reason)
 
     def validate(self, at: float) -> None:
         """Raise AssertionError if an invariant does not hold."""

@@ -93,14 +93,17 @@ class Pool:
         self._mutex = threading.RLock()
         self._busy: set[str] = set()
         """Machines for which a call to the provider is under way."""
+        self._later: list[PoolCommand] = []
+        """Commands whose call could not begin."""
         self._closed = False
         self._scaled: tuple[float, float] = (-math.inf, 0.0)
         """Instant of the latest word of a service on its size, and the efficiency then."""
         self._broker = Broker(limits)
+        self._latest = -math.inf
         for event in journal.events():
             self._broker.handle(event)
             self._num_events += 1
-        self._latest = -math.inf
+            self._latest = max(self._latest, event.at)  # this machine's clock may have stepped back
         with self._mutex:
             self._broker.take_over(journal.leases(), self._now())
             self.take_in([Opened(at=self._now(), limits=limits)])
@@ -148,12 +151,8 @@ class Pool:
         with self._mutex:
             if self._closed:
                 raise ProviderError("the pool is closed; start it again with `rubberband pool up`")
-            limits = self._broker.state.limits
-            if gpus > limits.gpus:
-                raise ProviderError(
-                    f"instance {instance} refused: it needs {gpus} GPUs and an instance of the pool has {limits.gpus}; "
-                    "lower resources.gpus_per_instance"
-                )
+            if (why := self._broker.too_large(gpus)) is not None:
+                raise ProviderError(f"instance {instance} refused: {why}")
             if (tenant, instance) not in self._broker.state.slices:
                 asked = SliceRequested(
                     at=self._now(),
@@ -262,8 +261,9 @@ class Pool:
                     break
                 self.take_in(due)
             releasing = [m.name for m in self._broker.state.live.values() if m.status == "releasing"]
-            for name in releasing:
-                self._execute(Release(machine=name))
+            later, self._later = self._later, []
+            for command in [*later, *(Release(machine=name) for name in releasing)]:
+                self._execute(command)
             self._compact()
             is_held = bool(self._broker.state.live)
         if is_held:
@@ -273,9 +273,8 @@ class Pool:
         machine, name = self._broker.state.machines.get(status.instance), status.instance
         self._take_in_prices(status)
         if machine is None or not machine.is_live:
-            if status.ended_at is None and name not in self._busy:
-                self._busy.add(name)
-                self._start(lambda: self._release(name))
+            if status.ended_at is None:
+                self._execute(Release(machine=name))
             return
         now = self._now()
         if status.running_at is not None and machine.running_at is None and status.ended_at is None:
@@ -331,10 +330,12 @@ class Pool:
         if name in self._busy:
             return
         self._busy.add(name)
-        if isinstance(command, Rent):
-            self._start(lambda: self._rent(command))
-        else:
-            self._start(lambda: self._release(name))
+        try:
+            self._start(lambda: self._rent(command) if isinstance(command, Rent) else self._release(name))
+        except RuntimeError as error:  # there is no thread to be had
+            _log.warning("the call for machine %s waits for the next look: %s", name, error)
+            self._busy.discard(name)
+            self._later.append(command)
 
     def _repeat(self) -> None:
         """Repeat the commands that the death of an earlier broker may have cut off."""
@@ -352,10 +353,14 @@ class Pool:
         except Exception as error:
             reason = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
             sold_out = isinstance(error, NoCapacityError)
+            is_there = self._may_exist(command.machine)
             with self._mutex:
-                now = self._now()
-                ended = MachineEnded(at=now, machine=command.machine, ended_at=now, reason=reason, sold_out=sold_out)
-                self.take_in([ended])
+                now, name = self._now(), command.machine
+                if is_there:  # a lost answer is no refusal: it is released, and billed until then
+                    self.take_in([MachineRetired(at=now, machine=name, reason=reason, at_once=True)])
+                else:
+                    ended = MachineEnded(at=now, machine=name, ended_at=now, reason=reason, sold_out=sold_out)
+                    self.take_in([ended])
         finally:
             with self._mutex:
                 self._busy.discard(command.machine)
@@ -380,10 +385,21 @@ class Pool:
     def _forget_unknown(self, name: str) -> None:
         """Note the end of a machine that was never launched, as the broker died before."""
         with contextlib.suppress(Exception):
-            if all(status.instance != name for status in self._provider.describe()):
+            if self._listed(name) is None:
                 with self._mutex:
                     now = self._now()
                     self.take_in([MachineEnded(at=now, machine=name, ended_at=now, reason="it was never launched")])
+
+    def _listed(self, name: str) -> InstanceDescription | None:
+        return next((status for status in self._provider.describe() if status.instance == name), None)
+
+    def _may_exist(self, name: str) -> bool:
+        """Return whether the provider has the machine, or had it, or does not say."""
+        try:
+            status = self._listed(name)
+        except Exception:
+            return True
+        return status is not None and (status.ended_at is None or status.running_at is not None)
 
     def close(self) -> None:
         """End every machine, and what tenants hold with them. Idempotent."""

@@ -34,7 +34,7 @@ def note_allotment(job: Job, state: State, event: AllotmentChanged) -> None:
     then = forecast(job, state, at)
     state.allotments.append(
         Allotted(
-            at=event.occurred_at,
+            at=at,
             max_instances_before=before,
             max_instances=allotted,
             jct_before_s=expected.jct_s,

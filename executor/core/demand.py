@@ -18,14 +18,14 @@ from rubberband.values.plan import Stage
 def demand(
     job: Job, state: State, now: float, *, arrived_at: float, weight: float = 1.0, promised_gpus: int = 0
 ) -> Demand | None:
-    """Return the demand as of `now`; None if it ends, or has ended.
+    """Return the demand as of `now`; None if it ends, has ended, or its driver has stopped and holds nothing.
 
     `now` and `arrived_at`, the instant of the submission, are on the clock of the experiment's events. The time left
     with a number of instances is that of the widest gangs that pay off, wave after wave, in every stage that is left
     (planning-model: stage time); trials and instances are taken to be as fast as at the latest replan. It does not
     include the start of instances. Lanes share the instances by their quotas.
     """
-    if state.course in ("ending", "finished"):
+    if state.stopped or state.course in ("ending", "finished"):
         return None
     gpus, most = job.offer.gpus, job.offer.max_instances
     left_s = [_left_s(job, state, now, instances) for instances in range(most + 1)]

@@ -172,10 +172,10 @@ class Fleet:
         self.rent_changed()
 
     def live(self) -> list[InstanceRecord]:
-        """Instances that are held or on their way, longest billed first; not those that are taken away soon."""
+        """Instances held or on their way, longest billed first, then as they were asked for; not those that leave."""
         if self._live is None:
             found = [record for record in self.current() if record.status in LIVE]
-            found.sort(key=lambda record: (_or_never(record.running_at), record.instance))
+            found.sort(key=lambda record: _or_never(record.running_at))
             self._live = found
         return self._live
 

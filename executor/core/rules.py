@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rubberband.executor.core import budget
+from rubberband.executor.core.brackets import Bracket
 from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged, SearchWidened
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.purse import Purse
-from rubberband.executor.core.state import Bracket, Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.planner.model import least_instances as instances_for
 from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 from rubberband.values.offer import Offer, gang_sizes, slots

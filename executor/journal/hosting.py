@@ -115,6 +115,12 @@ def read_order(folder: ExperimentFolder) -> HostedRun:
     return order
 
 
+def pool_of(folder: ExperimentFolder) -> str | None:
+    """Return the folder of the pool that a service makes an experiment share; None: none, or it is run by hand."""
+    order = _read(folder.order, HostedRun)
+    return None if order is None else order.pool
+
+
 def write_ending(folder: ExperimentFolder, ending: Ending) -> None:
     """Write how the process ended. Raises OSError."""
     write_atomically(folder.ending, TypeAdapter(Ending).dump_json(ending), durable=True, mode=0o600)

@@ -10,9 +10,9 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +39,7 @@ class DriverRequest:
     """Up to 80 letters, digits and -. Two requests of one id are one."""
     kind: Literal["cancel", "extend", "limit"]
     asked_at: float
-    """Unix time."""
+    """Unix time; in an inbox, later than that of every request before it."""
     deadline_s: float | None = None
     """For `extend`: the new deadline, from Started as in `Job.deadline_s`; None: unchanged."""
     max_cost_usd: float | None = None
@@ -76,10 +76,14 @@ class Inbox(Requests):
         self._folder = folder
 
     def put(self, request: DriverRequest) -> None:
-        """Leave a request. Idempotent by its id. Raises InputError if its id is invalid or it cannot be written."""
+        """Leave a request behind all that wait, whatever the clocks say. Idempotent by its id.
+
+        Raises InputError if its id is invalid or it cannot be written.
+        """
         path = self._path(request.id)
         if path.exists():
             return
+        request = behind(request, self.pending())
         try:
             make_directories(self._folder)
             write_atomically(path, _stored.dump_json(request), durable=True)
@@ -139,6 +143,12 @@ def checked_id(id: str) -> str:
 def by_age(request: DriverRequest) -> tuple[float, str]:
     """Sort key of requests."""
     return request.asked_at, request.id
+
+
+def behind(request: DriverRequest, waiting: Sequence[DriverRequest]) -> DriverRequest:
+    """Return a request as asked after those that are `waiting`: a clock may have stepped back since."""
+    latest = max((asked.asked_at for asked in waiting), default=-math.inf)
+    return request if request.asked_at > latest else replace(request, asked_at=math.nextafter(latest, math.inf))
 
 
 def _read(path: Path) -> bytes:

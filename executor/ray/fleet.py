@@ -258,11 +258,10 @@ class RayFleet:
             if self._end(instance, hold):
                 # A lost answer is no refusal: the provider may have rented the instance.
                 status = self._release_surely(instance, self.leases.clock() + self.leases.lease_s) if asked else None
-                if status is None or status.running_at is None:
-                    self._refused(instance, reason, failed_start=failed_start, sold_out=sold_out)
+                if hold.running or (status is not None and status.running_at is not None):
+                    self._lost(instance, hold, status, reason)
                 else:
-                    self._priced(hold, status)
-                    self.mailbox.put(lambda at: released(instance, status, at))
+                    self._refused(instance, reason, failed_start=failed_start, sold_out=sold_out)
         finally:
             hold.launched.set()
 
@@ -354,17 +353,24 @@ class RayFleet:
         """Release an instance that cannot be used, and report it as lost."""
         hold = self._holds[instance]
         if self._end(instance, hold):
-            status = self._release_surely(instance)
-            ended_at = status.ended_at if status else None
-            preempted = hold.interrupted or (status is not None and status.preempted)
-            self._priced(hold, status)
-            self.mailbox.put(
-                lambda at: InstanceLost(
-                    occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason, preempted=preempted
-                )
+            self._lost(instance, hold, self._release_surely(instance), reason)
+
+    def _lost(self, instance: str, hold: _Hold, status: InstanceDescription | None, reason: str) -> None:
+        """Report an instance as lost, which may have run unseen. Trials on it go on elsewhere."""
+        if status is not None and status.running_at is not None and not hold.running:
+            running_at = status.running_at
+            hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
+            self.mailbox.put(lambda at: running(status, running_at, at))
+        ended_at = status.ended_at if status else None
+        preempted = hold.interrupted or (status is not None and status.preempted)
+        self._priced(hold, status)
+        self.mailbox.put(
+            lambda at: InstanceLost(
+                occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason, preempted=preempted
             )
-            hold.gone = True
-            hold.workers.dismiss()
+        )
+        hold.gone = True
+        hold.workers.dismiss()
 
     def _assemble(self, instance: str, hold: _Hold) -> None:
         try:

@@ -176,8 +176,17 @@ def limits_of(pool: PoolFile, offered: Offer) -> PoolLimits:
 class PoolMachines(LocalProvider):
     """This machine's instances for a pool; their workers are forked from one process that has imported torch."""
 
-    def __init__(self, name: str, directory: Path, gpus: int, lease_s: float, *, devices: Sequence[str] = ()) -> None:
-        super().__init__(name, directory, gpus, lease_s, devices=devices)
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        gpus: int,
+        lease_s: float,
+        *,
+        devices: Sequence[str] = (),
+        not_before: float = 0.0,
+    ) -> None:
+        super().__init__(name, directory, gpus, lease_s, devices=devices, not_before=not_before)
         self._name, self._directory = name, directory
         self._forking = threading.Lock()
         self._fork_server: ForkServer | None = None
@@ -201,11 +210,16 @@ class PoolMachines(LocalProvider):
 
 
 def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProvider:
-    """Return the provider that a broker owns. Raises InputError and ProviderError as it does."""
+    """Return the provider that a broker owns. Raises InputError and ProviderError as it does.
+
+    After a reboot its clock goes on from the end of the pool's journal at least.
+    """
     resources = resources_of(pool)
+    not_before = max((event.at for event in FileJournal(folder.path).events()), default=0.0)
     if not pool.kind.is_rented:
         devices = local_devices(offered)[0]
-        return PoolMachines(pool.name, folder.machines, offered.gpus, resources.lease_length_s, devices=devices)
+        lease_s = resources.lease_length_s
+        return PoolMachines(pool.name, folder.machines, offered.gpus, lease_s, devices=devices, not_before=not_before)
     from rubberband.cloud.aws.intents import runs_in
     from rubberband.cloud.aws.provider import open_provider
     from rubberband.executor.ray.attended import AttendedCluster
@@ -214,7 +228,7 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
     place = (pool.region, pool.aws.owner)
     runs = [known.run for known in runs_in(folder.machines) if (known.region, known.owner) == place]
     run = runs[0] if runs else secrets.token_hex(6)
-    cluster = open_provider(pool.name, folder.machines, resources, offered, run=run)
+    cluster = open_provider(pool.name, folder.machines, resources, offered, run=run, not_before=not_before)
     lease_s = resources.lease_length_s
     return AttendedCluster(cluster, lease_s=lease_s, interval_s=min(pool.kind.lease_interval_s, lease_s / 4.0))
 

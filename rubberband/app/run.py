@@ -35,7 +35,8 @@ from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import Cancelled, InfeasibleError, InputError, briefly
 from rubberband.executor.callbacks import Callback, check_callbacks
-from rubberband.executor.core.state import Job, brackets_of, lanes_of
+from rubberband.executor.core.brackets import brackets_of
+from rubberband.executor.core.state import Job, lanes_of
 from rubberband.executor.driver import Observer
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.inbox import Inbox

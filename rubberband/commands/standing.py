@@ -11,11 +11,12 @@ from typing import Any
 
 from rubberband.errors import InputError
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
+from rubberband.executor.journal.hosting import pool_of
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import explaining
 from rubberband.executor.log_pages import PrintedLine, page, trial_files
 from rubberband.executor.observed import Observed, at_work, outcome_of
-from rubberband.states import Action, ExperimentState, Fact, obstacle
+from rubberband.states import Action, ExperimentState, Fact, obstacle, pool_allots
 from rubberband.values.submission import Submission
 from rubberband.views.experiment import experiment_detail, extension_view
 
@@ -70,6 +71,8 @@ class LocalExperiment:
         view = self.look()
         if why := self._obstacle(view, "limit"):
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
+        if (pool := pool_of(self._folder)) is not None:
+            raise InputError(f"experiment {view['name']!r} is {view['state']}: {pool_allots(Path(pool).name)}")
         self._ask("limit", max_instances=max_instances)
 
     def _obstacle(self, view: dict[str, Any], action: Action) -> str:

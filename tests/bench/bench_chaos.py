@@ -1,8 +1,9 @@
 """Random runs in random weather, by the thousand: runs a second and core, what ended how, what went wrong.
 
-Run: python -m tests.bench.bench_chaos [RUNS] [FIRST_SEED] [FAMILY] [--ends]
+Run: python -m tests.bench.bench_chaos [RUNS] [FIRST_SEED] [FAMILY] [--ends | --odd]
 
-With --ends, half of the trials end by themselves.
+With --ends, half of the trials end by themselves. With --odd, runs whose allotments change are resumed after their ends
+with other allotments, answers to launches are lost, and clocks step back. Exits with 1 if a run went wrong.
 """
 
 from __future__ import annotations
@@ -19,26 +20,30 @@ RUNS = 10_000
 
 
 def main() -> None:
-    asked = [word for word in sys.argv[1:] if word != "--ends"]
-    ends = "--ends" in sys.argv
+    asked = [word for word in sys.argv[1:] if not word.startswith("--")]
+    ends, odd, num_wrong = "--ends" in sys.argv, "--odd" in sys.argv, 0
     runs = int(asked[0]) if asked else RUNS
     first = int(asked[1]) if len(asked) > 1 else 0
-    only = asked[2:]
+    only = ["allotments"] if odd else asked[2:]
     gc.freeze()
     for family, what in FAMILIES.items():
         if only and family not in only:
             continue
-        fixed = [run_one(seed, family, replan=False, ends=ends) for seed in range(first, first + runs)]
+        fixed = [run_one(seed, family, replan=False, ends=ends, odd=odd) for seed in range(first, first + runs)]
         report(f"{what}, plans held fixed", fixed)
         again = 0 if family.startswith("asha") else runs // 50  # without a SYNC nothing is planned again
-        replanned = [run_one(seed, family, replan=True, ends=ends) for seed in range(first, first + again)]
+        replanned = [run_one(seed, family, replan=True, ends=ends, odd=odd) for seed in range(first, first + again)]
         if replanned:
             report("the same, planned again at every SYNC", replanned)
         for how, timed, replan in (("held fixed", fixed, False), ("planned again", replanned, True)):
             wrong = [(seed, outcome) for seed, outcome, _ in timed if outcome.wrong]
+            num_wrong += len(wrong)
             print(f"{len(wrong)} of {len(timed)} runs with plans {how} went wrong")
             for seed, outcome in wrong:
-                print(f"  {replay_command(seed, family, replan=replan, ends=ends)}  # {'; '.join(outcome.wrong)}")
+                told = replay_command(seed, family, replan=replan, ends=ends, odd=odd)
+                print(f"  {told}  # {'; '.join(outcome.wrong)}")
+    if num_wrong:
+        sys.exit(1)
 
 
 FAMILIES: dict[Family, str] = {
@@ -53,10 +58,10 @@ FAMILIES: dict[Family, str] = {
 Timed = tuple[int, Outcome, float]
 
 
-def run_one(seed: int, family: Family, *, replan: bool, ends: bool) -> Timed:
+def run_one(seed: int, family: Family, *, replan: bool, ends: bool, odd: bool) -> Timed:
     """A seed, what came of it, and the CPU seconds that it took; the state is checked at its end."""
     began = time.process_time()
-    outcome = run_seed(seed, family, replan=replan, check_every=1_000_000, ends=ends)
+    outcome = run_seed(seed, family, replan=replan, check_every=10 if odd else 1_000_000, ends=ends, odd=odd)
     return seed, outcome, time.process_time() - began
 
 

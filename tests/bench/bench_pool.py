@@ -3,7 +3,10 @@
 With `shared`, real controllers share it: how many promises were made and kept, and what was seen. A deadline that was
 promised and is missed is wrong, unless an instance was lost or a driver died. Exits with 1 if a run went wrong.
 
-Run: python -m tests.bench.bench_pool [RUNS] [FIRST_SEED] [shared]
+With `odd`, real controllers share it too, answers to launches are lost, checkpoint stores go away, limits are set by
+hand, the service is restarted, and what has ended is resumed.
+
+Run: python -m tests.bench.bench_pool [RUNS] [FIRST_SEED] [shared | odd]
 """
 
 from __future__ import annotations
@@ -22,20 +25,20 @@ def main() -> None:
     """Run the seeds, and print those that went wrong."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    if "shared" in sys.argv[3:]:
-        share(range(first, first + runs))
+    if sys.argv[3:]:
+        share(range(first, first + runs), odd=sys.argv[3] == "odd")
     else:
         lend(first, runs)
 
 
-def share(seeds: range) -> None:
+def share(seeds: range, *, odd: bool) -> None:
     """Run seeds of experiments that share a pool; print those that went wrong at once."""
     began, wrong, members, seen = time.process_time(), 0, 0, Counter[str]()
     for seed in seeds:
-        run = SharedRun(seed)
+        run = SharedRun(seed, odd=odd)
         if what := wrong_end(run):
             wrong += 1
-            print(f"  {replay_command(seed)}  # {what}", flush=True)
+            print(f"  {replay_command(seed, odd=odd)}  # {what}", flush=True)
         members += len(run.members)
         seen += run.seen
     cpu_s = time.process_time() - began

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from rubberband.executor.core.state import Job, brackets_of
+from rubberband.executor.core.brackets import brackets_of
+from rubberband.executor.core.state import Job
 from rubberband.planner.model import predict
 from rubberband.values.plan import Plan, Prediction, Stage, StagePlan
 from tests.builders.jobs import JOB

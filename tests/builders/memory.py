@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from rubberband.executor.core.events import Event
-from rubberband.executor.journal.inbox import DriverRequest, Requests, by_age, checked_id
+from rubberband.executor.journal.inbox import DriverRequest, Requests, behind, by_age, checked_id
 
 
 class MemoryJournal:
@@ -28,7 +28,8 @@ class MemoryInbox(Requests):
             self.put(request)
 
     def put(self, request: DriverRequest) -> None:
-        self._requests.setdefault(checked_id(request.id), request)
+        if checked_id(request.id) not in self._requests:
+            self._requests[request.id] = behind(request, list(self._requests.values()))
 
     def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
         return sorted((request for id, request in self._requests.items() if id not in done), key=by_age)

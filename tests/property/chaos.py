@@ -10,13 +10,14 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor import sampling
+from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd, instance_cost_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
@@ -80,6 +81,12 @@ class ChaoticBackend(VirtualBackend):
         self.discarded: set[str] = set()
         self.ended: set[int] = set()
         """Trials that have ended by themselves."""
+        self.behind_s = 0.0
+        """How far the clock has stepped back since the driver before, until the new one has seen what it holds."""
+
+    def now(self) -> float:
+        """The clock, which may have stepped back."""
+        return super().now() - self.behind_s
 
     def execute(self, command: Command) -> None:
         """Die before or after it, if it is time. No trial goes on from what was thrown away."""
@@ -135,7 +142,8 @@ class ChaoticBackend(VirtualBackend):
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Die before or after it, if it is time."""
         self.count()
-        resumed = super().reconcile(known)
+        resumed = replace(super().reconcile(known), occurred_at=self.now())
+        self.behind_s = 0.0
         self.count()
         return resumed
 
@@ -147,20 +155,34 @@ class ChaoticBackend(VirtualBackend):
 
 
 class ChaoticInbox(MemoryInbox):
-    """Shows requests from when they were asked on; its driver may die before it lets go of one."""
+    """Gets requests when their time comes; its driver may die before it lets go of one."""
 
-    def __init__(self, backend: ChaoticBackend) -> None:
+    def __init__(self, backend: ChaoticBackend, now: Callable[[], float]) -> None:
         super().__init__()
-        self._backend = backend
+        self._backend, self._now = backend, now
+        self._later: list[DriverRequest] = []
+        self.clock: Random | None = None
+        """By how much the clock of those who ask has stepped, at each request; None: not at all."""
+
+    def ask(self, request: DriverRequest) -> None:
+        """Leave a request at the instant at which it is asked."""
+        self._later.append(request)
 
     def pending(self, done: Collection[str] = ()) -> list[DriverRequest]:
         """Those that were asked by now."""
-        return [request for request in super().pending(done) if request.asked_at <= self._backend.now()]
+        due = sorted((one for one in self._later if one.asked_at <= self._now()), key=lambda one: one.asked_at)
+        for asked in due:
+            self._later.remove(asked)
+            stepped_s = 0.0 if self.clock is None else self.clock.uniform(-3600.0, 3600.0)
+            self.put(replace(asked, asked_at=asked.asked_at + stepped_s))
+        return super().pending(done)
 
     def next_at(self) -> float:
         """Return when a driver that polls sees the next request; infinite without any."""
-        seen_at = self._backend.now() + POLL_S
-        return min((max(seen_at, asked.asked_at) for asked in super().pending()), default=math.inf)
+        seen_at = self._now() + POLL_S
+        if self.pending():
+            return seen_at
+        return max(seen_at, min((asked.asked_at for asked in self._later), default=math.inf))
 
     def discard(self, id: str) -> None:
         """Die before it, if it is time."""
@@ -193,7 +215,15 @@ class Run:
     """One seed's run, over all its drivers."""
 
     def __init__(
-        self, seed: int, family: Family | None, *, replan: bool | None, check_every: int, told: bool, ends: bool
+        self,
+        seed: int,
+        family: Family | None,
+        *,
+        replan: bool | None,
+        check_every: int,
+        told: bool,
+        ends: bool,
+        odd: bool,
     ) -> None:
         self._source = source = Random(seed)
         self.case = random_case(source, family, replan=replan)
@@ -202,6 +232,9 @@ class Run:
         disk = Random(f"{seed}/the disk")
         chance = Chance(source, weather, job.offer, job.reserved_usd_per_hour, clock.now, disk)
         chance.ends = f"{seed}/ends" if ends else None
+        chance.lost = Random(f"{seed}/lost answers") if odd else None
+        self._odd = Random(f"{seed}/odd orders") if odd else None
+        """Ends that are resumed, with other allotments, and clocks that step back; None: none of it."""
         self.weather, self.clock, self.seen = weather, clock, chance.seen
         self.backend = ChaoticBackend(
             job.name,
@@ -221,6 +254,7 @@ class Run:
         self.controller = Controller(job)
         self._check_every = check_every
         is_allotted = self.case.family == "allotments"
+        assert is_allotted or not odd, "odd orders are about allotments"
         self.watch = PlanWatch(self.controller) if job.replan and not is_allotted else None
         """Only of what is planned again: where plans are fixed, speed is measured."""
         self.allotments = AllotmentWatch(self.controller) if is_allotted else None
@@ -228,7 +262,9 @@ class Run:
         self._cancel_at = source.randrange(200) if source.random() < weather.cancels else -1
         self._rounds = itertools.count()
         self._user = Random(f"{seed}/the user")
-        self.inbox = ChaoticInbox(self.backend)
+        self._resumes = 3
+        self.inbox = ChaoticInbox(self.backend, clock.now)
+        self.inbox.clock = self._odd
         if self._user.random() < weather.extends:
             self._extend(self.clock.now() + self._user.uniform(0.0, 1.5) * job.prediction.jct_s)
         if is_allotted:
@@ -243,7 +279,7 @@ class Run:
             most: int | None = pool.randint(1 if after_s == instants[-1] else 0, job.offer.max_instances)
             most = None if pool.random() < 0.1 else most
             asked_at = self.clock.now() + after_s
-            self.inbox.put(DriverRequest(id=f"a-{index}", kind="limit", asked_at=asked_at, max_instances=most))
+            self.inbox.ask(DriverRequest(id=f"a-{index}", kind="limit", asked_at=asked_at, max_instances=most))
 
     def _extend(self, at: float) -> None:
         """The user asks for more, so that it is known at `at`."""
@@ -251,7 +287,7 @@ class Run:
         cap_usd = None if job.max_cost_usd is None else self._user.uniform(1.0, 2.0) * job.max_cost_usd
         deadline_s = None if job.deadline_s is None else self._user.uniform(1.0, 2.0) * job.deadline_s
         id = f"r-{self._user.getrandbits(32)}"
-        self.inbox.put(DriverRequest(id=id, kind="extend", asked_at=at, deadline_s=deadline_s, max_cost_usd=cap_usd))
+        self.inbox.ask(DriverRequest(id=id, kind="extend", asked_at=at, deadline_s=deadline_s, max_cost_usd=cap_usd))
 
     def _life(self) -> float:
         """Backend calls until the driver dies; a run makes some hundreds."""
@@ -281,9 +317,10 @@ class Run:
                 self.clock.advance_to(self.clock.now() + self._user.expovariate(1 / 600.0))
                 self._tell("the checkpoint store is back, and it is resumed")
             else:
-                if finish.outcome != "budget" or self._user.random() >= self.weather.extends:
+                if finish.outcome == "budget" and self._user.random() < self.weather.extends:
+                    self._go_on()
+                elif not self._is_resumed():
                     return finish
-                self._go_on()
 
     def _draw(
         self,
@@ -312,6 +349,31 @@ class Run:
         self._extend(self.clock.now())
         self._tell("it is extended, and resumed")
 
+    def _is_resumed(self) -> bool:
+        """Whether the user resumes what has ended, until the pool has decided without instances."""
+        state, odd = self.controller.state, self._odd
+        if odd is None or self._resumes == 0 or not rules.can_go_on(self.controller.job, state) or odd.random() < 0.2:
+            return False
+        self._resumes -= 1
+        self.seen["resumed after its end"] += 1
+        self.backend.close()
+        self.clock.advance_to(self.clock.now() + odd.expovariate(1 / 600.0))
+        now, most = self.clock.now(), self.case.job.offer.max_instances
+        granted = [(0, 0.0), (odd.randint(1, most), odd.choice([0.0, 1.0, 600.0]))]
+        for max_instances, after_s in granted[odd.randint(0, 1) :]:
+            id = f"resumed-{odd.getrandbits(32)}"
+            asked = DriverRequest(id=id, kind="limit", asked_at=now + after_s, max_instances=max_instances)
+            self.inbox.ask(asked)
+        self._step_back()
+        self._tell("it is resumed after its end")
+        return True
+
+    def _step_back(self) -> None:
+        """The new driver's machine may have a clock that is behind."""
+        if self._odd is not None and self._odd.random() < 0.5:
+            self.seen["clock steps back"] += 1
+            self.backend.behind_s = self._odd.uniform(0.0, 3600.0)
+
     def _comes_back(self) -> bool:
         self.seen["driver dies"] += 1
         self._tell("the driver dies")
@@ -321,6 +383,7 @@ class Run:
             return False
         gap_s = self._source.choice([0.0, self._source.expovariate(1 / 60.0), self._source.expovariate(1 / 1200.0)])
         self.clock.advance_to(self.clock.now() + gap_s)
+        self._step_back()
         self._tell("another one comes")
         self.backend.calls_left = self._life()
         return True
@@ -387,12 +450,14 @@ def run_seed(
     check_every: int = 1,
     told: bool = False,
     ends: bool = False,
+    odd: bool = False,
 ) -> Outcome:
     """Run one seed and judge it; the state is checked after every `check_every`th event.
 
-    `ends`: whether half of the trials end by themselves.
+    `ends`: whether half of the trials end by themselves. `odd`: whether it is resumed after its end with other
+    allotments, answers to launches are lost, and clocks step back.
     """
-    run = Run(seed, family, replan=replan, check_every=check_every, told=told, ends=ends)
+    run = Run(seed, family, replan=replan, check_every=check_every, told=told, ends=ends, odd=odd)
     wrong: list[str] = []
     finish: Finish | None = None
     try:
@@ -441,6 +506,7 @@ def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
         validate(run.controller, is_told=False)
         wrong += run.replayed()
         wrong += _trained_in_vain(run.controller.state)
+        wrong += _ranked_otherwise(run.controller.state)
         if run.controller.state.phase is not Phase.FINISHED:
             wrong.append(f"it ended in phase {run.controller.state.phase}")
         hindered = finish.outcome != "done" and run.case.job.max_cost_usd is None
@@ -469,6 +535,18 @@ def _trained_in_vain(state: State) -> list[str]:
     return wrong
 
 
+def _ranked_otherwise(state: State) -> list[str]:
+    """Name the stages that end otherwise than without faults: a trial with a lower number is better."""
+    synced = [record for record in state.stages if record.ended_at is not None]
+    of_halving = [one for one in synced if state.lanes[state.lane_of[one.trials[0]]].rungs is None]
+    return [
+        f"stage {record.stage} ends with {record.ranking}"
+        for record in of_halving
+        if not any(state.trials[trial].ended for trial in record.trials)
+        and list(record.ranking) != sorted(record.ranking)
+    ]
+
+
 def _has_ended_before(state: State, trial: int, record: StageRecord) -> bool:
     """Whether an ended trial's last stretch on a gang was over before a stage began."""
     use = state.allocation(state.trials[trial])
@@ -478,7 +556,9 @@ def _has_ended_before(state: State, trial: int, record: StageRecord) -> bool:
 def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     """The bill only grows: if it is within the cap at the end of time, it always was."""
     job, state = run.controller.job, run.controller.state
-    billed_usd, ledger_usd = run.backend.provider.bill_usd(math.inf), bill_usd(job, state, state.now)
+    # A clock that stepped back may not have reached yet what a driver found ended.
+    known_until = max([state.now, *(one.ended_at or 0.0 for one in state.instances.values())])
+    billed_usd, ledger_usd = run.backend.provider.bill_usd(math.inf), bill_usd(job, state, known_until)
     wrong = []
     if job.max_cost_usd is not None and billed_usd > job.max_cost_usd + 1e-6:
         wrong.append(f"the provider bills {billed_usd:.6f} USD of max_cost={job.max_cost_usd:.6f}")
@@ -491,13 +571,20 @@ def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
     is_known = finish is not None and not run.seen["lease expired"] and not run.seen["price moves"]
     if is_known and billed_usd < rent_usd - 1e-6:
         wrong.append(f"the ledger says {rent_usd:.6f} USD for instances, and the provider {billed_usd:.6f} in all")
+    for status in run.backend.provider.describe() if is_known else ():
+        record, bill = state.instances.get(status.instance), run.backend.provider.cost_usd(status.instance)
+        told_usd = 0.0 if record is None else instance_cost_usd(job, record, math.inf)
+        if abs(bill - told_usd) > 1e-6:
+            wrong.append(f"the provider bills {bill:.6f} USD for {status.instance}, and the ledger says {told_usd:.6f}")
     return wrong
 
 
-def replay_command(seed: int, family: Family | None = None, *, replan: bool | None = None, ends: bool = False) -> str:
+def replay_command(
+    seed: int, family: Family | None = None, *, replan: bool | None = None, ends: bool = False, odd: bool = False
+) -> str:
     """What replays a seed."""
     told = f"python -m tests.property.chaos --seed {seed}" + (f" --family {family!r}" if family else "")
-    told += " --ends" if ends else ""
+    told += (" --ends" if ends else "") + (" --odd" if odd else "")
     return told + ("" if replan is None else " --replan" if replan else " --no-replan")
 
 
@@ -510,8 +597,9 @@ def main(arguments: Collection[str] | None = None) -> None:
         "--replan", action=argparse.BooleanOptionalAction, help="plan again at every SYNC, or hold the plan fixed"
     )
     parser.add_argument("--ends", action="store_true", help="let half of the trials end by themselves")
+    parser.add_argument("--odd", action="store_true", help="resume after ends, lose answers, step clocks back")
     asked = parser.parse_args(None if arguments is None else list(arguments))
-    outcome = run_seed(asked.seed, asked.family, replan=asked.replan, told=True, ends=asked.ends)
+    outcome = run_seed(asked.seed, asked.family, replan=asked.replan, told=True, ends=asked.ends, odd=asked.odd)
     print(outcome.case)
     print("\n".join(outcome.story))
     print(f"{outcome.ended} {outcome.reason}: {outcome.num_events} events, {outcome.num_instances} instances")

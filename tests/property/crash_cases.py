@@ -10,7 +10,8 @@ from random import Random
 from typing import Any, Literal, TypeVar
 
 from rubberband.cloud.side_costs import side_costs
-from rubberband.executor.core.state import Job, brackets_of
+from rubberband.executor.core.brackets import brackets_of
+from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.fleet import TrialEnd
 from rubberband.planner.model import predict
 from rubberband.spec.resources import Resources

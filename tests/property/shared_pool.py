@@ -2,6 +2,8 @@
 
 Each experiment has the real driver loop in a thread of its own; only one thread runs at any moment, so that a seed is
 one run. The calendar admits, and a policy divides the pool, as the service does. Drivers and brokers die and come back.
+With odd orders, answers to launches are lost too, checkpoint stores go away, limits are set by hand, the service is
+restarted, and what has ended is resumed.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rubberband.api.experiments.admission import START_S, calendar_of
-from rubberband.api.experiments.sharing import DECIDE_EVERY_S, Division, Grant, Standing, followed
+from rubberband.api.experiments.sharing import DECIDE_EVERY_S, Division, Grant, Standing, followed, is_to_ask
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
@@ -25,8 +27,9 @@ from rubberband.cloud.pool.pool import LentInstance
 from rubberband.cloud.pool.state import month_begin
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
-from rubberband.errors import ProviderError
+from rubberband.errors import ProviderError, StoreAwayError
 from rubberband.executor.backend import ended, living, released, running
+from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.demand import HANDOVER_S
@@ -46,7 +49,7 @@ from rubberband.executor.journal.inbox import DriverRequest
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Agenda
 from rubberband.planner.model import predict
-from rubberband.planner.sharing import Autoscaling, Span
+from rubberband.planner.sharing import Autoscaling, Calendar, Span
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile
@@ -54,6 +57,8 @@ from tests.builders import memory
 from tests.builders.invariants import validate
 from tests.builders.jobs import JOB
 from tests.property.chaos import DriverDied
+from tests.property.chaos_cases import LOST
+from tests.property.chaos_plans import AllotmentWatch
 from tests.property.pool_runs import BrokerKilled, FaultyCloud
 
 _T = TypeVar("_T")
@@ -63,6 +68,10 @@ GPUS = 4
 MARGIN_S = 5.0
 CHECK_MONEY_EVERY = 3
 """Looks at the pool between two looks at its money."""
+AWAY = 0.002
+"""Share of the looks for events at which the checkpoint store goes away, with odd orders."""
+ANSWER_S = 10.0
+"""Time after which a driver gives up a launch that is not answered."""
 MOST_EVENTS = 5_000
 """Events of one experiment; one with more does not end."""
 LATEST_S = 6 * 3600.0
@@ -84,7 +93,12 @@ class Line:
                 self._run.broker_died()
 
     def launch(self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float, market: Market) -> None:
-        self._ask(lambda pool: pool.launch(tenant, experiment, instance, gpus, lease_s, market))
+        fate = 1.0 if self._run.odd is None else self._run.odd.random()
+        if fate >= LOST / 3.0:
+            self._ask(lambda pool: pool.launch(tenant, experiment, instance, gpus, lease_s, market))
+        if fate < LOST:
+            self._run.seen["answer lost"] += 1
+            raise ProviderError("the broker does not answer")
 
     def describe(self, tenant: str) -> list[LentInstance]:
         return self._ask(lambda pool: pool.describe(tenant))
@@ -126,9 +140,25 @@ class PooledFleet:
     def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
         if instance in self.holds:
             return
-        self.holds[instance] = _Hold()
+        hold = self.holds[instance] = _Hold()
         self.renew(self._clock.now())
-        self._provider.launch(instance, market, first_lease_s=first_lease_s)
+        try:
+            self._provider.launch(instance, market, first_lease_s=first_lease_s)
+        except ProviderError as error:
+            reason = str(error)
+            self._agenda.add(self._clock.now() + ANSWER_S, lambda at: self._unanswered(instance, hold, reason, at))
+
+    def _unanswered(self, instance: str, hold: _Hold, reason: str, now: float) -> Event | None:
+        if hold.over:
+            return None
+        try:
+            status = self._provider.release(instance)
+        except ProviderError:  # it never heard of it
+            hold.over = True
+            self.gone.add(instance)
+            return InstanceRefused(occurred_at=now, instance=instance, reason=reason)
+        self._take_in(status, hold)
+        return None
 
     def release(self, instance: str) -> None:
         hold = self.holds.setdefault(instance, _Hold())
@@ -219,6 +249,8 @@ class SharedBackend(VirtualBackend):
         self.fleet = self._fleet = PooledFleet(provider, clock, self._agenda, job.offer.init_delay_s)  # type: ignore[assignment]
         self._wait = wait
         self.calls_left = math.inf
+        self.store: Random | None = None
+        """Says when the checkpoint store goes away; None: never."""
 
     def execute(self, command: Command) -> None:
         self.count()
@@ -227,6 +259,8 @@ class SharedBackend(VirtualBackend):
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         self.count()
+        if self.store is not None and self.store.random() < AWAY:
+            raise StoreAwayError("the checkpoint store is away")
         if not (events := self._happenings()) and (wake_at is None or wake_at > self.now()):
             self._wait(math.inf if wake_at is None else wake_at)
             events = self._happenings()
@@ -254,11 +288,17 @@ class Member:
         self.journal, self.inbox = memory.MemoryJournal(), memory.MemoryInbox()
         self.provider = PoolProvider(job.name, Line(run), job.offer.gpus, run="r", clock=run.clock.now, lease_s=LEASE_S)
         self.backend = SharedBackend(job, self.provider, run.clock, self._hand_over)
+        self.backend.store = run.odd
+        self.watch = AllotmentWatch(self.controller)
+        self.away_since: float | None = None
+        """When its driver stopped, as the checkpoint store was away."""
+        self.resumes = 2
+        """How often it is resumed after an end."""
         self.finish: Finish | None = None
         self.ended_at = math.inf
         self.deaths = 0
         self.is_gone = self.is_alive = False
-        self.asked: Grant | None = None
+        self.asked: DriverRequest | None = None
         self.num_events = 0
         self._run, self._wake_at, self._error = run, math.inf, None
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
@@ -297,13 +337,19 @@ class Member:
         """Return when the driver has something to do."""
         return min(self._wake_at, self.backend.next_at()) if self.is_alive else math.inf
 
-    def ask(self, grant: Grant, at: float) -> None:
+    def ask(self, grant: Grant, at: float, *, begins: bool = False) -> None:
         """Ask the driver to hold what it is granted, as the service does."""
-        if grant.is_news(self.asked):
-            self.asked = grant
-            request = DriverRequest(id=f"pool-{self._run.new_id()}", kind="limit", asked_at=at, **asdict(grant))
-            self.inbox.put(request)
-            self._wake_at = min(self._wake_at, at + 0.5)
+        waiting = self.inbox.pending(self.controller.state.requests)
+        if begins or is_to_ask(grant, self.asked, waiting, self.controller):
+            self.asked = self.limit(at, **asdict(grant))
+
+    def limit(self, at: float, max_instances: int | None, **more: Any) -> DriverRequest:
+        """Leave a request for another allotment."""
+        id = f"pool-{self._run.new_id()}"
+        asked = DriverRequest(id=id, kind="limit", asked_at=at, max_instances=max_instances, **more)
+        self.inbox.put(asked)
+        self._wake_at = min(self._wake_at, at + 0.5)
+        return asked
 
     def _drive(self) -> None:
         self._go.acquire()
@@ -316,6 +362,9 @@ class Member:
         except DriverDied:
             self.deaths += 1
             self.backend.forget()
+        except StoreAwayError:
+            self.away_since = self._run.clock.now()
+            self.backend.close()
         except BaseException as error:  # told in the thread of the run
             self._error = error
         self.is_alive = False
@@ -334,6 +383,10 @@ class Member:
         self.num_events += 1
         assert self.num_events < MOST_EVENTS, f"{self.name} does not end"
         self._run.tell(f"{self.name} {event}")
+        self.watch.saw(event, controller)
+        assert not self.watch.wrong, f"{self.name}: {self.watch.wrong}"
+        if isinstance(event, DriverResumed):
+            self.away_since = None
         if self.num_events % 10 == 0:
             validate(controller, is_told=False)
 
@@ -341,8 +394,10 @@ class Member:
 class SharedRun:
     """One run of a shared pool, from a seed."""
 
-    def __init__(self, seed: int, *, told: bool = False) -> None:
+    def __init__(self, seed: int, *, told: bool = False, odd: bool = False) -> None:
         self.seed, self.rng = seed, Random(seed)
+        self.odd = Random(f"odd orders {seed}") if odd else None
+        """None: there are none."""
         rng = self.rng
         self.story: list[str] | None = [] if told else None
         self.seen: Counter[str] = Counter()
@@ -392,6 +447,7 @@ class SharedRun:
         self.down_until = -math.inf
         self.promises: list[Promise] = []
         self._decide_at, self._seen, self._ids, self._checks = -math.inf, (), 0, 0
+        self._grants: dict[str, Grant] = {}
         sizes = rng.choice(((GPUS,), (GPUS,), (2,), (1,), (1, 2, GPUS)))
         self.members = [self._member(f"e{index}", rng.choice(sizes)) for index in range(rng.randint(2, 5))]
 
@@ -525,10 +581,32 @@ class SharedRun:
             member.step()
         else:
             return
-        if not member.is_alive and member.finish is None:
+        if not member.is_alive and member.away_since is not None:
+            self._stopped(member, now)
+        elif not member.is_alive and member.finish is None:
             self._died(member, now)
         if member.is_over:
             self.promises = [one for one in self.promises if one.experiment != member.name]
+            self._resume(member, now)
+
+    def _stopped(self, member: Member, now: float) -> None:
+        """It waits for its checkpoint store, and goes on by itself."""
+        assert self.odd is not None
+        self.seen["checkpoint store away"] += 1
+        self.tell(f"{member.name} waits for its checkpoint store")
+        member.begins_at = now + self.odd.choice((1.0, 30.0, 400.0, 1000.0))
+
+    def _resume(self, member: Member, now: float) -> None:
+        """Resume what has ended, now and then: until the pool has decided it holds nothing."""
+        finish, can = member.finish, rules.can_go_on(member.controller.job, member.controller.state)
+        if self.odd is None or finish is None or not can or member.resumes == 0 or self.odd.random() < 0.3:
+            return
+        member.resumes -= 1
+        self.seen[f"resumed after {finish.outcome}"] += 1
+        self.tell(f"{member.name} is resumed")
+        member.finish, member.deadline_at, member.ended_at = None, None, math.inf
+        member.begins_at = now + self.odd.choice((0.0, 10.0, 400.0))
+        member.ask(Grant(max_instances=0), now, begins=True)
 
     def _died(self, member: Member, now: float) -> None:
         self.seen["driver dies"] += 1
@@ -561,9 +639,25 @@ class SharedRun:
             member.job = replace(member.job, deadline_s=member.deadline_at - now)
         calendar = calendar_of(self.shared, self.promises)
         most = calendar.most(member.name, now) // member.job.offer.gpus
-        member.ask(Grant(max_instances=0, promised_instances=most or None), now)
+        member.ask(Grant(max_instances=0, promised_instances=most or None), now, begins=True)
+
+    def _disturb(self, now: float) -> None:
+        """Set a limit by hand, or restart the service, now and then."""
+        alive = [member for member in self.members if member.is_alive]
+        if self.odd is None or not alive:
+            return
+        if self.odd.random() < 0.005:
+            self.seen["limit by hand"] += 1
+            member = self.odd.choice(alive)
+            member.limit(now - 60.0, self.odd.choice((None, 0, 1, 2)))
+        if self.odd.random() < 0.002:
+            self.seen["service restarts"] += 1
+            self.division, self._grants, self._seen = Division(self.shared), {}, ()
+            for member in self.members:
+                member.asked = None
 
     def _tick(self, now: float) -> None:
+        self._disturb(now)
         if self.pool is not None and self.rng.random() < 0.005 * self.broker_faults:
             self.broker_died()
         if self.pool is not None or now >= self.down_until:
@@ -590,25 +684,35 @@ class SharedRun:
                 now=now,
                 arrived_at=m.arrives_at,
                 waits={instance for name, instance in waiting if name == m.name},
+                away_s=None if m.away_since is None else now - m.away_since,
             )
             for m in going
         }
-        stages = [(m.deaths, len(m.controller.state.stages), m.controller.state.course) for m in going]
+        stages = [
+            (m.deaths, m.away_since, len(m.controller.state.stages), m.controller.state.course, m.is_alive)
+            if self.odd is not None
+            else (m.deaths, len(m.controller.state.stages), m.controller.state.course)
+            for m in going
+        ]
         seen = promised, stages, [(name, one.overdue()) for name, one in standings.items()]
-        if seen == self._seen and now < self._decide_at:
-            return
-        self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
+        if seen != self._seen or now >= self._decide_at:
+            self._seen, self._decide_at = seen, now + DECIDE_EVERY_S
+            self._decide(going, standings, calendar, now)
+        for member in going:
+            if member.name in self._grants:
+                member.ask(self._grants[member.name], now)
+
+    def _decide(self, going: Sequence[Member], standings: dict[str, Standing], calendar: Calendar, now: float) -> None:
         calendar = followed(calendar, standings, now)
         self.promises = [
             Promise(experiment=name, start_at=start_at, spans=tuple((span.gpus, span.duration_s) for span in plan))
             for name, (start_at, plan) in calendar.promises.items()
         ]
-        grants, total = self.division.decide(calendar, standings, now), 0
-        for name, grant in grants.items():
+        self._grants, total = self.division.decide(calendar, standings, now), 0
+        for name, grant in self._grants.items():
             member, least = next(m for m in going if m.name == name), calendar.promised(name, now)
             gpus = grant.max_instances * member.job.offer.gpus
-            assert gpus >= least, f"{name}: {gpus} GPUs of {least} promised"
-            member.ask(grant, now)
+            assert gpus >= least or member.away_since is not None, f"{name}: {gpus} GPUs of {least} promised"
             total += gpus
             self.tell(f"{name} is promised {least} GPUs now, and granted {grant}")
         if (scale := self.division.scale) is not None:
@@ -684,7 +788,7 @@ class SharedRun:
         limits, job = self.limits, member.job
         is_short = limits.max_usd_per_month is not None or job.max_cost_usd is not None
         is_lost = any(one.reason or one.warned_at is not None for one in self.broker().state.machines.values())
-        if is_short or is_lost or self.seen["driver dies"]:
+        if is_short or is_lost or self.seen["driver dies"] or self.odd is not None:
             return
         assert member.finish.outcome == "done", f"{member.name}: {member.finish.outcome} ({member.finish.reason})"
         if member.deadline_at is not None and not self.is_slow:
@@ -693,9 +797,9 @@ class SharedRun:
             self.seen["promise kept"] += 1
 
 
-def replay_command(seed: int) -> str:
+def replay_command(seed: int, *, odd: bool = False) -> str:
     """Return what tells the story of a seed."""
-    return f"python -m tests.property.shared_pool {seed}"
+    return f"python -m tests.property.shared_pool {seed}" + (" --odd" if odd else "")
 
 
 def wrong_end(run: SharedRun) -> str:
@@ -711,7 +815,9 @@ def main() -> None:
     """Tell the story of a seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int)
-    run = SharedRun(parser.parse_args().seed, told=True)
+    parser.add_argument("--odd", action="store_true", help="lose answers, set limits by hand, resume after ends")
+    asked = parser.parse_args()
+    run = SharedRun(asked.seed, told=True, odd=asked.odd)
     for member in run.members:
         print(member.job)
     wrong = wrong_end(run)

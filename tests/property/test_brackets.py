@@ -9,8 +9,9 @@ from hypothesis import assume, event, given, reject, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
+from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.budget import bill_usd, lane_bill_usd
-from rubberband.executor.core.state import Job, TrialStatus, brackets_of
+from rubberband.executor.core.state import Job, TrialStatus
 from rubberband.executor.result import jct_s
 from rubberband.planner.brackets import plan_job
 from rubberband.planner.model import predict

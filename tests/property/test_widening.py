@@ -10,10 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import RubberbandError
+from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import TrialsDrawn
-from rubberband.executor.core.state import Job, Phase, State, TrialStatus, brackets_of
+from rubberband.executor.core.state import Job, Phase, State, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.driver import replay
 from rubberband.executor.virtual.backend import VirtualBackend, shuffled

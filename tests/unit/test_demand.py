@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rubberband.api.experiments.sharing import DECIDE_EVERY_S, Lender, Member, Sharing
+from rubberband.api.experiments.sharing import DECIDE_EVERY_S, KEPT_S, Lender, Member, Sharing
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.errors import ProviderError
+from rubberband.errors import InputError, ProviderError
 from rubberband.executor.core.demand import demand
-from rubberband.executor.core.events import AllotmentChanged, CancelRequested, Started
+from rubberband.executor.core.events import AllotmentChanged, CancelRequested, DriverResumed, DriverStopped, Started
 from rubberband.executor.core.state import Job
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import Mark, holding, write_mark
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
 from rubberband.planner.sharing import Autoscaling
@@ -97,6 +98,9 @@ class FakeStore:
     def promises(self) -> list[Promise]:
         return self.kept
 
+    def lapse(self, *, before: float, note: str) -> None:
+        pass
+
     def move(self, promise: Promise) -> None:
         self.kept = [promise if one.experiment == promise.experiment else one for one in self.kept]
 
@@ -108,7 +112,7 @@ class Pool:
         self.now, self.store, self.home = 100.0, FakeStore(), tmp_path
         given = {"name": "p", "provider": "local", "instances": 4, "gpus_per_instance": 2, "policy": "equal"}
         pool = SharedPool(**{**given, **settings})
-        self.provider = pool.provider
+        self.provider, self.settings = pool.provider, pool
         self.sharing = Sharing(pool, cast(Store, self.store), self.folder, lambda: self.now, lender)
         self.stories: dict[str, Story] = {}
         self.rows: dict[str, Submission] = {}
@@ -121,6 +125,13 @@ class Pool:
         state = ExperimentState.RUNNING
         self.rows[name] = Submission(name=name, state=state, created_at=99.0, changed_at=99.0, owner=owner, words=made)
         self.stories[name] = Story(dataclasses.replace(job, name=name))
+
+    def obey(self, name: str, most: int, promised: int | None = None, recall: str = "at_checkpoint") -> None:
+        """Let a driver hold what it was asked for."""
+        story = self.stories[name]
+        told = {"max_instances": most, "promised_instances": promised, "recall": recall}
+        story.tell(AllotmentChanged, request=f"r-{story.at}", **told)
+        self.sharing._asked.clear()  # its requests have other ids
 
     def decide(self) -> dict[str, int | None]:
         """Decide; return how many instances the experiments were allotted."""
@@ -211,6 +222,118 @@ def test_an_experiment_elsewhere_hears_nothing_and_one_that_begins_waits(tmp_pat
     pool.add("one")
     pool.sharing.begin(pool.rows["one"])
     assert [asked.max_instances for asked in Inbox(pool.folder("one").inbox).pending()] == [0]
+
+
+def test_an_experiment_that_waits_for_its_checkpoint_store_leaves_its_share_to_others(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    for name in ("one", "two"):
+        pool.add(name)
+        pool.stories[name] = begun(dataclasses.replace(WIDE, name=name))
+    assert pool.decide() == {"one": 2, "two": 2}
+    for name in ("one", "two"):
+        pool.obey(name, 2)
+    pool.stories["one"].tell(DriverStopped, reason="the checkpoint store is away")
+    assert pool.decide() == {"one": 0, "two": 4}, "it goes on with none until the pool has decided"
+    pool.obey("two", 4)
+    pool.obey("one", 0)
+    assert pool.decide() == {}
+    pool.stories["one"].tell(DriverResumed, live=(), ended=())
+    assert pool.decide() == {"one": 2, "two": 2}
+
+
+def test_a_process_that_waits_for_its_checkpoint_store_says_so_in_its_mark(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    for name in ("one", "two"):
+        pool.add(name)
+        pool.obey(name, 2)
+    assert pool.decide() == {}
+    pool.rows["one"] = dataclasses.replace(pool.rows["one"], state=ExperimentState.STARTING, attempt=2)
+    with holding(pool.folder("one")) as lock:
+        assert lock is not None
+        write_mark(lock, Mark(pid=1, attempt=2, started_at=1.0, waits_for="the store"))
+        assert pool.decide() == {"one": 0, "two": 4}
+        pool.rows["one"] = dataclasses.replace(pool.rows["one"], attempt=3)
+        assert "one" not in pool.decide(), "the mark is of the process before"
+
+
+def test_promised_gpus_wait_some_minutes_for_a_store_and_are_lent_until_it_is_back(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.store.kept = [Promise(experiment="promised", start_at=90.0, spans=[(6, 7200.0)])]
+    for name in ("promised", "other"):
+        pool.add(name)
+        pool.stories[name] = begun(dataclasses.replace(WIDE, name=name))
+    assert pool.decide() == {"promised": 3, "other": 1}
+    pool.obey("promised", 3, promised=3)
+    pool.obey("other", 1, recall="at_once")
+    pool.stories["promised"].tell(DriverStopped, reason="the checkpoint store is away")
+    assert pool.decide() == {"promised": 0}
+    pool.obey("promised", 0, promised=3)
+    pool.now += KEPT_S
+    assert pool.decide() == {}
+    pool.now += 1.0
+    assert pool.decide() == {"other": 4}
+    pool.obey("other", 4)
+    pool.stories["promised"].tell(DriverResumed, live=(), ended=())
+    told = pool.asked()
+    assert {name: asked.max_instances for name, asked in told.items()} == {"promised": 3, "other": 1}
+
+
+def test_an_allotment_that_was_set_by_hand_is_set_right(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    for name in ("one", "two"):
+        pool.add(name)
+    assert pool.decide() == {"one": 2, "two": 2}
+    pool.obey("two", 2)
+    Inbox(pool.folder("one").inbox).put(DriverRequest(id="by-hand", kind="limit", asked_at=1.0, max_instances=None))
+    assert pool.decide() == {"one": 2}, "it waits in the inbox"
+    pool.obey("one", 2)
+    pool.obey("one", 4)
+    assert pool.decide() == {"one": 2}, "it is in force"
+
+
+def test_a_service_that_restarts_while_a_request_waits_asks_for_what_is_right_then(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.add("one")
+    pool.obey("one", 4)
+    pool.sharing.begin(pool.rows["one"])
+    pool.sharing = Sharing(pool.settings, cast(Store, pool.store), pool.folder, lambda: pool.now)
+    assert pool.decide() == {"one": 4}
+
+
+def test_a_request_that_is_taken_in_and_not_yet_read_is_not_repeated(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.add("one")
+    (asked,) = pool.asked().values()
+    pool.now += DECIDE_EVERY_S
+    assert pool.decide() == {}
+    pool.stories["one"].tell(AllotmentChanged, request=asked.id, max_instances=4)
+    pool.now += DECIDE_EVERY_S
+    assert pool.decide() == {}, "it is what the offer allows"
+
+
+def test_requests_to_others_go_out_though_one_inbox_cannot_be_written(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    for name in ("one", "two"):
+        pool.add(name)
+        pool.obey(name, 4)
+    folder = pool.folder("one").inbox
+    folder.parent.mkdir(parents=True)
+    folder.write_text("in the way")
+    with pytest.raises(InputError, match="cannot be written"):
+        pool.decide()
+    assert [asked.max_instances for asked in Inbox(pool.folder("two").inbox).pending()] == [2]
+    folder.unlink()
+    assert pool.decide()["one"] == 2
+
+
+def test_a_clock_that_steps_back_keeps_no_decision_waiting(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.add("early")
+    for _ in range(2):
+        pool.store.kept = [Promise(experiment="early", start_at=pool.now + 50.0, spans=[(4, 90.0)])]
+        pool.decide()
+        assert pool.store.kept[0].start_at == pool.now, "the promise follows the plan"
+        pool.now -= 3600.0
 
 
 def test_a_token_with_more_weight_gets_more(tmp_path: Path) -> None:

@@ -24,10 +24,16 @@ def inbox(request: pytest.FixtureRequest, tmp_path: Path) -> Inbox | MemoryInbox
 
 def test_requests_come_back_whole_in_the_order_in_which_they_were_asked(inbox: Inbox | MemoryInbox) -> None:
     assert inbox.pending() == []
-    inbox.put(LATER)
     inbox.put(CANCEL)
+    inbox.put(LATER)
     assert inbox.pending() == [CANCEL, LATER]
     assert inbox.pending({"b-2"}) == [LATER]
+
+
+def test_the_order_stays_where_the_clock_steps_back_between_two_requests(inbox: Inbox | MemoryInbox) -> None:
+    for id, asked_at in (("c", 1000.0), ("b", 999.8), ("a", 999.9)):
+        inbox.put(DriverRequest(id=id, kind="limit", asked_at=asked_at, max_instances=0))
+    assert [request.id for request in inbox.pending()] == ["c", "b", "a"]
 
 
 def test_a_request_repeated_by_id_counts_once(inbox: Inbox | MemoryInbox) -> None:

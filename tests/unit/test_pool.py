@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from rubberband.cloud.pool import FileJournal, MemoryJournal, Pool, PoolLimits
 from rubberband.cloud.pool import pool as module
 from rubberband.cloud.pool import provider as provider_module
-from rubberband.cloud.pool.events import Compacted, Opened, SliceReturned
+from rubberband.cloud.pool.events import Compacted, MachinePriced, MachineWarned, Opened, SliceReturned
 from rubberband.cloud.pool.journal import PoolJournal
 from rubberband.cloud.pool.server import standing
 from rubberband.cloud.provider import InstanceDescription, NoRecordError
@@ -535,6 +536,99 @@ def test_a_price_that_is_known_after_a_machine_has_ended_is_in_the_bill() -> Non
     world.wait(60)
     now = world.clock.now()
     assert world.pool.state.bill_usd(now) == pytest.approx(world.below.bill_usd(now))
+
+
+def test_a_price_of_a_machine_that_the_journal_has_forgotten_stops_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HISTORY_S", 1000.0)
+    world = World(limits=replace(LIMITS, market="spot"))
+    world.below = VirtualProvider("pool", world.clock, offer=OFFER, fate_of=lambda *_: Fate(hour_prices_usd=(1.0,)))
+    world.reopen(1)
+    world.ask("a", market="spot")
+    world.wait(60)
+    world.pool.release("a", "i")
+    world.wait(2000)
+    bill_usd = world.pool.state.bill_usd(world.clock.now())
+    world.pool.take_in([MachinePriced(at=world.clock.now(), machine="m1", hour_prices_usd=(2.0,))])
+    world.pool.take_in([MachineWarned(at=world.clock.now(), machine="m1")])
+    world.reopen()
+    assert world.pool.state.machines == {}
+    assert world.pool.state.bill_usd(world.clock.now()) == pytest.approx(bill_usd)
+
+
+class AnswersLost(VirtualProvider):
+    """Carries launches out, and says that it has not."""
+
+    is_silent = False
+
+    def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
+        super().launch(instance, market, first_lease_s=first_lease_s)
+        raise ProviderError("the connection was reset")
+
+    def describe(self) -> Sequence[InstanceDescription]:
+        if self.is_silent:
+            raise ProviderError("the connection was reset")
+        return super().describe()
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_machine_whose_launch_was_not_answered_is_released_and_billed(is_silent: bool) -> None:
+    world = World()
+    world.below = AnswersLost("pool", world.clock, offer=replace(OFFER, provision_delay_s=0.0))
+    world.below.is_silent = is_silent
+    world.reopen()
+    world.ask("a")
+    world.clock.advance_to(world.clock.now() + 5.0)
+    world.below.is_silent = False
+    world.wait(5)
+    (lent,) = world.pool.describe("a")
+    assert (lent.status.state, lent.status.reason) == ("terminated", "the connection was reset")
+    machine = world.pool.state.machines["m1"]
+    assert machine.ended_at is not None
+    now = world.clock.now()
+    assert world.pool.state.bill_usd(now) == pytest.approx(world.below.bill_usd(now))
+    assert world.below.bill_usd(now) > 0.0
+
+
+def test_a_call_for_which_there_is_no_thread_is_made_later() -> None:
+    world, threads = World(), [0]
+
+    def start(work: Callable[[], None]) -> None:
+        if threads[0] == 0:
+            raise RuntimeError("can't start new thread")
+        work()
+
+    world.pool = Pool(world.below, world.journal, LIMITS, world.clock.now, start=start)
+    world.ask("a")
+    assert world.below.describe() == []
+    threads[0] = 1
+    world.wait(12)
+    assert world.state("a") == "running"
+
+
+def test_a_new_broker_on_a_clock_that_stepped_back_goes_on_from_its_journal() -> None:
+    world = World()
+    world.ask("a")
+    world.wait(60)
+    world.pool.release("a", "i")
+    at = world.pool.now()
+    world.clock = VirtualClock(at - 3600.0)
+    world.reopen()
+    assert world.pool.now() == at
+
+
+def test_a_request_for_more_gpus_than_machines_have_now_blocks_no_other() -> None:
+    world = World(limits=replace(LIMITS, instances=1))
+    world.ask("a")
+    world.ask("large", gpus=4)
+    world.ask("small", gpus=1)
+    world.wait(20)
+    world.limits = replace(LIMITS, instances=2, gpus=2)
+    world.reopen()
+    world.pool.look()
+    (refused,) = world.pool.describe("large")
+    assert "it needs 4 GPUs and an instance of the pool has 2" in refused.status.reason
+    assert world.machine("small") == "m2"
+    assert world.state("a") == "running"
 
 
 def test_a_journal_survives_a_line_that_was_cut_off(tmp_path: Path) -> None:

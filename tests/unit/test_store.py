@@ -112,6 +112,27 @@ def test_a_promise_that_moves_moves_no_other(store: Store) -> None:
     assert store.promises() == [first, later]
 
 
+def test_a_promise_to_an_experiment_that_stays_interrupted_lapses_and_its_reason_says_so(store: Store) -> None:
+    for name in ("late", "just-now", "runs"):
+        assert store.add(submission(name), Promise(experiment=name, start_at=10.0, spans=[[1, 60.0]]))
+    assert store.add(submission("bare"))
+    for name, at in (("late", 50.0), ("just-now", 51.0), ("bare", 50.0)):
+        store.change(name, at=at, state=ExperimentState.INTERRUPTED, reason="killed")
+    store.lapse(before=50.0, note="; lapsed")
+    assert {promise.experiment for promise in store.promises()} == {"just-now", "runs"}
+    reasons = {name: found.reason for name in ("late", "just-now", "bare") if (found := store.submission(name))}
+    assert reasons == {"late": "killed; lapsed", "just-now": "killed", "bare": "killed"}
+    store.change("late", at=60.0, state=QUEUED, reason="")
+    assert {promise.experiment for promise in store.promises()} == {"just-now", "runs"}
+
+
+def test_a_promise_that_ended_with_its_experiment_does_not_come_back_with_a_resume(store: Store) -> None:
+    assert store.add(submission("one"), Promise(experiment="one", start_at=10.0, spans=[[1, 60.0]]))
+    store.change("one", at=2.0, state=ExperimentState.CANCELLED)
+    store.change("one", at=3.0, state=QUEUED)
+    assert store.promises() == []
+
+
 def test_a_search_is_for_all_its_words_in_names_owners_and_states(store: Store) -> None:
     for name, owner, state in [("resnet-a", "Ann", DONE), ("resnet-b", "bob", RUNNING), ("50_percent", "ann", DONE)]:
         store.add(dataclasses.replace(submission(name, 1.0, state), owner=owner))
