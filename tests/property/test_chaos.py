@@ -22,9 +22,10 @@ def failures(
     replan: bool | None = None,
     family: Family | None = None,
     ends: bool = False,
+    odd: bool = False,
 ) -> list[str]:
     """One line for each seed that ends as it must not, with the command that replays it."""
-    return list(wrong_ends(seeds, check_every=check_every, replan=replan, family=family, ends=ends))
+    return list(wrong_ends(seeds, check_every=check_every, replan=replan, family=family, ends=ends, odd=odd))
 
 
 def wrong_ends(
@@ -34,11 +35,12 @@ def wrong_ends(
     replan: bool | None = None,
     family: Family | None = None,
     ends: bool = False,
+    odd: bool = False,
 ) -> Iterator[str]:
     for seed in seeds:
-        wrong = run_seed(seed, family, check_every=check_every, replan=replan, ends=ends).wrong
+        wrong = run_seed(seed, family, check_every=check_every, replan=replan, ends=ends, odd=odd).wrong
         if wrong:
-            yield f"{replay_command(seed, family, replan=replan, ends=ends)}  # {'; '.join(wrong)}"
+            yield f"{replay_command(seed, family, replan=replan, ends=ends, odd=odd)}  # {'; '.join(wrong)}"
 
 
 @pytest.mark.parametrize("first", range(0, FEW, BLOCK))
@@ -113,6 +115,18 @@ def test_an_allotment_is_kept_from_checkpoint_to_checkpoint_and_nothing_is_lost(
 def test_four_thousand_with_allotments_that_change(first: int, replan: bool) -> None:
     count = MANY // 4 if replan else MANY
     found = failures(range(first * MANY, first * MANY + count), check_every=5, replan=replan, family="allotments")
+    assert not found, "\n".join(found)
+
+
+def test_resumes_with_other_allotments_lost_answers_and_clocks_that_step_back_harm_no_run() -> None:
+    found = failures(range(40), check_every=5, replan=False, family="allotments", odd=True)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, 20 * MANY, MANY))
+def test_twenty_thousand_in_odd_orders(first: int) -> None:
+    found = failures(range(first, first + MANY), check_every=10, replan=False, family="allotments", odd=True)
     assert not found, "\n".join(found)
 
 

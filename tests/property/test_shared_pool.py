@@ -12,13 +12,13 @@ from tests.property.shared_pool import SharedRun, replay_command, wrong_end
 FEW, MANY = 10, 1_000
 
 
-def failures(seeds: Iterable[int], seen: Counter[str]) -> list[str]:
+def failures(seeds: Iterable[int], seen: Counter[str], *, odd: bool = False) -> list[str]:
     """Return a line for each seed that ends as it must not, with the command that replays it."""
     found = []
     for seed in seeds:
-        run = SharedRun(seed)
+        run = SharedRun(seed, odd=odd)
         if wrong := wrong_end(run):
-            found.append(f"{replay_command(seed)}  # {wrong}")
+            found.append(f"{replay_command(seed, odd=odd)}  # {wrong}")
         seen.update(run.seen)
     return found
 
@@ -28,6 +28,14 @@ def test_experiments_that_share_a_pool_get_what_they_were_promised_and_pay_what_
     found = failures(range(FEW), seen)
     assert not found, "\n".join(found)
     assert {"broker dies", "driver dies", "promise kept", "refused", "ended done", "scaled"} <= set(seen)
+
+
+def test_a_pool_keeps_its_caps_and_allotments_in_odd_orders_too() -> None:
+    seen: Counter[str] = Counter()
+    found = failures(range(8), seen, odd=True)
+    assert not found, "\n".join(found)
+    odd = {"answer lost", "limit by hand", "service restarts", "checkpoint store away"}
+    assert odd <= set(seen)
 
 
 @pytest.mark.parametrize("seed", [929, 2218, 2509, 3587, 20837, 21357])
