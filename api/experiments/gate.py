@@ -17,7 +17,8 @@ from rubberband.api.experiments.body import require_allowed
 from rubberband.api.experiments.following import Standing
 from rubberband.api.problems import CONFLICT, REFUSED, Problem, problem_of
 from rubberband.api.settings import Settings
-from rubberband.api.store.sql import Store, elsewhere
+from rubberband.api.store.holding import elsewhere
+from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, JournalError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_ending, read_mark

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from rubberband.api.settings import KEEPING, Keeping
-from rubberband.api.store.holding import TAKEN, Holding
+from rubberband.api.store.holding import TAKEN, Holding, elsewhere
 from rubberband.api.store.schema import (
     ACTS,
     FEED,
@@ -208,7 +208,7 @@ class Store:
         with self._database.reading() as connection:
             if connection.scalars(query).first() is None:
                 return
-        with self._database.writing() as connection:  # none of them resumes meanwhile
+        with self._writing() as connection:  # none of them resumes meanwhile
             names = connection.scalars(query.with_for_update()).all()
             of_them = sql.update(SUBMISSIONS).where(_columns.name.in_(names))
             connection.execute(of_them.values(reason=_columns.reason + note))
@@ -563,11 +563,6 @@ def _found_by(search: str) -> list[sql.ColumnElement[bool]]:
 
 def _id_of(home: str) -> str:
     return home.partition(" ")[0]
-
-
-def elsewhere(home: str) -> str:
-    """Return the words for an experiment that the service of another home drives, at `HOST:PATH`."""
-    return f"it belongs to the home {home}: only the service there, or a command there, starts, changes and ends it"
 
 
 def _first_entry(submission: Submission) -> Entry:
