@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import gc
 import ipaddress
 import logging
@@ -13,6 +12,7 @@ import secrets
 import signal
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -33,6 +33,7 @@ from rubberband.api.store.sql import Store, open_store
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 from rubberband.executor.journal.database import parse_url
+from rubberband.file_systems import EXCLUSIVE, require_home, try_lock
 from rubberband.interrupts import heeded
 from rubberband.units import shown
 
@@ -254,7 +255,8 @@ def serve(settings: Settings, transport: Transport, announce: Callable[[str, Sto
 
     Raises InputError if the port, the home or the store is taken, or if tokens are needed and none exists.
     """
-    _make_home(settings.home)
+    for note in require_home(settings.home):
+        print(note, file=sys.stderr, flush=True)
     store = open_store(settings.store, settings.home, settings.keeping)
     with closing(store), only_server(settings, store):
         require_token(settings, store)
@@ -362,13 +364,6 @@ def _signals_are_an_end(server: _Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _make_home(home: Path) -> None:
-    try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise InputError(f"{home} cannot be made ({error.strerror}); set RUBBERBAND_HOME to another folder") from None
-
-
 @contextmanager
 def only_server(settings: Settings, store: Store) -> Iterator[None]:
     """Lock a home and its store for one server. Raises InputError if another one has them."""
@@ -403,10 +398,8 @@ def _file_lock(path: Path, what: str, otherwise: str) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); {otherwise}") from None
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another server uses {what}; stop that one, or {otherwise}") from None
+        if not try_lock(descriptor, EXCLUSIVE):
+            raise InputError(f"another server uses {what}; stop that one, or {otherwise}")
         yield
     finally:
         os.close(descriptor)

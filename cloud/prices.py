@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rubberband.atomic import write_atomically
+from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, InstanceType, Live, Table, catalogue, table_of, types_of
 from rubberband.errors import ProviderError, RubberbandError
 from rubberband.spec.resources import Resources
@@ -91,7 +91,7 @@ def write_book(home: Path, book: Book) -> None:
     """Write the quotes, whole or not at all. If the home is not writable, AWS is asked again next time."""
     path = _path(home, book.region)
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         write_atomically(path, book.model_dump_json(indent=1).encode(), durable=False, mode=0o600)
 
 

@@ -131,7 +131,7 @@ def open_store(url: str) -> CheckpointStore:
         return store
     probe = store.directory / f".probe-{uuid.uuid4().hex}"
     try:
-        make_directories(store.directory)
+        make_directories(store.directory, 0o777)
         probe.write_bytes(bytes(_LEAST_PROBE_BYTES))
         probe.unlink()
     except OSError as error:

@@ -60,14 +60,14 @@ def write_new(path: Path, data: bytes, *, durable: bool, mode: int = 0o666) -> N
             os.fsync(file.fileno())
 
 
-def make_directories(path: Path) -> None:
+def make_directories(path: Path, mode: int = 0o700) -> None:
     """Make a directory and its parents, unless they are there; new ones survive a power cut once this returns.
 
-    Raises OSError.
+    `mode` is that of new ones, less the umask: by default they are this user's alone. Raises OSError.
     """
     if not path.is_dir():
-        make_directories(path.parent)
-        path.mkdir(exist_ok=True)
+        make_directories(path.parent, mode)
+        path.mkdir(mode, exist_ok=True)
         sync_directory(path.parent)
 
 

@@ -37,6 +37,7 @@ from rubberband.api.store.schema import (
     cursor_of,
     read_cursor,
 )
+from rubberband.atomic import make_directories
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import Database, parse_url
 from rubberband.states import ACTIVE, OVER, ExperimentState
@@ -593,7 +594,7 @@ def _make_private(url: sql.URL) -> None:
         raise InputError("a store in memory is lost when the service ends; name a file: sqlite:////folder/file.db")
     path = Path(url.database)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         told = error.strerror or str(error)

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from rubberband.atomic import write_atomically
+from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import explain, ignoring
 from rubberband.cloud.local import ray_node
@@ -68,7 +68,7 @@ def delete_token(session: AwsSession, owner: str) -> bool:
 
 def write_private(path: Path, token: str) -> None:
     """Write the token to a file that only this user can read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(path.parent)
     write_atomically(path, token.encode(), durable=False, mode=0o600)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import re
@@ -32,7 +31,8 @@ from typing import IO, Any
 
 from rubberband.atomic import write_atomically
 from rubberband.cloud.steady import SteadyClock
-from rubberband.errors import ProviderError
+from rubberband.errors import InputError, ProviderError
+from rubberband.file_systems import EXCLUSIVE, try_lock
 
 EXPERIMENT_TAG = "RUBBERBAND_EXPERIMENT"
 DIRECTORY_TAG = "RUBBERBAND_DIRECTORY"
@@ -100,20 +100,20 @@ def save(path: Path, record: Record, at: float) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path, wait_s: float = 0.0) -> Iterator[bool]:
-    """Hold the lock of `path` while in the block, or yield False if it is not free within `wait_s`."""
+    """Hold the lock of `path` while in the block, or yield False if it is not free within `wait_s`.
+
+    Raises InputError if its file system has no locks.
+    """
     with open(path.with_suffix(".lock"), "a") as file:
         deadline = time.monotonic() + wait_s
         while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    yield False
-                    return
-                time.sleep(0.01)
-            else:
+            if try_lock(file, EXCLUSIVE):
                 yield True
                 return
+            if time.monotonic() >= deadline:
+                yield False
+                return
+            time.sleep(0.01)
 
 
 def release_marker(path: Path) -> Path:
@@ -206,11 +206,12 @@ def _turn(folder: Path) -> IO[str] | None:
     for number in range(cores()):
         file = open(folder / f"{number}.lock", "a")  # noqa: SIM115 - it is held until the node has joined
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-        else:
+            is_free = try_lock(file, EXCLUSIVE)
+        except InputError:  # no locks there: turns only spare the machine
+            is_free = True
+        if is_free:
             return file
+        file.close()
     return None
 
 

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from rubberband.atomic import make_directories
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.pool.journal import FileJournal
 from rubberband.cloud.pool.pool import LentInstance, lent
@@ -337,7 +338,7 @@ def open_pool(
     """
     pool = RemotePool(folder)
     pool.ensure_broker()
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directories(directory)
     shutil.copyfile(folder.machines / CLOCK_FILE, directory / CLOCK_FILE)
     clock = steady_clock(directory)
     return PoolProvider(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlche
 from sqlalchemy.schema import CreateColumn
 
 from rubberband.errors import InputError, JournalError
+from rubberband.file_systems import is_remote
 from rubberband.installation import install_hint
 
 if TYPE_CHECKING:
@@ -66,6 +68,11 @@ class Database:
     @property
     def is_sqlite(self) -> bool:
         return self.engine.dialect.name == "sqlite"
+
+    @property
+    def streams(self) -> bool:
+        """Whether rows may be fetched bit by bit: a reader of a file without a write-ahead log keeps writers out."""
+        return self.is_sqlite and not _is_shared(self._url)
 
     @property
     def path(self) -> str | None:
@@ -280,25 +287,42 @@ def _release(url: sql.URL, engine: sql.Engine) -> None:
 
 def _sqlite(url: sql.URL) -> sql.Engine:
     engine = sql.create_engine(url, connect_args={"timeout": _SQLITE_WAIT_S})
-    sql.event.listen(engine, "connect", _prepare)
+    sql.event.listen(engine, "connect", _prepare_shared if _is_shared(url) else _prepare)
     sql.event.listen(engine, "begin", _begin_writing)
     return engine
 
 
-def _prepare(connection: Any, _record: object) -> None:
+def _is_shared(url: sql.URL) -> bool:
+    return url.database not in (None, "", ":memory:") and is_remote(Path(str(url.database)))
+
+
+def _prepare(connection: Any, _record: object, mode: str = "WAL") -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
-    _log_ahead(cursor)
+    _set_journal_mode(cursor, mode)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()
 
 
-def _log_ahead(cursor: sqlite3.Cursor) -> None:
-    """Use a write-ahead log. If several open a new file at once, SQLite refuses some without waiting."""
+def _prepare_shared(connection: Any, record: Any) -> None:
+    """Prepare a file that other machines may open: a write-ahead log needs memory that all share.
+
+    "WAL does not work over a network filesystem" (SQLite, Write-Ahead Logging, 1). Without it, a write that is not
+    synced may damage the file in a power failure.
+    """
+    record.info[_ALWAYS_SYNCED] = True
+    _prepare(connection, record, "TRUNCATE")
+
+
+_ALWAYS_SYNCED = "rubberband_always_synced"
+
+
+def _set_journal_mode(cursor: sqlite3.Cursor, mode: str) -> None:
+    """Set the mode. If several open a new file at once, SQLite refuses some without waiting."""
     deadline = time.monotonic() + _SQLITE_WAIT_S
     while True:
         try:
-            cursor.execute("PRAGMA journal_mode=WAL")
+            cursor.execute(f"PRAGMA journal_mode={mode}")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
@@ -316,7 +340,7 @@ def _begin_writing(connection: sql.Connection) -> None:
 
 def _begin_immediate(execute: Callable[[str], object], info: dict[Any, Any], durable: bool) -> None:
     """Begin to write; `info` lives as long as its connection."""
-    synchronous = "FULL" if durable else "NORMAL"
+    synchronous = "FULL" if durable or _ALWAYS_SYNCED in info else "NORMAL"
     if info.get("synchronous", "FULL") != synchronous:
         execute(f"PRAGMA synchronous={synchronous}")
         info["synchronous"] = synchronous

@@ -5,14 +5,11 @@ The journal may be in a store instead, a database with those of many experiments
 
 from __future__ import annotations
 
-import fcntl
 import itertools
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 import sqlalchemy as sql
 
@@ -20,38 +17,8 @@ from rubberband.atomic import make_directories
 from rubberband.errors import InputError, NameTakenError
 from rubberband.executor.journal.database import shown_url
 from rubberband.executor.journal.journal import journalled, sqlite_url
+from rubberband.file_systems import EXCLUSIVE, SHARED, locked, require_home
 from rubberband.installation import default_home, default_store
-
-# Locks on files (flock), which end with their holder, also if it is killed.
-
-
-SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
-_GLANCE_S = 20.0
-"""The longest wait for a shared lock: it is held for an instant, but its process may be paused right then."""
-
-
-def locked(file: IO[str] | int, kind: int, wait_s: float = 0.0) -> bool:
-    """Lock `file` (or the file of a descriptor) until it is closed.
-
-    Returns False if another process holds it exclusively for longer than `wait_s`, or shares it for very long.
-    """
-    begun_at = time.monotonic()
-    while not _is_had(file, kind):
-        is_shared = _is_had(file, SHARED)
-        if is_shared:
-            fcntl.flock(file, fcntl.LOCK_UN)
-        if time.monotonic() - begun_at >= (_GLANCE_S if is_shared else wait_s):
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _is_had(file: IO[str] | int, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +132,7 @@ class ExperimentFolder:
     def make(self) -> None:
         """Make the folder. Raises NameTakenError if the experiment exists, InputError if it cannot be made."""
         self.require_free()
+        require_home(self.home)
         try:
             make_directories(self.logs)
         except OSError as error:

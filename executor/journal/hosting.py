@@ -22,7 +22,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 import rubberband
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
-from rubberband.executor.journal.folder import EXCLUSIVE, SHARED, ExperimentFolder, locked
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.file_systems import EXCLUSIVE, SHARED, locked
 from rubberband.values.plan import Policy
 
 _LAST_S = 2.0

@@ -285,7 +285,7 @@ class Journal:
             .order_by(_events.c.seq)
         )
         with self._noticing_damage(), self._database.reading() as connection:
-            if self._database.is_sqlite:  # a server would want a transaction for that
+            if self._database.streams:  # a server would want a transaction for that
                 connection = connection.execution_options(yield_per=_AT_ONCE)
             rows = connection.execute(query)
             for expected, (seq, kind, body) in enumerate(rows, start=after + 1):
@@ -388,6 +388,7 @@ def _begin_file(path: Path, name: str, created_at: float, job: Job, setup: Mappi
     unborn = path.with_name(f".{path.name}.new")
     _remove(unborn, *_LOGS, "")
     try:
+        os.close(os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # its logs are as private
         _begin_at(sqlite_url(unborn), name, created_at, job, setup)
         _remove(path, *_LOGS)
         os.replace(unborn, path)

@@ -17,7 +17,7 @@ from typing import IO, Any
 from rubberband.app.affordable import Profiles
 from rubberband.app.cases import known_gpus
 from rubberband.app.measure import Announce, trial_seeds
-from rubberband.atomic import write_atomically
+from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.catalogue import Table, offers
 from rubberband.errors import Cancelled, EntrypointError, InputError
 from rubberband.executor.session import local_devices
@@ -157,7 +157,7 @@ def check_first(
         announce(remark)
     if passed is not None:
         with suppress(OSError):  # a full disk
-            passed.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(passed.parent)
             write_atomically(passed, f"{entrypoint} {time.time():.0f}\n".encode(), durable=False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import logging
 import secrets
 import signal
@@ -24,6 +23,7 @@ from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.session import local_devices
+from rubberband.file_systems import EXCLUSIVE, require_home, try_lock
 from rubberband.installation import require_ray
 from rubberband.interrupts import heeded
 from rubberband.planner.sharing import make_policy
@@ -60,6 +60,8 @@ def bring_up(pool: PoolFile, home: Path, announce: Callable[[str], None] = lambd
         offered = _offered(pool, home, announce)
         priced = _priced(pool, offered)
         _check_caps(priced, offered)
+        for note in require_home(home):
+            announce(note)
         folder.write(_words(_filled(pool, priced)))
     RemotePool(folder).ensure_broker()
     return folder
@@ -236,9 +238,7 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
 def serve(folder: PoolFolder) -> None:
     """Be the broker of a pool until it is closed. Raises RubberbandError; returns at once if another one runs."""
     with open(folder.lock, "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock, EXCLUSIVE):
             return
         pool_file = PoolFile(**folder.read())
         offered = offer(resources_of(pool_file))

@@ -46,6 +46,7 @@ from rubberband.executor.session import cancel_on_signals, create, local_devices
 from rubberband.executor.trackers import require_trackers
 from rubberband.executor.training.content import with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.file_systems import require_home
 from rubberband.installation import home_at
 from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
@@ -262,6 +263,8 @@ def run_experiment(
     experiment.require_runnable()
     experiment = with_trial(experiment, search_path)
     folder.require_free()
+    for note in require_home(folder.home):
+        announce(note)
     terms = cloud_terms(experiment, folder.home, announce)
     spent = Spent()
     entrypoint = find_entrypoint(experiment, search_path, terms.table, experiment.loaded_profiles())

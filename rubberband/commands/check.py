@@ -78,7 +78,10 @@ def _succeeded(report: CheckReport, step: str) -> bool:
 
 
 def _show_problems(report: CheckReport) -> None:
-    for remark in report.remarks:
+    from rubberband.file_systems import home_notes
+    from rubberband.installation import default_home
+
+    for remark in (*report.remarks, *home_notes(default_home())):
         print(f"note: {remark}", file=sys.stderr)
     for problem in report.problems:
         if problem.details:

@@ -191,6 +191,7 @@ def profile(
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.session import cancel_on_signals
     from rubberband.executor.training.content import with_trial
+    from rubberband.file_systems import require_home
     from rubberband.spec.loading import default_profile_path, load_experiment
 
     search_path = (file.absolute().parent, Path.cwd())
@@ -198,6 +199,8 @@ def profile(
     experiment.require_runnable()
     target = output or default_profile_path(file)
     folder = open_folder(experiment.name)
+    for note in require_home(folder.home):
+        _announce(note)
     table = cloud_terms(experiment, folder.home, _announce).table
     entrypoint = find_entrypoint(experiment, search_path, table)
     announce_device(experiment, _announce)

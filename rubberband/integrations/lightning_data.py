@@ -8,7 +8,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,5 +133,6 @@ def prepare(source: Any) -> None:
 def _locked(name: str) -> Iterator[None]:
     digest = hashlib.sha256(f"{os.getuid()} {name}".encode()).hexdigest()[:16]
     with (Path(tempfile.gettempdir()) / f"rubberband-prepare-{digest}").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError):  # a file system without locks: two processes may prepare the same data at once
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

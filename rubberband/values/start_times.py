@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rubberband
+from rubberband.atomic import make_directories
 from rubberband.units import format_duration
 from rubberband.values.profile import FIXED, Spread
 
@@ -88,7 +89,7 @@ def record(home: Path, starts: Sequence[StartRecord], at: float) -> None:
         json.dumps({"version": rubberband.__version__, "at": round(at), **asdict(start)}).encode() + b"\n"
         for start in starts
     )[-MOST_BYTES // 2 :]
-    home.mkdir(parents=True, exist_ok=True)
+    make_directories(home)
     import fcntl  # here, so that an estimate needs none
 
     with open(home / FILE, "a+b") as file:

@@ -511,8 +511,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="journal-not-durable",
         harm="a power cut takes the last minutes of the journal, and with them instances that run",
         file="executor/journal/database.py",
-        old='"FULL" if durable else "NORMAL"',
-        new='"NORMAL" if durable else "NORMAL"',
+        old='"FULL" if durable or',
+        new='"NORMAL" if durable or',
         tests=("tests/unit/test_journal_stores.py::test_durable_events_are_on_the_disk_before_they_count",),
     ),
     Mutant(
