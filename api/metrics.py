@@ -155,7 +155,12 @@ def plan_errors(one: Submission) -> dict[str, float]:
         "time": (summary.jct_s if over else summary.forecast_jct_s, summary.planned_jct_s),
         "cost": (summary.cost_usd if over else summary.forecast_cost_usd, summary.planned_cost_usd),
     }
-    return {what: value / planned - 1.0 for what, (value, planned) in came.items() if value is not None and planned}
+    known = {"time": 0.0, "cost": summary.profiling_cost_usd}  # before it was planned
+    return {
+        what: (value - known[what]) / (planned - known[what]) - 1.0
+        for what, (value, planned) in came.items()
+        if value is not None and planned is not None and planned > known[what]
+    }
 
 
 # Requests, counted by route and never by a value that clients choose freely.

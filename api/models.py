@@ -48,7 +48,10 @@ class SummaryView(Answer):
     started_at: float | None
     ended_at: float | None
     jct_s: float
-    cost_usd: float
+    cost_usd: float = Field(description="With the measuring of the profile, like every cost here, and max_cost.")
+    profiling_cost_usd: float = Field(description="The part of it for which the profile was measured.")
+    month_at: float | None = Field(description="Begin of the calendar month (UTC) in which it spent last.")
+    month_cost_usd: float = Field(description="The part of `cost_usd` that was spent in that month.")
     planned_jct_s: float | None
     planned_cost_usd: float | None
     forecast_jct_s: float | None
@@ -359,6 +362,9 @@ SUMMARY: dict[str, Any] = {
     "ended_at": 1795291340.0,
     "jct_s": 124.0,
     "cost_usd": 0.22,
+    "profiling_cost_usd": 0.0,
+    "month_at": 1793491200.0,
+    "month_cost_usd": 0.22,
     "planned_jct_s": 120.0,
     "planned_cost_usd": 0.21,
     "forecast_jct_s": 124.0,

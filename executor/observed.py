@@ -17,7 +17,7 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialFailed
-from rubberband.executor.core.forecast import expected_iterations, forecast
+from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
 from rubberband.executor.core.state import Job, Phase, State
 from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -27,6 +27,7 @@ from rubberband.executor.journal.journal import Header
 from rubberband.executor.journal.reading import JournalReader
 from rubberband.executor.result import Result, jct_s
 from rubberband.states import ExperimentState
+from rubberband.units import month_begin
 from rubberband.values.submission import Summary
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
     at = state.ended_at if state.ended_at is not None else max(now, state.now)
     begun = state.phase is not Phase.NEW
     expected = forecast(job, state, at) if begun else None
+    profile_usd = profiling_usd(header)
+    cost_usd = profile_usd + (bill_usd(job, state, at) if begun else 0.0)
+    month_at = month_begin(at + header.offset_s)
     best = best_trial(state, job.metric, job.mode)
     return Summary(
         trials=len(state.trials),
@@ -60,18 +64,34 @@ def summary_of(header: Header, controller: Controller, now: float) -> Summary:
         started_at=state.started_at + header.offset_s if begun else None,
         ended_at=None if state.ended_at is None else state.ended_at + header.offset_s,
         jct_s=jct_s(state, at) if begun else 0.0,
-        cost_usd=bill_usd(job, state, at) if begun else 0.0,
+        cost_usd=cost_usd,
+        profiling_cost_usd=profile_usd,
+        month_at=month_at,
+        month_cost_usd=cost_usd - _before_usd(header, job, state, month_at),
         planned_jct_s=job.prediction.jct_s,
-        planned_cost_usd=job.prediction.cost_usd,
+        planned_cost_usd=profile_usd + job.prediction.cost_usd,
         forecast_jct_s=job.prediction.jct_s if expected is None else expected.jct_s,
-        forecast_cost_usd=job.prediction.cost_usd if expected is None else expected.cost_usd,
+        forecast_cost_usd=profile_usd + (job.prediction.cost_usd if expected is None else expected.cost_usd),
         deadline_s=job.deadline_s,
-        max_cost_usd=job.max_cost_usd,
+        max_cost_usd=None if job.max_cost_usd is None else profile_usd + job.max_cost_usd,
         metric=job.metric,
         mode=job.mode,
         best_value=None if best is None else best.metric(job.metric),
         best_trial=None if best is None else best.trial,
     )
+
+
+def profiling_usd(header: Header) -> float:
+    """Return the cost of measuring the profile before the run: it is no part of the bill of its events."""
+    used_usd: float = header.setup.get("profiling_cost_usd", 0.0)
+    return used_usd
+
+
+def _before_usd(header: Header, job: Job, state: State, month_at: float) -> float:
+    """Return the cost before the begin of a month (Unix time); the profile was measured when the journal was made."""
+    profile_usd = profiling_usd(header) if header.created_at < month_at else 0.0
+    ran_before = state.phase is not Phase.NEW and state.started_at + header.offset_s < month_at
+    return profile_usd + (bill_usd(job, state, month_at - header.offset_s) if ran_before else 0.0)
 
 
 def _stage_of(job: Job, state: State) -> int:
@@ -218,8 +238,21 @@ class Observed:
         """The cap of the total cost, profiling and requested limits included; None: no limit."""
         with self._lock:
             most_usd = self._as_asked().job.max_cost_usd
-        used_usd: float = self.header.setup.get("profiling_cost_usd", 0.0)
-        return None if most_usd is None else most_usd + used_usd
+        return None if most_usd is None else most_usd + profiling_usd(self.header)
+
+    def resumed(self) -> Forecast:
+        """Return the time and the whole cost that are expected if it is resumed now, with requested limits.
+
+        A run with a max_cost costs no more than that.
+        """
+        from rubberband.executor.core.extending import resumed
+
+        with self._lock:
+            controller = self._as_asked()
+            job, now = controller.job, self.now if self.header.kind.is_simulated else self.present
+            expected = forecast(job, resumed(job, controller.state, now), now)
+            cost_usd = expected.cost_usd if job.max_cost_usd is None else min(expected.cost_usd, job.max_cost_usd)
+            return Forecast(jct_s=expected.jct_s, cost_usd=profiling_usd(self.header) + cost_usd)
 
     def goes_on(self) -> bool:
         """Whether a resume continues it, with requested limits."""

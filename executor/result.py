@@ -312,6 +312,21 @@ class Result:
         return None if self.deadline_s is None else self.deadline_s + self.profiling_s
 
     @property
+    def whole_cost_usd(self) -> float:
+        """The cost of the run and of the profile that was measured for it."""
+        return self.actual_cost_usd + self.profiling_cost_usd
+
+    @property
+    def whole_planned_usd(self) -> float:
+        """The planned cost of the run, and the cost of its profile."""
+        return self.planned_cost_usd + self.profiling_cost_usd
+
+    @property
+    def asked_max_cost_usd(self) -> float | None:
+        """The max_cost as the user asked for it: `max_cost_usd`, and what measuring the profile took of it."""
+        return None if self.max_cost_usd is None else self.max_cost_usd + self.profiling_cost_usd
+
+    @property
     def late(self) -> bool:
         """Whether it ended (or already is) past its deadline."""
         return self.deadline_s is not None and self.actual_jct_s > self.deadline_s

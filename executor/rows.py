@@ -215,8 +215,8 @@ def _outcome(result: Result) -> str:
 
 def _cost(result: Result) -> str:
     charged = "" if result.is_charged else "; nothing was charged"
-    limit = "" if result.max_cost_usd is None else f" of {format_usd(result.max_cost_usd)}"
-    return f"{format_usd(result.actual_cost_usd)}{limit}, planned {format_usd(result.planned_cost_usd)}{charged}"
+    limit = "" if result.asked_max_cost_usd is None else f" of {format_usd(result.asked_max_cost_usd)}"
+    return f"{format_usd(result.whole_cost_usd)}{limit}, planned {format_usd(result.whole_planned_usd)}{charged}"
 
 
 def _best(result: Result) -> list[str]:

@@ -292,7 +292,7 @@ class Mlflow(Tracker):
         for trial in result.trials:
             self._end(trial.trial, of_trials.get(trial.status, status))
         self._ended.append((self._state["parent"], status))
-        summary = {"cost_usd": result.actual_cost_usd, "jct_s": result.actual_jct_s}
+        summary = {"cost_usd": result.whole_cost_usd, "jct_s": result.actual_jct_s}
         if result.best is not None:
             summary[f"best_{result.metric}"] = result.best.metrics[result.metric]
         at_ms = round(1000.0 * time.time())

@@ -62,6 +62,8 @@ class RubberbandError(Exception):
     """Base of every error that rubberband raises on purpose."""
 
     exit_code: ClassVar[int] = 1
+    spent_usd: float = 0.0
+    """At most what was spent on measuring a profile before it was raised."""
 
 
 class InputError(RubberbandError):

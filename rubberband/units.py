@@ -34,6 +34,16 @@ _PLAIN = re.compile(rf"-?(?:{_NUMBER})(?:[eE][-+]?\d+)?", re.ASCII)
 _HOW = "write it as 90s, 20m, 1h30m, 1d or plain seconds"
 
 
+def month_begin(at: float) -> float:
+    """Return the Unix time of the begin of the calendar month (UTC) of `at`."""
+    return datetime.fromtimestamp(at, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+def month_end(at: float) -> float:
+    """Return the Unix time of the end of the calendar month (UTC) of `at`."""
+    return month_begin(month_begin(at) + 32 * _UNIT_S["d"])
+
+
 def parse_duration(value: object) -> float:
     """Return the seconds of a duration: `90s`, `5 mins`, `1h30m`, `2 hours`, `1d`, or a number (also as text).
 

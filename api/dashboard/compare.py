@@ -76,7 +76,7 @@ def figures_of(compared: Sequence[Compared]) -> list[Line]:
     return [
         *(_best_line(compared, metric, mode) for metric, mode in metrics),
         _least("time", compared, lambda result: result.actual_jct_s, _time),
-        _least("cost (USD)", compared, lambda result: result.actual_cost_usd, _cost),
+        _least("cost (USD)", compared, lambda result: result.whole_cost_usd, _cost),
         _line("deadline", compared, _deadline),
         _line("max_cost (USD)", compared, _max_cost),
         _line("trials", compared, _trials),
@@ -141,7 +141,7 @@ def _time(result: Result) -> Cell:
 
 
 def _cost(result: Result) -> Cell:
-    spent_usd, planned_usd = result.actual_cost_usd, result.planned_cost_usd
+    spent_usd, planned_usd = result.whole_cost_usd, result.whole_planned_usd
     decimals = usd_decimals(max(spent_usd, planned_usd))
     return Cell(usd(spent_usd, decimals), _against(usd(planned_usd, decimals), result, spent_usd, planned_usd))
 
@@ -156,9 +156,10 @@ def _deadline(result: Result) -> Cell:
 
 
 def _max_cost(result: Result) -> Cell:
-    if result.max_cost_usd is None:
+    if result.asked_max_cost_usd is None:
         return Cell("none")
-    return Cell(usd(result.max_cost_usd), f"{100 * result.actual_cost_usd / result.max_cost_usd:.0f} % spent")
+    spent = result.whole_cost_usd / result.asked_max_cost_usd
+    return Cell(usd(result.asked_max_cost_usd), f"{100 * spent:.0f} % spent")
 
 
 def _trials(result: Result) -> Cell:

@@ -513,7 +513,8 @@ def _forecast(experiment: Submission) -> Forecast | None:
     runs = experiment.state is ExperimentState.RUNNING
     if not runs or summary.forecast_jct_s is None or summary.forecast_cost_usd is None:
         return None
-    return Forecast(jct_s=summary.forecast_jct_s, cost_usd=summary.forecast_cost_usd)
+    run_usd = summary.forecast_cost_usd - summary.profiling_cost_usd
+    return Forecast(jct_s=summary.forecast_jct_s, cost_usd=run_usd)
 
 
 def _shown(service: Service, experiment: Submission, result: Result | None, asked: Asked) -> dict[str, Any]:

@@ -218,16 +218,16 @@ def _ends(summary: Summary, result: Result) -> str:
 
 
 def _money(summary: Summary, result: Result) -> str:
-    cap_usd = result.max_cost_usd
-    decimals = usd_decimals(max(result.actual_cost_usd, summary.forecast_cost_usd or 0.0))
-    spent = usd(result.actual_cost_usd, decimals)
+    cap_usd = result.asked_max_cost_usd
+    decimals = usd_decimals(max(result.whole_cost_usd, summary.forecast_cost_usd or 0.0))
+    spent = usd(result.whole_cost_usd, decimals)
     return f"{spent} USD spent" if cap_usd is None else f"{spent} of {usd(cap_usd)} USD spent"
 
 
 def cards(submission: Submission, result: Result) -> list[Card]:
     """Return the cards: time and cost against plan, forecast and limits; the best trial; the instances."""
     summary, running = submission.summary, submission.state is ExperimentState.RUNNING
-    spent_usd, cap_usd, planned_usd = result.actual_cost_usd, result.max_cost_usd, result.planned_cost_usd
+    spent_usd, cap_usd, planned_usd = result.whole_cost_usd, result.asked_max_cost_usd, result.whole_planned_usd
     decimals = usd_decimals(max(spent_usd, planned_usd))
     deadline = "no deadline" if result.deadline_s is None else f"deadline {duration(result.asked_deadline_s or 0.0)}"
     cap = "no max_cost" if cap_usd is None else f"max_cost {usd(cap_usd)}"

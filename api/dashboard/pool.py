@@ -20,10 +20,10 @@ from rubberband.api.routes.pool import pool_view
 from rubberband.api.security.authentication import Reader
 from rubberband.api.service import Service, Serving
 from rubberband.api.settings import SharedPool
-from rubberband.cloud.pool import RemotePool, month_begin
+from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
 from rubberband.spec.pool import PoolFolder
-from rubberband.units import counted, duration, format_usd
+from rubberband.units import counted, duration, format_usd, month_begin
 from rubberband.views.pool import (
     LOANS,
     PROMISES,
@@ -124,7 +124,8 @@ def _cards(pool: _Pool) -> Iterator[Card]:
     if standing is None:
         return
     usd = standing["usd"]
-    planned_usd = pool.admission.budgets.committed_usd(pool.now)[month_begin(pool.now)] - usd["month"]
+    committed = pool.admission.budgets.committed_usd(pool.now, bill_usd=usd["month"])
+    planned_usd = committed[month_begin(pool.now)] - usd["month"]
     yield _money("this month", usd["month"], usd["max_per_month"], f"{format_usd(max(0.0, planned_usd))} more planned")
     yield _money("per hour now", usd["per_hour"], usd["max_per_hour"])
     warm = sum(loan["was_warm"] for loan in standing["loans"])
@@ -195,7 +196,7 @@ def _shares(service: Service, pool: _Pool, owners: Sequence[str]) -> TextTable:
             )
         )
     header = ("token", "weight", "instances", "GPU hours", "share", "spent or planned", "budget")
-    note = "GPU hours and money of experiments that were submitted this month (UTC)."
+    note = "GPU hours of experiments that were submitted this month (UTC); money that is spent or planned in it."
     return TextTable(title="Shares", header=header, rows=tuple(rows), notes=(note,))
 
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rubberband.api.experiments.budgets import Budgets
+from rubberband.api.experiments.budgets import PLAN, UNPLANNED, Budgets
 from rubberband.api.experiments.gate import told_as_problems
 from rubberband.api.experiments.limit_preview import instant_of
 from rubberband.api.plans.previews import PlanAnswer
@@ -30,6 +30,7 @@ from rubberband.planner.sharing import Calendar, Slot, Span
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import lowered, on_pool, size_words
 from rubberband.units import format_duration, format_instant, format_usd
+from rubberband.values.submission import Submission, Summary
 
 START_S = 30.0
 """Time that a promise has beside its plan: its process starts, its code is checked, and GPUs change hands
@@ -119,7 +120,9 @@ class Admission:
         """
         estimate, deadline = json.loads(answer.body), experiment.constraints.deadline
         if experiment.resources.provider != self._pool.provider:
-            await asyncio.to_thread(self.budgets.require_budget, owner, _cost_usd(estimate), now)
+            whole = [Span(gpus=1, duration_s=estimate["prediction"]["jct_s"]["mean"])]
+            expense = Expense(cost_usd=_cost_usd(estimate), start_at=now, spans=whole)
+            await asyncio.to_thread(self.budgets.require_budget, owner, expense, now)
             return None
         found = _read(estimate, max(offer.gpus for offer in offers(experiment.resources)))
         slot, in_time = Slot(start_at=now, end_at=now), True
@@ -127,8 +130,8 @@ class Admission:
             calendar, deadline_at = await asyncio.to_thread(self.calendar), instant_of(deadline, now).timestamp()
             found, slot = await self._placed(experiment, found, calendar, now, deadline_at, plan)
             in_time = slot.end_at <= deadline_at
-        await asyncio.to_thread(self.budgets.require_budget, owner, found.cost_usd, now)
-        shortage = await asyncio.to_thread(self.budgets.shortage, found.expense(slot.start_at), now)
+        await asyncio.to_thread(self.budgets.require_budget, owner, found.expense(slot.start_at), now)
+        shortage = await asyncio.to_thread(self._shortage, found.expense(slot.start_at), now)
         if shortage is not None:
             raise await self._too_dear(experiment, found, slot, shortage, now, estimate, plan)
         if deadline is None:
@@ -137,6 +140,9 @@ class Admission:
             raise _too_late(found, slot, deadline_at, now, estimate)
         spans = tuple((span.gpus, span.duration_s) for span in found.spans)
         return Promise(experiment=experiment.name, start_at=slot.start_at, spans=spans, cost_usd=found.cost_usd)
+
+    def _shortage(self, expense: Expense, now: float) -> Shortage | None:
+        return self.budgets.shortage(expense, now, bill_usd=self.budgets.bill_usd())
 
     async def _placed(
         self, experiment: Experiment, found: _Plan, calendar: Calendar, now: float, deadline_at: float, plan: PlanOf
@@ -157,6 +163,17 @@ class Admission:
         slot = slot or calendar.earliest(found.spans, now)
         assert slot is not None, "the plan is not larger than the pool"
         return found, slot
+
+    def require(self, row: Submission, promise: Promise | None, now: float, *, bill_usd: float | None) -> None:
+        """Raise Problem where a submission does not fit, by time or money, beside what was accepted meanwhile.
+
+        The caller holds the lock of the promises until it is added.
+        """
+        if promise is not None:
+            self.require_fit(promise)
+        ask = UNPLANNED if row.words.get("profile") is None else PLAN
+        jct_s = row.summary.planned_jct_s or 0.0
+        self.budgets.require(row, row.admitted_usd, now, ask, bill_usd=bill_usd, jct_s=jct_s, promise=promise)
 
     def require_fit(self, promise: Promise) -> None:
         """Raise OvertakenError where another promise was made or moved, so that this one fits no more."""
@@ -241,7 +258,7 @@ class Admission:
             slot = calendar.fits(found.spans, instant_of(deadline, now).timestamp(), now)
         if slot is None:
             return None
-        shortage = await asyncio.to_thread(self.budgets.shortage, found.expense(slot.start_at), now)
+        shortage = await asyncio.to_thread(self._shortage, found.expense(slot.start_at), now)
         return found if shortage is None else None
 
 
@@ -304,6 +321,12 @@ def calendar_of(pool: SharedPool, promises: Sequence[Promise]) -> Calendar:
         if slot is not None and slot.start_at == promise.start_at:
             calendar = calendar.promise(promise.experiment, spans, promise.start_at)
     return calendar
+
+
+def planned_of(estimate: Mapping[str, Any]) -> Summary:
+    """Return the time and cost (means) of an estimate's plan."""
+    prediction = estimate["prediction"]
+    return Summary(planned_jct_s=prediction["jct_s"]["mean"], planned_cost_usd=prediction["cost_usd"]["mean"])
 
 
 def _cost_usd(estimate: Mapping[str, Any]) -> float:

@@ -1,29 +1,57 @@
-"""Money of a pool's experiments: the budgets of tokens, and what is left of the pool's cap of a calendar month (UTC).
+"""Money at every door: what an experiment costs, and who pays.
 
-An experiment counts with its forecast while it runs, and with its plan before.
+The owner's budget of a calendar month (UTC) pays, and on a pool its cap of the month. The money spent in a month counts
+in it, and the money to come in the months in which it is planned. An experiment counts with the cost for which it
+was admitted (its plan's, or that of a resume or an extension) until it ends, or with its forecast where that is more.
+A submission, a resume, an extension, a restart and a start all ask `require`; what asks and adds holds the lock of the
+pool's promises (`Watcher.promising`) meanwhile.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rubberband.api.problems import REFUSED, Problem
+from rubberband.api.problems import REFUSED, UNAVAILABLE, Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.app.month_cap import Expense, MonthCap, Shortage, month_usd
-from rubberband.cloud.pool import month_begin
+from rubberband.app.month_cap import Expense, MonthCap, Shortage
+from rubberband.cloud.pool import RemotePool
+from rubberband.errors import ProviderError
+from rubberband.executor.core.extending import Extension
+from rubberband.executor.core.forecast import Forecast
 from rubberband.planner.sharing import Span
+from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.states import ACTIVE, ExperimentState
-from rubberband.units import MONEY_SLACK_USD, format_usd
-from rubberband.values.submission import Submission
+from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin
+from rubberband.values.submission import Submission, Summary
 
-_MOST_ROWS = 10_000
+QUEUED, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.INTERRUPTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Words of a door: what asks for money, and what to do where none is left."""
+
+    what: str
+    instead: str
+    counts: bool = False
+    """Whether the experiment counts already, if it goes on."""
+    queued: bool = True
+    """Whether the experiments in the queue count."""
+
+
+PLAN = Ask(what="this plan", instead="submit a cheaper one")
+UNPLANNED = Ask(what="its max_cost, which counts until it is planned,", instead="lower that")
+RESUME = Ask(what="the rest of it", instead="resume it once others have ended", counts=True)
+EXTENSION = Ask(what="the extension", instead="extend it by less", counts=True)
+START = Ask(what="this experiment", instead="it starts once others have ended", queued=False)
 
 
 class Budgets:
@@ -32,94 +60,181 @@ class Budgets:
     def __init__(self, pool: SharedPool, store: Store) -> None:
         self._pool, self._store = pool, store
 
-    def used_usd(self, owner: str, now: float) -> float:
-        """Return what the experiments cost that a token has submitted this month, those that go on at their end."""
-        promised = self._promised()
-        rows = self._store.submitted_by(owner, since=month_begin(now))
-        return sum(self._expected_usd(row, promised) for row in rows)
-
-    def require_budget(
-        self, owner: str, cost_usd: float, now: float, ask: str = "this plan costs {}; submit a cheaper one"
+    def require(
+        self,
+        row: Submission,
+        cost_usd: float,
+        now: float,
+        ask: Ask,
+        *,
+        bill_usd: float | None,
+        jct_s: float = 0.0,
+        promise: Promise | None = None,
     ) -> None:
-        """Raise Problem REFUSED where a plan costs more than is left of its owner's budget of this month."""
+        """Raise Problem REFUSED where no money is left for an experiment that costs `cost_usd` in all.
+
+        It takes `jct_s`, or has the GPUs of `promise`. `bill_usd` is that of the method, before a lock was taken.
+        """
+        counted_usd = self._expected_usd(row, self._promised(), now) if ask.counts else row.summary.cost_usd
+        more_usd = cost_usd - counted_usd
+        if more_usd <= MONEY_SLACK_USD:
+            return
+        expense = Expense(cost_usd=more_usd, start_at=now, spans=_spans(row, jct_s))
+        if promise is not None:
+            expense = _promised_expense(more_usd, promise)
+        self.require_budget(row.owner, expense, now, ask)
+        shortage = self.shortage(expense, now, queued=ask.queued, bill_usd=bill_usd) if self.is_member(row) else None
+        if shortage is not None:
+            raise Problem(REFUSED, f"{shortage.words(ask.what)}; {ask.instead}, or raise the cap")
+
+    def require_budget(self, owner: str, expense: Expense, now: float, ask: Ask = PLAN) -> None:
+        """Raise Problem REFUSED where an expense is more than is left of its owner's budget of a month."""
         budget_usd = self._pool.budgets_usd.get(owner)
         if budget_usd is None:
             return
-        used_usd = self.used_usd(owner, now)
-        if used_usd + cost_usd > budget_usd + MONEY_SLACK_USD:
-            used = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned this month"
-            raise Problem(REFUSED, f"budget of {owner}: {used}, and {ask.format(format_usd(cost_usd))}, or next month")
-
-    def require_extension(self, row: Submission, more_usd: float, jct_s: float, now: float) -> None:
-        """Raise Problem REFUSED where no money is left for limits that cost `more_usd` more.
-
-        Its owner's budget of this month has to cover that, and the pool's cap of each month.
-        """
-        if more_usd <= MONEY_SLACK_USD:
+        used = self._owner_usd(owner, now, queued=ask.queued)
+        short = MonthCap(pool="", cap_usd=budget_usd, committed_usd=used, used_words="").shortage(expense, now)
+        if short is None:
             return
-        self.require_budget(row.owner, more_usd, now, "the extension costs {}; extend it by less")
-        spans = [Span(gpus=1, duration_s=max(0.0, jct_s - row.summary.jct_s))]
-        expense = Expense(cost_usd=more_usd, start_at=now, spans=spans)
-        shortage = self.shortage(expense, now) if self._is_member(row) else None
-        if shortage is not None:
-            raise Problem(REFUSED, f"{shortage.words('the extension')}; extend it by less, or raise the cap")
+        used_usd, this_month = used.get(short.month, 0.0), short.month == month_begin(now)
+        month = "this month" if this_month else f"in {datetime.fromtimestamp(short.month, UTC):%B %Y}"
+        told = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned {month}"
+        asked = f"{ask.what} costs {format_usd(expense.cost_usd)}{short.part_words()}"
+        raise Problem(REFUSED, f"budget of {owner}: {told}, and {asked}; {ask.instead}, or next month")
 
-    def committed_usd(self, now: float) -> Mapping[float, float]:
-        """Return the begin of each month from this one on -> what is spent or planned of the pool's money in it."""
-        months = Counter({month_begin(now): self._spent_usd(now)})
-        for expense in self._expenses(now):
-            months.update(expense.by_month(now))
-        return months
+    def require_resume(
+        self, row: Submission, expected: Forecast | None, now: float, *, bill_usd: float | None
+    ) -> float:
+        """Return what an experiment costs in all if it is resumed, `expected` by its journal. Raises Problem."""
+        if expected is not None:
+            cost_usd, jct_s = expected.cost_usd, expected.jct_s
+        else:
+            has_plan = row.words.get("profile") is not None
+            planned_usd = (row.admitted_usd or self._planned(row, "cost_usd")) if has_plan else None
+            cost_usd = self.most_usd(Experiment.kept(row.words), row.owner, planned_usd)
+            jct_s = self._expected_s(row)
+        self.require(row, cost_usd, now, RESUME, bill_usd=bill_usd, jct_s=jct_s)
+        return cost_usd
 
-    def shortage(self, expense: Expense, now: float) -> Shortage | None:
+    def require_extension(self, row: Submission, extension: Extension, now: float, *, bill_usd: float | None) -> float:
+        """Return what an experiment costs in all with the limits of an extension. Raises Problem.
+
+        One that does not go on asks for what they add; the rest is asked for when it is resumed.
+        """
+        cost_usd = row.summary.profiling_cost_usd + extension.after.cost_usd
+        if row.state not in ACTIVE:
+            cost_usd = row.summary.cost_usd + extension.added_usd
+        self.require(row, cost_usd, now, EXTENSION, bill_usd=bill_usd, jct_s=extension.after.jct_s)
+        return cost_usd
+
+    def require_start(self, row: Submission, now: float) -> None:
+        """Raise Problem where what runs by now leaves no money for an experiment of the queue, or that is not known."""
+        promised = self._promised()
+        cost_usd, promise = self._expected_usd(row, promised, now), promised.get(row.name)
+        jct_s = self._expected_s(row)
+        self.require(row, cost_usd, now, START, bill_usd=self.bill_usd(row), jct_s=jct_s, promise=promise)
+
+    def most_usd(self, experiment: Experiment, owner: str, planned_usd: float | None) -> float:
+        """Return what an experiment costs before it began: its plan, or its max_cost where that is to be spent.
+
+        Without a profile there is no plan yet, and max_cost covers the profile, too. Raises Problem REFUSED if it has
+        none, and a budget or a cap limits it.
+        """
+        constraints = experiment.constraints
+        if planned_usd is not None and constraints.spend is None:
+            return planned_usd
+        if constraints.max_cost_usd is not None:
+            return max(planned_usd or 0.0, constraints.max_cost_usd)
+        if planned_usd is not None:
+            return planned_usd
+        limit = "" if self._pool.budgets_usd.get(owner) is None else f"budget of {owner}"
+        if experiment.resources.provider == self._pool.provider and self._pool.max_usd_per_month is not None:
+            limit = limit or f"max_usd_per_month of pool {self._pool.name}"
+        if limit:
+            why = f"without a profile its cost is not known, and it counts in the {limit}"
+            raise Problem(REFUSED, f"constraints.max_cost: {why}; set it, or run `rubberband profile` first")
+        return 0.0
+
+    def used_usd(self, owner: str, now: float) -> float:
+        """Return what a token's experiments have cost in this month, and what is planned in it."""
+        return self._owner_usd(owner, now).get(month_begin(now), 0.0)
+
+    def bill_usd(self, row: Submission | None = None) -> float | None:
+        """Return the pool's bill of this month; None without a broker that knows it, or a cap that `row` counts in.
+
+        It may take seconds. Raises Problem UNAVAILABLE where the broker does not answer: one is started then.
+        """
+        if self._pool.folder is None or self._pool.max_usd_per_month is None:
+            return None
+        if row is not None and not self.is_member(row):
+            return None
+        try:
+            return RemotePool(PoolFolder(path=Path(self._pool.folder))).month_usd(starts=True)
+        except ProviderError as error:
+            told = f"{error}, so the bill of this month is not known; try again"
+            raise Problem(UNAVAILABLE, told, headers={"Retry-After": "2"}) from None
+
+    def committed_usd(self, now: float, *, bill_usd: float | None, queued: bool = True) -> Mapping[float, float]:
+        """Return the begin of each month from this one on -> what is spent or planned of the pool's money in it.
+
+        Without `bill_usd`, the bills of its experiments are what is spent.
+        """
+        since = month_begin(now) if bill_usd is None else None
+        rows = [row for row in self._store.spending(since=since) if self.is_member(row)]
+        if bill_usd is None:
+            bill_usd = sum(_spent_usd(row.summary, row.created_at, now) for row in rows)
+        return self._by_month(rows, bill_usd, now, queued=queued)
+
+    def shortage(self, expense: Expense, now: float, *, bill_usd: float | None, queued: bool = True) -> Shortage | None:
         """Return the month in which the pool's cap leaves least for an expense; None if it fits into all months."""
         pool = self._pool
         if pool.max_usd_per_month is None:
             return None
-        committed = self.committed_usd(now)
+        committed = self.committed_usd(now, bill_usd=bill_usd, queued=queued)
         cap = MonthCap(
             pool=pool.name, cap_usd=pool.max_usd_per_month, committed_usd=committed, used_words="spent or planned"
         )
         return cap.shortage(expense, now)
 
-    def _spent_usd(self, now: float) -> float:
-        """Return the pool's bill of this month; that of its experiments where no broker answers."""
-        if self._pool.folder is not None:
-            spent_usd = month_usd(PoolFolder(path=Path(self._pool.folder)))
-            if spent_usd is not None:
-                return spent_usd
-        since, store = month_begin(now), self._store
-        rows = (row for owner in store.owners(since=since) for row in store.submitted_by(owner, since=since))
-        return sum(row.summary.cost_usd for row in rows if self._is_member(row))
+    def is_member(self, row: Submission) -> bool:
+        """Whether the pool pays for an experiment."""
+        return bool(row.words.get("resources", {}).get("provider") == self._pool.provider)
 
-    def _expenses(self, now: float) -> Iterator[Expense]:
-        """Yield what the experiments that are not over will cost from `now` on."""
-        promised = self._promised()
-        states = [*ACTIVE, ExperimentState.INTERRUPTED]
-        for row in self._store.submissions(states=states, limit=_MOST_ROWS).items:
-            promise = promised.get(row.name)
-            if not self._is_member(row) or (row.state not in ACTIVE and promise is None):
-                continue
-            cost_usd = self._expected_usd(row, promised) - row.summary.cost_usd
-            if promise is None:
-                spans = [Span(gpus=1, duration_s=max(0.0, self._expected_s(row) - row.summary.jct_s))]
-                yield Expense(cost_usd=cost_usd, start_at=now, spans=spans)
-            else:
-                spans = [Span(gpus=gpus, duration_s=duration_s) for gpus, duration_s in promise.spans]
-                yield Expense(cost_usd=cost_usd, start_at=promise.start_at, spans=spans)
+    def _owner_usd(self, owner: str, now: float, *, queued: bool = True) -> Mapping[float, float]:
+        """Return the begin of each month from this one on -> what a token's experiments cost in it."""
+        rows = self._store.spending(since=month_begin(now), owner=owner)
+        spent_usd = sum(_spent_usd(row.summary, row.created_at, now) for row in rows)
+        return self._by_month(rows, spent_usd, now, queued=queued)
 
-    def _expected_usd(self, row: Submission, promised: Mapping[str, Promise]) -> float:
-        """Return what an experiment will have cost: by its forecast, else by its plan; its bill if it is over."""
+    def _by_month(
+        self, rows: Iterable[Submission], spent_usd: float, now: float, *, queued: bool
+    ) -> Mapping[float, float]:
+        """Return the begin of each month -> what was spent in this one, and what will be from `now` on."""
+        promised, months = self._promised(), {month_begin(now): spent_usd}
+        for row in rows:
+            to_come_usd = self._expected_usd(row, promised, now) - row.summary.cost_usd
+            if to_come_usd > 0.0 and (queued or row.state is not QUEUED):
+                promise = promised.get(row.name)
+                if promise is None:
+                    expense = Expense(cost_usd=to_come_usd, start_at=now, spans=_spans(row, self._expected_s(row)))
+                else:
+                    expense = _promised_expense(to_come_usd, promise)
+                for month, usd in expense.by_month(now).items():
+                    months[month] = months.get(month, 0.0) + usd
+        return months
+
+    def _expected_usd(self, row: Submission, promised: Mapping[str, Promise], now: float) -> float:
+        """Return what an experiment will have cost in all; its bill if it does not go on."""
         summary, promise = row.summary, promised.get(row.name)
-        if row.state not in ACTIVE and promise is None:
+        if row.state not in ACTIVE and promise is None and not _is_lost(row, now):
             return summary.cost_usd
-        if summary.forecast_cost_usd is not None:
-            return max(summary.cost_usd, summary.forecast_cost_usd)
-        planned_usd = self._planned(row, "cost_usd") if promise is None else promise.cost_usd
-        return max(summary.cost_usd, planned_usd)
+        known = [row.admitted_usd, 0.0 if summary.forecast_cost_usd is None else summary.forecast_cost_usd]
+        if not any(known):  # admitted by an earlier version
+            known.append(self._planned(row, "cost_usd") if promise is None else promise.cost_usd)
+        return max(summary.cost_usd, *known)
 
     def _expected_s(self, row: Submission) -> float:
-        forecast_s = row.summary.forecast_jct_s
+        forecast_s = row.summary.forecast_jct_s or row.summary.planned_jct_s
         return self._planned(row, "jct_s") if forecast_s is None else forecast_s
 
     def _planned(self, row: Submission, key: str) -> float:
@@ -133,5 +248,25 @@ class Budgets:
     def _promised(self) -> dict[str, Promise]:
         return {promise.experiment: promise for promise in self._store.promises()}
 
-    def _is_member(self, row: Submission) -> bool:
-        return bool(row.words.get("resources", {}).get("provider") == self._pool.provider)
+
+def _spans(row: Submission, jct_s: float) -> Sequence[Span]:
+    return [Span(gpus=1, duration_s=max(0.0, jct_s - row.summary.jct_s))]
+
+
+def _promised_expense(cost_usd: float, promise: Promise) -> Expense:
+    spans = [Span(gpus=gpus, duration_s=duration_s) for gpus, duration_s in promise.spans]
+    return Expense(cost_usd=cost_usd, start_at=promise.start_at, spans=spans)
+
+
+def _is_lost(row: Submission, now: float) -> bool:
+    """Whether its process died this month while it measured its profile: what that cost is not known."""
+    measured = row.words.get("profile") is None and row.summary.started_at is None
+    return row.state is INTERRUPTED and measured and row.changed_at >= month_begin(now)
+
+
+def _spent_usd(summary: Summary, created_at: float, now: float) -> float:
+    """Return what an experiment has cost since the begin of the month of `now`."""
+    begin = month_begin(now)
+    if summary.month_at is not None:
+        return summary.month_cost_usd if summary.month_at >= begin else 0.0
+    return summary.cost_usd if created_at >= begin else 0.0  # a summary of an earlier version

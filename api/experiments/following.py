@@ -20,6 +20,7 @@ from rubberband.executor.journal.journal import Header, encode_event
 from rubberband.executor.journal.reading import explained, salvage
 from rubberband.executor.observed import Observed, at_work, outcome_of, summary_of
 from rubberband.states import ExperimentState
+from rubberband.units import month_begin
 from rubberband.values.submission import Submission, Summary
 
 
@@ -253,6 +254,7 @@ class Follower:
             expected={row.state},
             summary=summary,
             words=words,
+            admitted_usd=self._planned_usd(row, found),
         )
         if not kept:  # a request changed it meanwhile
             return self._store.submission(row.name) or row
@@ -260,6 +262,14 @@ class Follower:
             self._wake()
         row = replace(row, state=found.state, reason=found.reason, changed_at=at, summary=summary or row.summary)
         return row if words is None else replace(row, words=words)
+
+    def _planned_usd(self, row: Submission, found: Standing) -> float | None:
+        """Return what it counts with once the profile that it was submitted without is measured, and it is planned."""
+        is_planned = row.state is ExperimentState.STARTING and found.state is ExperimentState.RUNNING
+        spends_all = row.words.get("constraints", {}).get("spend") is not None
+        if self.observed is None or not is_planned or row.words.get("profile") is not None or spends_all:
+            return None
+        return self.observed.summary().planned_cost_usd
 
     def _sized_words(self, row: Submission) -> Mapping[str, Any] | None:
         """Return the words with the scheduler that is run, if its size was auto; None if they have it already."""
@@ -269,10 +279,23 @@ class Follower:
         scheduler = self.observed.header.setup["experiment"]["search"]["scheduler"]
         return {**row.words, "search": {**search, "scheduler": scheduler}}
 
+    def _measuring(self, row: Submission) -> Summary | None:
+        """Return the summary of what ended before its run began: only its profile cost money. None if it did not."""
+        ending, summary = read_ending(self._folder), row.summary
+        if ending is None or ending.attempt != row.attempt or not ending.spent_usd:
+            return None
+        return replace(
+            summary,
+            cost_usd=summary.cost_usd + ending.spent_usd,
+            profiling_cost_usd=summary.profiling_cost_usd + ending.spent_usd,
+            month_at=month_begin(ending.at),
+            month_cost_usd=ending.spent_usd,
+        )
+
     def _summary(self, row: Submission, *, at_once: bool) -> Summary | None:
         """Return its summary if it changed and is due."""
         if self.observed is None:
-            return None
+            return self._measuring(row) if at_once else None
         now, count = time.monotonic(), self.observed.count
         due_s = IDLE_S if count == self._summarised_count else BUSY_S
         if not at_once and now - self._summarised_at < due_s:

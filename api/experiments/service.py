@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from rubberband.api.experiments.admission import Admission
 from rubberband.api.experiments.body import require_allowed
+from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.gate import (
     KEY_GOOD_S,
     conflict,
@@ -44,7 +45,7 @@ from rubberband.spec.experiment import Experiment
 from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, pool_allots, possible
 from rubberband.units import format_usd, shown
 from rubberband.values.plan import Policy
-from rubberband.values.submission import Submission
+from rubberband.values.submission import Submission, Summary
 
 KEPT_RESULTS = 16
 """Results of experiments that do not run are cached up to this number."""
@@ -183,8 +184,11 @@ class Journals:
 class Extensions:
     """Plans and grants other limits for experiments. Thread-safe; all methods raise Problem."""
 
-    def __init__(self, settings: Settings, store: Store, watcher: Watcher, journals: Journals) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, watcher: Watcher, journals: Journals, budgets: Budgets | None
+    ) -> None:
         self._settings, self._store, self._watcher, self._journals = settings, store, watcher, journals
+        self._budgets = budgets
         self._granting = LockOfEach()
 
     def question(
@@ -208,28 +212,45 @@ class Extensions:
     def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
         """Put the limits in force, once for each `request`; None if the limits changed since the answer was planned.
 
-        An experiment without a running process gets them when it is resumed.
+        An experiment without a running process gets them when it is resumed. Raises Problem, also where no money is
+        left for them.
         """
         if question.is_granted:
             return replace(answer.extension, applied=True)
-        with self._granting.of(question.name):
+        bill_usd = None if self._budgets is None else self._budgets.bill_usd(self._journals.row(question.name))
+        with self._granting.of(question.name), self._watcher.promising:
             row = self._journals.row(question.name)
             if isinstance(granted := self._granted(row, request), Extension):
                 return granted
             self._journals.require(row, "extend")
-            kept = self._kept(row, question, request) if question.words else self._asked(question, answer, request)
+            if self._budgets is not None:
+                cost_usd = self._budgets.require_extension(row, answer.extension, time.time(), bill_usd=bill_usd)
+                row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))
+            kept = (
+                self._kept(row, question, answer, request)
+                if question.words
+                else self._asked(row, question, answer, request)
+            )
         self._watcher.kick(question.name)
         return replace(answer.extension, applied=True) if kept else None
 
-    def _kept(self, row: Submission, question: RestQuestion, request: str) -> bool:
-        """Change the settings of a queued experiment."""
+    def _kept(self, row: Submission, question: RestQuestion, answer: RestAnswer, request: str) -> bool:
+        """Change the settings of a queued experiment, and the plan that it counts with."""
         if not waits(row) or row.words != question.words:
             return False
-        queued = {ExperimentState.QUEUED}
-        return self._store.change(question.name, at=time.time(), words=question.other, expected=queued, request=request)
+        after = answer.extension.after
+        return self._store.change(
+            question.name,
+            at=time.time(),
+            words=question.other,
+            summary=replace(row.summary, planned_jct_s=after.jct_s, planned_cost_usd=after.cost_usd),
+            admitted_usd=row.admitted_usd,
+            expected={ExperimentState.QUEUED},
+            request=request,
+        )
 
-    def _asked(self, question: RestQuestion, answer: RestAnswer, request: str) -> bool:
-        """Leave the request for the driver that runs or resumes it."""
+    def _asked(self, row: Submission, question: RestQuestion, answer: RestAnswer, request: str) -> bool:
+        """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
         with self._journals.opened(question.name) as observed:
             if observed.limits_in_force != answer.had:
                 return False
@@ -241,6 +262,7 @@ class Extensions:
             deadline_s=limits.deadline_s,
             max_cost_usd=limits.max_cost_usd,
         )
+        self._store.change(row.name, at=time.time(), admitted_usd=row.admitted_usd)
         with told_as_problems():
             Inbox(self._watcher.folder(question.name).inbox).put(asked)
         return True
@@ -280,10 +302,11 @@ class Runs:
         self._settings, self._store = settings, store
         self._watcher = Watcher(store, Processes(command), wake, settings)
         self._journals = Journals(store, self._watcher)
-        self.extensions = Extensions(settings, store, self._watcher, self._journals)
-        """Other limits for experiments."""
         self.admission = None if settings.pool is None else Admission(settings.pool, store)
         """Promises of the pool; None without a pool."""
+        self._budgets = None if self.admission is None else self.admission.budgets
+        self.extensions = Extensions(settings, store, self._watcher, self._journals, self._budgets)
+        """Other limits for experiments."""
         self._resuming = LockOfEach()
 
     def start(self) -> None:
@@ -308,10 +331,13 @@ class Runs:
         plan: str | None = None,
         request: str = "",
         promise: Promise | None = None,
+        admitted_usd: float = 0.0,
+        summary: Summary | None = None,
     ) -> Submission:
         """Accept an experiment; its process starts as soon as a slot is free, or at once with a `promise`.
 
-        A repeated `request` returns the existing submission. Raises Problem (NAME_TAKEN, …).
+        `admitted_usd` is what it costs at most, and `summary` has the time and cost that are planned. A repeated
+        `request` returns the existing submission. Raises Problem (NAME_TAKEN, …).
         """
         now = time.time()
         with told_as_problems():
@@ -328,14 +354,17 @@ class Runs:
             policy=policy,
             plan=plan,
             request=request,
+            summary=summary or Summary(),
+            admitted_usd=admitted_usd,
         )
         if (known := self.submitted(row.name, request)) is not None:
             return known
+        bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
         with told_as_problems():
             self._watcher.folder(row.name).require_free()
             with self._watcher.promising:
-                if promise is not None and self.admission is not None:
-                    self.admission.require_fit(promise)
+                if self.admission is not None:
+                    self.admission.require(row, promise, now, bill_usd=bill_usd)
                 is_new = self._store.add(row, promise)
             if not is_new:
                 if (known := self.submitted(row.name, request)) is not None:
@@ -443,14 +472,33 @@ class Runs:
             before = inbox.pending()  # before the look at the row: what is asked later is for the next attempt
             row = self._row(name)
             self._journals.require(row, "resume")
-            queued = ExperimentState.QUEUED
-            if not self._store.change(
-                name, at=time.time(), state=queued, reason="", expected={row.state}, request=request
-            ):
+            if not self._requeue(row, request):
                 raise conflict(self._row(name), "it has just changed; reload and try again")
             inbox.withdraw_cancels(before)
         self._watcher.kick(name)
         return self._row(name)
+
+    def _requeue(self, row: Submission, request: str) -> bool:
+        """Queue an experiment again, if its state is still the same. Raises Problem where no money is left for it."""
+        expected = None
+        if self._budgets is not None and self._journals.exists(row.name):
+            with self._journals.opened(row.name) as observed:
+                expected = observed.resumed()
+        now, cost_usd = time.time(), None
+        bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
+        with self._watcher.promising:
+            if self._budgets is not None:
+                cost_usd = self._budgets.require_resume(row, expected, now, bill_usd=bill_usd)
+            queued = ExperimentState.QUEUED
+            return self._store.change(
+                row.name,
+                at=now,
+                state=queued,
+                reason="",
+                admitted_usd=cost_usd,
+                expected={row.state},
+                request=request,
+            )
 
     def _require_allowed(self, row: Submission, folder: ExperimentFolder) -> None:
         """Raise Problem REFUSED if the settings of now do not allow it."""

@@ -15,15 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.following import Follower, Sight, entries, standing
-from rubberband.api.experiments.gate import GOES_ON, Gate
+from rubberband.api.experiments.gate import CUT_OFF, GOES_ON, Gate
 from rubberband.api.experiments.processes import NotStartedError, Processes
 from rubberband.api.experiments.queue import Queue
 from rubberband.api.experiments.sharing import Member, Sharing
+from rubberband.api.problems import UNAVAILABLE, Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import TakenIn
 from rubberband.api.store.sql import Store
 from rubberband.errors import JournalError
+from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.reading import WholeJournal, read_at_once
@@ -135,6 +138,8 @@ LOOKING_SHARE = 0.02
 """Largest share of the time spent looking, where there are very many."""
 FOLLOWED_AT_ONCE = 5
 """Unfinished newcomers handled in one round, so that others do not wait."""
+ASK_EVERY_S = 5.0
+"""Time after which it is asked again whether there is money for an experiment that waits for it."""
 PRUNE_S = 60.0
 WELL_S = 60.0
 """The watcher is unhealthy if one round takes longer than this."""
@@ -163,6 +168,9 @@ class Watcher:
         self._is_lost = self._is_pruning = False
         self._look_at, self._pruned_at = -math.inf, -math.inf
         pool = settings.pool
+        self._budgets = None if pool is None else Budgets(pool, store)
+        self._ask_at: dict[str, float] = {}
+        """Experiments that wait for money -> the instant of the monotonic clock at which to ask again."""
         self._sharing = None if pool is None else Sharing(pool, store, self.folder, time.time)
         self._newcomers = Newcomers(store, wake, home=settings.home, journals=settings.store)
         self._dirty: dict[str, None] = {}
@@ -375,13 +383,31 @@ class Watcher:
         was_cut_off = found.state is ExperimentState.INTERRUPTED and row.state in AT_WORK
         may_go_on = was_cut_off and name not in self._by_hand
         act = self._gate.resumption(found, self.folder(name), follower.observed) if may_go_on else None
-        self._take(found)
+        journal = follower.observed
+        expected = None if act is None or journal is None or self._budgets is None else journal.resumed()
+        self._take(found)  # it closes the journal
         if was_cut_off:
             ended = "its process has ended; resume it to continue"
             why = GOES_ON if act is not None else printable(found.reason) or ended
             log.warning("experiment %s: %s", name, why)
         if act is not None:
-            self._change(found, ExperimentState.QUEUED, GOES_ON, request=act)
+            self._restart(found, act, expected)
+
+    def _restart(self, row: Submission, act: str, expected: Forecast | None) -> None:
+        """Queue an interrupted experiment again; where no money is left for it, it stays as it is, and says why."""
+        if self._budgets is None:
+            self._change(row, ExperimentState.QUEUED, GOES_ON, request=act)
+            return
+        try:
+            bill_usd = self._budgets.bill_usd(row)
+            with self.promising:
+                cost_usd = self._budgets.require_resume(row, expected, time.time(), bill_usd=bill_usd)
+                self._change(row, ExperimentState.QUEUED, GOES_ON, request=act, admitted_usd=cost_usd)
+        except Problem as problem:
+            if problem.kind is UNAVAILABLE:  # its start asks again
+                self._change(row, ExperimentState.QUEUED, GOES_ON, request=act)
+            else:
+                self._change(row, ExperimentState.INTERRUPTED, f"{CUT_OFF}; it is not restarted: {problem.detail}")
 
     # Queued experiments
 
@@ -422,12 +448,27 @@ class Watcher:
         if row.words and row.attempt == 0 and folder.exists:
             self._change(row, ExperimentState.REFUSED, "an experiment run by hand has taken the name")
             return False
-        if self._is_refused(name):
+        if not self._is_paid_for(row) or self._is_refused(name):
             return False
         attempt = row.attempt + 1
         if not self._change(row, ExperimentState.STARTING, "", attempt=attempt):
             return False
         self._spawn(self._store.submission(row.name) or row)  # its limits may have changed while it was queued
+        return True
+
+    def _is_paid_for(self, row: Submission) -> bool:
+        """Whether what runs by now leaves money for it; if not, it waits, and says why."""
+        if self._budgets is None or time.monotonic() < self._ask_at.get(row.name, -math.inf):
+            return self._budgets is None
+        self._ask_at.pop(row.name, None)
+        try:
+            self._budgets.require_start(row, time.time())
+        except Problem as problem:
+            self._ask_at[row.name] = time.monotonic() + ASK_EVERY_S
+            reason = f"it waits for money: {problem.detail}"
+            if reason != row.reason:
+                self._change(row, ExperimentState.QUEUED, reason)
+            return False
         return True
 
     def _is_refused(self, name: str) -> bool:
@@ -468,16 +509,34 @@ class Watcher:
         )
 
     def _change(
-        self, row: Submission, state: ExperimentState, reason: str, *, attempt: int | None = None, request: str = ""
+        self,
+        row: Submission,
+        state: ExperimentState,
+        reason: str,
+        *,
+        attempt: int | None = None,
+        request: str = "",
+        admitted_usd: float | None = None,
     ) -> bool:
         at, expected = time.time(), {row.state}
         kept = self._store.change(
-            row.name, at=at, state=state, expected=expected, reason=reason, attempt=attempt, request=request
+            row.name,
+            at=at,
+            state=state,
+            expected=expected,
+            reason=reason,
+            attempt=attempt,
+            request=request,
+            admitted_usd=admitted_usd,
         )
         if kept:
             self._wake()
             attempt = row.attempt if attempt is None else attempt
-            self._take(replace(row, state=state, reason=reason, changed_at=at, attempt=attempt))
+            admitted_usd = row.admitted_usd if admitted_usd is None else admitted_usd
+            changed = replace(
+                row, state=state, reason=reason, changed_at=at, attempt=attempt, admitted_usd=admitted_usd
+            )
+            self._take(changed)
         else:
             self.kick(row.name)
         return kept

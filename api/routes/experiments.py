@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from rubberband.api.answers import invalid, json_answer
-from rubberband.api.experiments.admission import OvertakenError
+from rubberband.api.experiments.admission import OvertakenError, planned_of
 from rubberband.api.experiments.body import JSON_TYPE, json_object, read_experiment, require_allowed
 from rubberband.api.models import (
     DETAIL,
@@ -182,7 +183,7 @@ def _require_money(service: Service, name: str, extension: Extension) -> None:
     row = service.store.submission(name)
     if service.admission is not None and row is not None:
         budgets = service.admission.budgets
-        budgets.require_extension(row, extension.added_usd, extension.after.jct_s, time.time())
+        budgets.require_extension(row, extension, time.time(), bill_usd=budgets.bill_usd(row))
 
 
 def read_limits(body: bytes, media_type: str) -> ExtendBody:
@@ -350,13 +351,23 @@ async def _promised(
     experiment = admission.within(experiment)
     if experiment.profile is None:
         admission.require_plan(experiment)
+        accept = partial(accept, admitted_usd=admission.budgets.most_usd(experiment, owner, None))
         return await _planned(experiment, seen, preview, accept)
     found = await preview(experiment)
     if found.status != 200:
         return Response(found.body, found.status, media_type=MEDIA_TYPE)
     promise = await admission.admit(experiment, found, time.time(), preview, owner=owner)
+    planned = planned_of(json.loads(found.body))
+    if promise is not None:
+        planned = replace(planned, planned_cost_usd=promise.cost_usd)
+    accept = partial(
+        accept,
+        promise=promise,
+        summary=planned,
+        admitted_usd=admission.budgets.most_usd(experiment, owner, planned.planned_cost_usd),
+    )
     await service.plans.keep()  # whoever submits next counts it
-    made = await run_in_threadpool(accept, experiment, plan=seen or found.id, promise=promise)
+    made = await run_in_threadpool(accept, experiment, plan=seen or found.id)
     return _accepted(made, experiment.notes)
 
 
@@ -415,7 +426,9 @@ async def cancel(
     return await _acted(request, service, principal, key, service.runs.cancel, experiment.name)
 
 
-@_action("resume", "Resume an experiment", "resumeExperiment", "Accepted; it resumes as soon as a slot is free.")
+@_action(
+    "resume", "Resume an experiment", "resumeExperiment", "Accepted; it resumes as soon as a slot is free.", REFUSED
+)
 async def resume(
     request: Request, service: Serving, principal: Submitter, experiment: Known, key: IdempotencyKey = None
 ) -> Response:

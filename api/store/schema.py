@@ -227,6 +227,7 @@ SUBMISSIONS = sql.Table(
     sql.Column("attempt", sql.Integer, nullable=False),
     sql.Column("summary", Json, nullable=False),
     sql.Column("home", StoredText, nullable=False, server_default=""),
+    sql.Column("admitted_usd", sql.Double, nullable=False, server_default="0"),
     sql.Index("service_submissions_by_age", "created_at", "name"),
 )
 

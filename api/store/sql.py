@@ -183,6 +183,20 @@ class Store:
         summary = {name: value for name, value in plain["summary"].items() if name in _SUMMARY}
         return Submission(**plain | {"state": state, "summary": Summary(**summary), "home": home})
 
+    def spending(self, *, since: float | None, owner: str | None = None) -> Sequence[Submission]:
+        """Return the experiments that may go on, or that changed since an instant (Unix time): they may cost money.
+
+        None: only the first. `owner`: only those of this token.
+        """
+        goes_on = _columns.state.in_([*ACTIVE, ExperimentState.INTERRUPTED])
+        query = sql.select(SUBMISSIONS).where(
+            goes_on if since is None else sql.or_(goes_on, _columns.changed_at >= since)
+        )
+        if owner is not None:
+            query = query.where(_columns.owner == owner)
+        with self._database.reading() as connection:
+            return [self._submission(row) for row in connection.execute(query)]
+
     def submitted_by(self, owner: str, *, since: float) -> Sequence[Submission]:
         """Return the experiments that a token submitted since an instant (Unix time)."""
         query = sql.select(SUBMISSIONS).where(_columns.owner == owner, _columns.created_at >= since)
@@ -293,6 +307,7 @@ class Store:
         summary: Summary | None = None,
         attempt: int | None = None,
         words: Mapping[str, Any] | None = None,
+        admitted_usd: float | None = None,
         request: str = "",
     ) -> bool:
         """Change the given values; return False, and change nothing, if its state is not among `expected`.
@@ -307,6 +322,7 @@ class Store:
             "summary": None if summary is None else asdict(summary),
             "attempt": attempt,
             "words": words,
+            "admitted_usd": admitted_usd,
         }
         changed = {column: value for column, value in given.items() if value is not None}
         with self._writing() as connection:

@@ -5,7 +5,6 @@ from rubberband.cloud.pool.journal import FileJournal, MemoryJournal
 from rubberband.cloud.pool.pool import LentInstance, Pool
 from rubberband.cloud.pool.provider import PoolCalls, PoolProvider, RemotePool, open_pool
 from rubberband.cloud.pool.server import PoolServer
-from rubberband.cloud.pool.state import month_begin, month_end
 
 __all__ = [
     "FileJournal",
@@ -17,7 +16,5 @@ __all__ = [
     "PoolProvider",
     "PoolServer",
     "RemotePool",
-    "month_begin",
-    "month_end",
     "open_pool",
 ]

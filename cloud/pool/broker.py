@@ -35,10 +35,10 @@ from rubberband.cloud.pool.events import (
     SliceRequested,
     SliceReturned,
 )
-from rubberband.cloud.pool.state import Machine, PoolState, Slice, month_end
+from rubberband.cloud.pool.state import Machine, PoolState, Slice
 from rubberband.cloud.provider import LEASE_EXPIRED
 from rubberband.spec.pool import CAP_SLACK_USD
-from rubberband.units import counted
+from rubberband.units import counted, month_end
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.values.plan import Market
 

@@ -176,6 +176,11 @@ class Pool:
         with self._mutex:
             return [(one.experiment, one.instance) for one in self._broker.state.waiting()]
 
+    def month_usd(self) -> float:
+        """Return the bill of the calendar month (UTC) so far."""
+        with self._mutex:
+            return self._broker.state.month_usd(self._now())
+
     def scale(self, machines: int, efficiency: float) -> None:
         """Take note that a service uses this many machines: idle ones beyond them do not wait for another request."""
         with self._mutex:

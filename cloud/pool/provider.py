@@ -252,6 +252,20 @@ class RemotePool:
         found: dict[str, Any] = self._once("status", _GLANCE_S)
         return found
 
+    def month_usd(self, *, starts: bool = False) -> float:
+        """Return the pool's bill of this month so far. Raises ProviderError if its broker does not answer at once.
+
+        `starts`: then a broker is started, for the next time.
+        """
+        try:
+            return float(self._once("month_usd", _GLANCE_S))
+        except BrokerAwayError:
+            if starts and self._folder.is_up:
+                start_broker(self._folder)
+            raise
+        except ProviderError:  # a broker of an earlier version
+            return float(self.glance()["usd"]["month"])
+
     def ensure_broker(self) -> None:
         """Start a broker unless one answers, and wait for it.
 

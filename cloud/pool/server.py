@@ -152,6 +152,7 @@ class PoolServer:
             "waiting": pool.waiting,
             "scale": pool.scale,
             "status": lambda: standing(pool, folder.name),
+            "month_usd": pool.month_usd,
             "stop": self.stop,
         }
 

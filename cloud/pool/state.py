@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Literal
 
 from rubberband.cloud.pool.events import PoolLimits
+from rubberband.units import month_begin
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.values.plan import Market
 
@@ -245,13 +245,3 @@ def _is_recent(one: Machine | Slice, since: float) -> bool:
 
 def _plain(one: Machine | Slice) -> dict[str, Any]:
     return {each.name: getattr(one, each.name) for each in fields(one)}
-
-
-def month_begin(at: float) -> float:
-    """Return the Unix time of the begin of the calendar month (UTC) of `at`."""
-    return datetime.fromtimestamp(at, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-
-
-def month_end(at: float) -> float:
-    """Return the Unix time of the end of the calendar month (UTC) of `at`."""
-    return month_begin(month_begin(at) + 32 * 24 * SECONDS_PER_HOUR)

@@ -130,12 +130,11 @@ def _deadline_s(header: Header, job: Job, state: State, asked: float | datetime)
         used_s: float = header.setup.get("profiling_s", 0.0)
         _require_later(asked - used_s, job.deadline_s, lambda seconds: format_duration(seconds + used_s))
         return asked - used_s
-    created_at = header.created_at
-    asked_s = asked.timestamp() - created_at
-    _require_later(asked_s, job.deadline_s, lambda seconds: _instant(created_at + seconds))
     has_clock = not header.kind.is_simulated and state.phase is not Phase.NEW
-    waited_s = state.started_at - created_at if has_clock else 0.0
-    return rules.raised(job.deadline_s, asked_s - waited_s)
+    since = state.started_at if has_clock else header.created_at
+    asked_s = asked.timestamp() - since
+    _require_later(asked_s, job.deadline_s, lambda seconds: _instant(since + seconds))
+    return rules.raised(job.deadline_s, asked_s)
 
 
 def _instant(at: float) -> str:
@@ -195,7 +194,7 @@ def _outlook(job: Job, state: State, now: float, driven: bool) -> tuple[Outlook,
     """Return the outlook under the job's limits, and the first stage that is planned for it."""
     if state.outcome is None or rules.can_go_on(job, state):
         going = driven and state.outcome is None and state.course != "new"
-        state = state if going else _resumed(job, state, now)
+        state = state if going else resumed(job, state, now)
     if state.outcome is not None:
         reason = f"it has ended: {state.reason or state.outcome}"
         return _told(job, forecast(job, state, now), state.plan, reason, feasible=False), len(job.stages)
@@ -334,7 +333,7 @@ def _held_after(job: Job, state: State, lane: Lane, now: float, left_s: float) -
     ]
 
 
-def _resumed(job: Job, state: State, now: float) -> State:
+def resumed(job: Job, state: State, now: float) -> State:
     """The state once a driver goes on with it at `now`; what ran is taken to have ended when it was last heard of."""
     controller = Controller(job)
     controller.state = copy.deepcopy(state)

@@ -84,6 +84,8 @@ class Ending:
     """One line; empty if all went well."""
     at: float
     """Unix time."""
+    spent_usd: float = 0.0
+    """At most what measuring a profile cost, where the run did not begin after it."""
 
 
 _Note = TypeVar("_Note", HostedRun, Mark, Ending)

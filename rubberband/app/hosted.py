@@ -51,15 +51,22 @@ def main(arguments: Sequence[str]) -> int:
         folder = replace(folder, store=order.store or folder.store)
         mark = Mark(pid=os.getpid(), attempt=order.attempt, started_at=time.time())
         write_mark(lock, mark)
-        exit_code, error_line = _outcome(folder, order, lambda what: write_mark(lock, replace(mark, waits_for=what)))
-        ending = Ending(attempt=order.attempt, exit_code=exit_code, error=error_line, at=time.time())
+        exit_code, error_line, spent_usd = _outcome(
+            folder, order, lambda what: write_mark(lock, replace(mark, waits_for=what))
+        )
+        ending = Ending(
+            attempt=order.attempt, exit_code=exit_code, error=error_line, at=time.time(), spent_usd=spent_usd
+        )
         with suppress(OSError):
             write_ending(folder, ending)
         return exit_code
 
 
-def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> tuple[int, str]:
-    """Return the exit code, and the error in one line. `wait_for` is called with what it waits for."""
+def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> tuple[int, str, float]:
+    """Return the exit code, the error in one line, and the money that it cost before the run.
+
+    `wait_for` is called with what it waits for.
+    """
     # Until the experiment handles signals itself, nothing is rented, and the first one ends it at once.
     AtOnce(Cancelled("cancelled before it started; nothing was spent")).handle(ENDS)
     try:
@@ -67,14 +74,14 @@ def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str
     except RubberbandError as error:
         return _failed(error)
     except KeyboardInterrupt:
-        return 130, "interrupted"
+        return 130, "interrupted", 0.0
     except Exception as error:
         traceback.print_exc()
-        return 1, f"rubberband failed: {_one_line(error)}; the trace-back is in {folder.process_log}"
+        return 1, f"rubberband failed: {_one_line(error)}; the trace-back is in {folder.process_log}", 0.0
     finally:
         for number in ENDS:
             signal.signal(number, signal.SIG_IGN)
-    return result.exit_code, result.reason
+    return result.exit_code, result.reason, 0.0
 
 
 def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> Result:
@@ -172,10 +179,10 @@ def _plain_view(job: Job, _clock: Callable[[], float], stack: ExitStack) -> Sequ
     return [stack.enter_context(PlainView(job, sys.stderr))]
 
 
-def _failed(error: RubberbandError) -> tuple[int, str]:
+def _failed(error: RubberbandError) -> tuple[int, str, float]:
     line = _one_line(error)
     _say(f"error: {line}")
-    return error.exit_code, line
+    return error.exit_code, line, error.spent_usd
 
 
 def _one_line(error: Exception) -> str:

@@ -17,7 +17,8 @@ from rubberband.app.cases import POOR_FIT, Spent
 from rubberband.app.kept import SHARED_INSTANCES, ProfileContent, content_to_measure, kept_path
 from rubberband.cloud.catalogue import Table, offer
 from rubberband.cloud.start_limits import start_limits
-from rubberband.errors import InputError, ProfileMissingError
+from rubberband.cloud.steady import elapsed_s
+from rubberband.errors import InputError, ProfileMissingError, RubberbandError
 from rubberband.executor.backend import Backend
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.profiling import ProfilingLimits, ProfilingResult, measure
@@ -209,6 +210,16 @@ WIDEST_TOLD = 256
 """Most GPUs that the report on scaling looks at."""
 
 
+@contextmanager
+def noting(spent_usd: Callable[[], float]) -> Iterator[None]:
+    """Note in an error what was spent before it."""
+    try:
+        yield
+    except RubberbandError as error:
+        error.spent_usd += spent_usd()
+        raise
+
+
 def measure_profile(
     experiment: Experiment,
     entrypoint: Entrypoint | None,
@@ -237,7 +248,12 @@ def measure_profile(
     bounds = _profiling_limits(experiment, rented, num_instances, limits)
     if briefly and is_sized:  # a search sized to its limits is as long as they allow
         bounds = replace(bounds, job_iterations=_job_iterations(experiment, rented, limits))
-    with _backend(experiment, entrypoint, folder, rented, limits.max_gpus_per_trial) as (backend, setup):
+    began_s = elapsed_s()
+    backends = _backend(experiment, entrypoint, folder, rented, limits.max_gpus_per_trial)
+    with (
+        noting(lambda: num_instances * _measuring_usd(rented, elapsed_s() - began_s)),
+        backends as (backend, setup),
+    ):
         found = measure(
             backend,
             gpus_per_instance=rented.gpus,

@@ -6,18 +6,17 @@ stops the pool at the cap in any case.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rubberband.cloud.pool import RemotePool, month_begin, month_end
-from rubberband.errors import ProviderError
+from rubberband.cloud.pool import RemotePool
+from rubberband.errors import InfeasibleError
 from rubberband.planner.sharing import Span
 from rubberband.spec.pool import PoolFile, PoolFolder
-from rubberband.units import MONEY_SLACK_USD, format_instant, format_usd
-from rubberband.values.plan import Prediction
+from rubberband.units import MONEY_SLACK_USD, format_instant, format_usd, month_begin, month_end
 
 _LONGEST_S = 10 * 366 * 24 * 3600.0
 """A cost that is planned for later than this counts in the last month before it."""
@@ -75,11 +74,15 @@ class Shortage:
         """Return the cap, what is used of it, and that `what` costs more."""
         cap, cost_usd = self.cap, self.expense.cost_usd
         used = f"{format_usd(cap.committed_usd.get(self.month, 0.0))} of {format_usd(cap.cap_usd)} are {cap.used_words}"
-        part = "" if self.part_usd == cost_usd else f", {format_usd(self.part_usd)} of it in that month"
         return (
             f"pool {cap.pool}'s max_usd_per_month: {used} in {datetime.fromtimestamp(self.month, UTC):%B %Y}, "
-            f"{format_usd(self.left_usd)} are left, and {what} costs {format_usd(cost_usd)}{part}"
+            f"{format_usd(self.left_usd)} are left, and {what} costs {format_usd(cost_usd)}{self.part_words()}"
         )
+
+    def part_words(self) -> str:
+        """Return how much of the expense is in the month; empty if all of it is."""
+        whole = self.part_usd == self.expense.cost_usd
+        return "" if whole else f", {format_usd(self.part_usd)} of it in that month"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +105,17 @@ class MonthCap:
         ]
         return min(found, key=lambda one: one.share, default=None)
 
-    def refusal(self, prediction: Prediction, now: float) -> str | None:
-        """Return why a plan that starts `now` does not fit into the cap, and what to do; None if it fits."""
-        spans = [Span(gpus=1, duration_s=prediction.jct_s)]
-        found = self.shortage(Expense(cost_usd=prediction.cost_usd, start_at=now, spans=spans), now)
+    def refusal(self, cost_usd: float, jct_s: float, now: float, what: str = "this plan") -> str | None:
+        """Return why what starts `now` does not fit into the cap, and what to do; None if it fits."""
+        spans = [Span(gpus=1, duration_s=max(0.0, jct_s))]
+        found = self.shortage(Expense(cost_usd=cost_usd, start_at=now, spans=spans), now)
         if found is None:
             return None
-        ways = ["set a lower constraints.max_cost", "make the search smaller", "raise the cap"]
+        ways = ["set a lower constraints.max_cost", "make the search smaller"] if what == "this plan" else []
+        last = "raise the cap"
         if found.next_at is not None:
-            ways[2] = f"start it from {format_instant(datetime.fromtimestamp(found.next_at, UTC))} on"
-        return f"{found.words()}; {', '.join(ways[:2])}, or {ways[2]}"
+            last = f"start it from {format_instant(datetime.fromtimestamp(found.next_at, UTC))} on"
+        return f"{found.words(what)}; {', '.join([*ways, f'or {last}' if ways else last])}"
 
     def _next_at(self, month: float, expense: Expense) -> float | None:
         """Return the begin of the first month after `month` with room for all of it; None if that is above the cap."""
@@ -124,24 +128,30 @@ class MonthCap:
         return month
 
 
-def month_cap(path: Path, now: float) -> MonthCap | None:
-    """Return the cap of the pool of a folder, and what it has spent; None without a cap, and while no broker answers.
+def month_cap(path: Path, now: float, *, starts: bool = False) -> MonthCap | None:
+    """Return the cap of the pool of a folder, and what it has spent; None without a cap.
 
-    Raises InputError for a pool that was never up.
+    `starts`: a broker that does not answer is started, and waited for. Raises ProviderError where none answers, and
+    InputError for a pool that was never up.
     """
     folder = PoolFolder(path=path)
     pool = PoolFile(**folder.read())
     if pool.max_usd_per_month is None:
         return None
-    spent_usd = month_usd(folder)
-    if spent_usd is None:
-        return None
-    committed = {month_begin(now): spent_usd}
+    broker = RemotePool(folder)
+    if starts:
+        broker.ensure_broker()
+    committed = {month_begin(now): broker.month_usd()}
     return MonthCap(pool=pool.name, cap_usd=pool.max_usd_per_month, committed_usd=committed, used_words="spent")
 
 
-def month_usd(folder: PoolFolder) -> float | None:
-    """Return a pool's bill of this month; None while no broker answers."""
-    with suppress(ProviderError):
-        return float(RemotePool(folder).glance()["usd"]["month"])
-    return None
+def require_money(path: Path, cost_usd: float, jct_s: float, what: str) -> None:
+    """Raise InfeasibleError where the cap of a pool's month does not cover what starts now, with a fix.
+
+    `what` costs `cost_usd` from now on, and takes `jct_s`. Raises ProviderError where the pool's bill is not known.
+    """
+    now = time.time()
+    cap = month_cap(path, now, starts=True) if cost_usd > MONEY_SLACK_USD else None
+    refused = None if cap is None else cap.refusal(cost_usd, jct_s, now, what)
+    if refused is not None:
+        raise InfeasibleError(refused, shortest_jct_s=jct_s, cheapest_usd=cost_usd)

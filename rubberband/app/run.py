@@ -27,13 +27,13 @@ from rubberband.app.cases import (
 from rubberband.app.check import check_first, named_entrypoint, widest_gang
 from rubberband.app.estimating import experiment_of
 from rubberband.app.kept import beside, content_to_measure, kept_profile
-from rubberband.app.measure import Announce, MeasuredProfile, make_setup, measure_profile
+from rubberband.app.measure import Announce, MeasuredProfile, make_setup, measure_profile, noting
 from rubberband.app.sizing import refused, size
 from rubberband.app.terms import Terms, cloud_terms, local_terms
 from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.steady import elapsed_s
-from rubberband.errors import Cancelled, InfeasibleError, InputError, briefly
+from rubberband.errors import Cancelled, InputError, briefly
 from rubberband.executor.callbacks import Callback, check_callbacks
 from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.state import Job, lanes_of
@@ -52,7 +52,7 @@ from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_duration, format_usd, shown
-from rubberband.values.plan import PlanningConstraints, Policy, Prediction
+from rubberband.values.plan import PlanningConstraints, Policy
 
 START_ATTEMPTS = 3
 """A run stops buying for now after this number of instances in a row that never became ready."""
@@ -282,22 +282,15 @@ def run_experiment(
             with asked_to_end(folder, cancelled) as asked:
                 measured = _measured_first(experiment, entrypoint, folder, profile_path, terms.table, announce, asked)
             profiles, spent = measured.profile, Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
-        experiment, job = _planned(experiment, profiles, policy, spent, terms, folder.home, most_usd, announce)
+        with noting(lambda: spent.cost_usd):
+            experiment, job = _planned(experiment, profiles, policy, spent, terms, folder.home, most_usd, announce)
         if experiment.resources.pool is not None and not is_admitted:
-            _require_money(Path(experiment.resources.pool), job.prediction)
+            from rubberband.app.month_cap import require_money
+
+            pool, expected = Path(experiment.resources.pool), job.prediction
+            require_money(pool, expected.cost_usd, expected.jct_s, "this plan")
         create(folder, job, make_setup(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled, callbacks=callbacks)
-
-
-def _require_money(pool: Path, prediction: Prediction) -> None:
-    """Raise InfeasibleError where a pool's cap of the month does not cover a plan that starts now."""
-    from rubberband.app.month_cap import month_cap
-
-    now = time.time()
-    cap = month_cap(pool, now)
-    refused = None if cap is None else cap.refusal(prediction, now)
-    if refused is not None:
-        raise InfeasibleError(refused, shortest_jct_s=prediction.jct_s, cheapest_usd=prediction.cost_usd)
 
 
 def _planned(

@@ -66,14 +66,17 @@ class Terms:
 def local_terms(experiment: Experiment, home: Path) -> Terms:
     """Terms that this machine knows: its start times, as runs of `home` measured them, and the cap of the pool."""
     resources, name = experiment.resources, entrypoint_words(experiment.entrypoint)
-    cap = None
+    cap, notes = None, tuple[str, ...]()
     if resources.pool is not None:
         from rubberband.app.month_cap import month_cap
 
-        cap = month_cap(Path(resources.pool), time.time())
+        try:
+            cap = month_cap(Path(resources.pool), time.time())
+        except ProviderError as error:
+            notes = (f"pool: whether its max_usd_per_month covers the plan is not known: {error}.",)
     if not resources.kind.is_this_machine or name is None:
-        return Terms(month_cap=cap)
-    return Terms(starts=start_times(home, name, resources.max_instances), month_cap=cap)
+        return Terms(month_cap=cap, notes=notes)
+    return Terms(starts=start_times(home, name, resources.max_instances), month_cap=cap, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +160,7 @@ def _cap_notes(best: Estimate, terms: Terms, now: float) -> tuple[str, ...]:
     """Return the remark that the pool's money does not cover the plan; empty if it does."""
     if terms.month_cap is None or best.prediction is None:
         return ()
-    refused = terms.month_cap.refusal(best.prediction, now)
+    refused = terms.month_cap.refusal(best.prediction.cost_usd, best.prediction.jct_s, now)
     return () if refused is None else (f"pool: a run is refused now: {refused}.",)
 
 

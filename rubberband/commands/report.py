@@ -245,7 +245,7 @@ def _listed(folder: ExperimentFolder) -> Listed:
         trials=len(result.trials),
         iterations=sum(trial.iterations for trial in result.trials),
         jct_s=result.actual_jct_s,
-        cost_usd=result.actual_cost_usd,
+        cost_usd=result.whole_cost_usd,
         best="" if best is None else f"{result.metric}={best.metrics[result.metric]:.6g} (trial {best.trial})",
         reason=printable(result.reason) if state in EXPLAINED else "",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +26,7 @@ from rubberband.commands.common import (
 if TYPE_CHECKING:
     from rubberband.executor.core.state import Job
     from rubberband.executor.driver import Observer
+    from rubberband.executor.journal.folder import ExperimentFolder
     from rubberband.executor.result import Result
 
 
@@ -96,6 +97,7 @@ def resume(name: Name, server: ServerOption = None) -> None:
 
     folder = open_folder(name)
     if not folder.driven:
+        _require_money(folder)
         Inbox(folder.inbox).withdraw_cancels()
     with session.cancel_on_signals() as cancelled:
         result = session.run(folder, view=live_view, cancelled=cancelled)
@@ -107,6 +109,22 @@ def resume(name: Name, server: ServerOption = None) -> None:
             f"{name} cannot be resumed: {why}" if why else f"`rubberband resume {name}` continues it", file=sys.stderr
         )
     _conclude(result)
+
+
+def _require_money(folder: ExperimentFolder) -> None:
+    """Raise InfeasibleError where the cap of its pool's month does not cover the rest of an experiment."""
+    from rubberband.app.month_cap import require_money
+    from rubberband.executor.observed import Observed
+
+    if not folder.exists:
+        return
+    with closing(Observed(folder)) as observed:
+        observed.refresh(live=False)
+        path = observed.header.setup["experiment"].get("resources", {}).get("pool")
+        if path is not None and observed.goes_on():
+            spent, whole = observed.summary(), observed.resumed()
+            left_usd, left_s = whole.cost_usd - spent.cost_usd, whole.jct_s - spent.jct_s
+            require_money(Path(path), left_usd, left_s, "the rest of it")
 
 
 def live_view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:

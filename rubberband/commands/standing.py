@@ -55,6 +55,11 @@ class LocalExperiment:
         limits = self._observed.limits(deadline=deadline, max_cost_usd=max_cost_usd)
         found = self._observed.extension(limits, driven=busy)
         if granted:
+            pool = self._observed.header.setup["experiment"].get("resources", {}).get("pool")
+            if pool is not None:
+                from rubberband.app.month_cap import require_money
+
+                require_money(Path(pool), found.added_usd, found.added_s, "the extension")
             self._ask("extend", deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd)
         return extension_view(found) | {"applied": granted}
 

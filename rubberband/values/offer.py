@@ -15,6 +15,7 @@ SECONDS_PER_HOUR = 3600.0
 RENT_LINES: dict[Billing, str] = {"per_instance": "instances", "per_function": "functions"}
 DATA_LINE = "data"
 HEAD_LINE = "head node"
+PROFILE_LINE = "profile"
 """Lines of a bill; those of side costs have their own names."""
 
 

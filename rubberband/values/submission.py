@@ -31,7 +31,13 @@ class Summary:
     jct_s: float = 0.0
     """From the start to the last SYNC; to now while it runs."""
     cost_usd: float = 0.0
-    """The bill so far, profiling not included."""
+    """The bill so far. Like every cost here, and max_cost, it includes the measuring of the profile."""
+    profiling_cost_usd: float = 0.0
+    """The part of `cost_usd` for which the profile was measured."""
+    month_at: float | None = None
+    """Begin of the calendar month (UTC) in which it spent last."""
+    month_cost_usd: float = 0.0
+    """The part of `cost_usd` that was spent in that month."""
     planned_jct_s: float | None = None
     planned_cost_usd: float | None = None
     forecast_jct_s: float | None = None
@@ -69,6 +75,8 @@ class Submission:
     summary: Summary = Summary()
     home: str = ""
     """`HOST:PATH` of the home whose service drives it; empty where that is the service that was asked."""
+    admitted_usd: float = 0.0
+    """Whole cost for which it was admitted last: of its plan, a resume or an extension."""
 
 
 def search_words(search: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rubberband.executor.result import Result, StageResult, TrialResult
 from rubberband.states import ACTIVE
+from rubberband.values.offer import PROFILE_LINE, BillLine
 from rubberband.values.submission import Submission
 from rubberband.views.charts import planned_spans
 
@@ -76,12 +77,15 @@ def experiment_view(submission: Submission) -> dict[str, Any]:
 
 def experiment_detail(submission: Submission, result: Result | None) -> dict[str, Any]:
     """Return an experiment with its stages, plan and forecast."""
-    summary, planned = submission.summary, submission.summary if result is None else result
+    summary = submission.summary
+    planned = summary.planned_jct_s, summary.planned_cost_usd
+    if result is not None:
+        planned = result.planned_jct_s, result.whole_planned_usd
     return experiment_view(submission) | {
         "words": plain(submission.words),
         "stages": [] if result is None else plain(result.stages),
         "rungs": [] if result is None else plain(result.rungs),
-        "planned": _expectation(planned.planned_jct_s, planned.planned_cost_usd),
+        "planned": _expectation(*planned),
         "forecast": _expectation(summary.forecast_jct_s, summary.forecast_cost_usd),
         "best": None if result is None or result.best is None else _best(result.best, result.metric),
         "extensions": [] if result is None else extensions(result),
@@ -153,22 +157,26 @@ def planned_uses(stages: Sequence[StageResult]) -> Iterator[dict[str, Any]]:
 
 
 def costs(submission: Submission, result: Result | None) -> dict[str, Any]:
-    """Return the bill so far, against the plan and the budget."""
+    """Return the bill so far, that of its profile included, against the plan and the budget."""
     summary = submission.summary
-    known = summary if result is None else result
     stage_figures = ("stage", "planned_cost_usd", "actual_cost_usd")
     return {
-        "cost_usd": summary.cost_usd if result is None else result.actual_cost_usd,
-        "planned_cost_usd": plain(known.planned_cost_usd),
-        "max_cost_usd": plain(known.max_cost_usd),
+        "cost_usd": summary.cost_usd if result is None else result.whole_cost_usd,
+        "planned_cost_usd": plain(summary.planned_cost_usd if result is None else result.whole_planned_usd),
+        "max_cost_usd": plain(summary.max_cost_usd if result is None else result.asked_max_cost_usd),
         "forecast_cost_usd": plain(summary.forecast_cost_usd),
-        "profiling_cost_usd": 0.0 if result is None else result.profiling_cost_usd,
+        "profiling_cost_usd": summary.profiling_cost_usd if result is None else result.profiling_cost_usd,
         "head_cost_usd": 0.0 if result is None else result.head_cost_usd,
-        "bill": [] if result is None else plain(result.bill),
+        "bill": [] if result is None else plain(_bill(result)),
         "paid": {} if result is None else plain(result.paid),
         "stages": [] if result is None else [_some(stage, stage_figures) for stage in result.stages],
         "instances": [] if result is None else plain(result.instances),
     }
+
+
+def _bill(result: Result) -> tuple[BillLine, ...]:
+    profile = BillLine(line=PROFILE_LINE, usd=result.profiling_cost_usd)
+    return (*result.bill, profile) if profile.usd else result.bill
 
 
 def _some(value: object, names: Sequence[str]) -> dict[str, Any]:

@@ -183,9 +183,9 @@ def _header(result: Result) -> str:
         ),
         card(
             "cost",
-            f"{usd(result.actual_cost_usd)} USD",
-            f"planned {usd(result.planned_cost_usd)} USD"
-            + (f" ({difference(result.actual_cost_usd, result.planned_cost_usd)})" if over else "")
+            f"{usd(result.whole_cost_usd)} USD",
+            f"planned {usd(result.whole_planned_usd)} USD"
+            + (f" ({difference(result.whole_cost_usd, result.whole_planned_usd)})" if over else "")
             + ("" if result.is_charged else "; nothing was charged"),
         ),
         card("paid GPU time that trained", f"{100 * result.paid.training_share:.0f} %", "the rest: see below"),

@@ -128,7 +128,8 @@ def _ended(result: Result) -> str:
 
 def _course(result: Result) -> str:
     decimals = usd_decimals(max(result.actual_cost_usd, result.planned_cost_usd)) if result.actual_cost_usd else None
-    spent = f"{duration(result.actual_jct_s)} for {usd(result.actual_cost_usd, decimals)} USD"
+    profile = f" and {usd(result.profiling_cost_usd)} USD for its profile" if result.profiling_cost_usd else ""
+    spent = f"{duration(result.actual_jct_s)} for {usd(result.actual_cost_usd, decimals)} USD{profile}"
     planned = f"planned {duration(result.planned_jct_s)} for {usd(result.planned_cost_usd, decimals)} USD"
     why = f": {printable(result.reason)}" if result.reason else ""
     match result.outcome:
@@ -165,7 +166,8 @@ def comparison(result: Result) -> TextTable:
     notes = []
     if result.profiling_s or result.profiling_cost_usd:
         took = f"{duration(result.profiling_s)} and {usd(result.profiling_cost_usd)} USD"
-        notes.append(f"Profiling before the start took {took} more; the limits here are what it left.")
+        whole = f", {usd(result.whole_cost_usd)} USD in all" if result.profiling_cost_usd else ""
+        notes.append(f"Profiling before the start took {took} more{whole}; the limits here are what it left.")
     notes += [f"After {duration(granted.at_s)} it was extended: {extended(granted)}." for granted in result.extensions]
     notes += [f"After {duration(one.at_s)} {widened(one)}." for one in result.widened]
     notes += [f"After {duration(setback.at_s)} {went_back(setback)}." for setback in result.setbacks]

@@ -261,7 +261,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="month-in-local-time",
         harm="a pool's month begins hours too early or late: its bill and its cap are those of another month",
-        file="cloud/pool/state.py",
+        file="rubberband/units.py",
         old="datetime.fromtimestamp(at, UTC)",
         new="datetime.fromtimestamp(at)",
         tests=("tests/unit/test_pool.py",),

@@ -242,8 +242,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="late-resume-withdraws-the-cancel-of-what-runs",
         harm="a run that its user cancelled goes on, and is paid",
         file="api/experiments/service.py",
-        old='(row, "resume")\n            queued',
-        new='(row, "resume")\n            inbox.withdraw_cancels()\n            queued',
+        old='(row, "resume")\n            if not self._requeue',
+        new='(row, "resume")\n            inbox.withdraw_cancels()\n            if not self._requeue',
         tests=("tests/unit/test_service_runs_again.py",),
     ),
     Mutant(
@@ -294,14 +294,15 @@ MUTANTS: tuple[Mutant, ...] = (
         file="api/experiments/service.py",
         old=(
             "            with self._watcher.promising:\n"
-            "                if promise is not None and self.admission is not None:\n"
-            "                    self.admission.require_fit(promise)\n"
+            "                if self.admission is not None:\n"
+            "                    self.admission.require(row, promise, now, bill_usd=bill_usd)\n"
         ),
         new=(
-            "            if promise is not None and self.admission is not None:\n"
-            "                self.admission.require_fit(promise)\n            with self._watcher.promising:\n"
+            "            if self.admission is not None:\n"
+            "                self.admission.require(row, promise, now, bill_usd=bill_usd)\n"
+            "            with self._watcher.promising:\n"
         ),
-        tests=("tests/unit/test_admission.py",),
+        tests=("tests/unit/test_admission.py", "tests/unit/test_money_doors.py"),
     ),
     Mutant(
         name="refused-where-others-were-quicker",
@@ -340,8 +341,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="stale-cancel-ends-a-resume",
         harm="an old request to cancel ends what was just resumed",
         file="rubberband/commands/run.py",
-        old="    if not folder.driven:\n        Inbox(folder.inbox).withdraw_cancels()\n",
-        new="",
+        old="        _require_money(folder)\n        Inbox(folder.inbox).withdraw_cancels()\n",
+        new="        _require_money(folder)\n",
         tests=("tests/unit/test_cancels.py",),
     ),
     Mutant(

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
-from rubberband.cloud.pool.state import month_begin
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError
+from rubberband.units import month_begin
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot
 from rubberband.values.plan import Market
 

@@ -24,7 +24,6 @@ from rubberband.api.store.schema import Promise
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
 from rubberband.cloud.pool.broker import LOOK_S
 from rubberband.cloud.pool.pool import LentInstance
-from rubberband.cloud.pool.state import month_begin
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
 from rubberband.errors import ProviderError, StoreAwayError
@@ -50,6 +49,7 @@ from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Agenda
 from rubberband.planner.model import predict
 from rubberband.planner.sharing import Autoscaling, Calendar, Span
+from rubberband.units import month_begin
 from rubberband.values.offer import Offer, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Stage, StagePlan
 from rubberband.values.profile import Profile

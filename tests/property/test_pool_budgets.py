@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -22,10 +21,9 @@ from rubberband.api.problems import Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
-from rubberband.app import month_cap
-from rubberband.cloud.pool import month_begin, month_end
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
+from rubberband.units import month_begin, month_end
 from rubberband.values.submission import Submission, Summary
 from tests.builders.fake_runs import words
 
@@ -78,12 +76,11 @@ class Kept:
     def promises(self) -> list[Promise]:
         return [promise for promise in self.kept.values() if promise.end_at > self.now]
 
-    def submissions(self, **_: Any) -> Any:
-        live = [
+    def spending(self, **_: Any) -> list[Submission]:
+        return [
             replace(self.rows[one.experiment], summary=Summary(cost_usd=self.cost_usd(one, START, self.now)))
             for one in self.promises()
         ]
-        return SimpleNamespace(items=live)
 
     def cost_usd(self, promise: Promise, from_at: float, to_at: float) -> float:
         """What a promise costs between two instants, at a constant price per GPU."""
@@ -93,9 +90,9 @@ class Kept:
             at += seconds
         return promise.cost_usd * used_s / sum(gpus * seconds for gpus, seconds in promise.spans)
 
-    def glance(self) -> dict[str, Any]:
+    def month_usd(self, *, starts: bool) -> float:
         begin = month_begin(self.now)
-        return {"usd": {"month": sum(self.cost_usd(one, begin, self.now) for one in self.kept.values())}}
+        return sum(self.cost_usd(one, begin, self.now) for one in self.kept.values())
 
 
 async def _submit(admission: Admission, store: Kept, asked: Asked, name: str) -> None:
@@ -165,7 +162,7 @@ def test_no_admitted_set_of_plans_passes_the_cap_of_a_month(submissions: list[As
     )
     admission = Admission(replace(pool, folder=None), cast(Store, store))
     admission.budgets = budgets.Budgets(pool, cast(Store, store))
-    with patch.object(month_cap, "RemotePool", lambda folder: store):
+    with patch.object(budgets, "RemotePool", lambda folder: store):
         for number, asked in enumerate(submissions):
             store.now += asked.after_s
             asyncio.run(_submit(admission, store, asked, f"e{number}"))

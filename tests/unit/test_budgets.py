@@ -19,11 +19,11 @@ from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.app.month_cap import Expense, MonthCap
 from rubberband.client.client import raise_for
-from rubberband.cloud.pool import month_begin, month_end
 from rubberband.errors import InfeasibleError
 from rubberband.planner.sharing import Span
 from rubberband.spec.pool import PoolFile
 from rubberband.states import ExperimentState
+from rubberband.units import month_end
 from rubberband.values.submission import Summary
 from tests.builders.fake_runs import FakeService, fake_service, words
 from tests.builders.pools import broker, lending_pool
@@ -93,8 +93,15 @@ def test_an_experiment_without_a_deadline_counts_too(service: FakeService) -> No
     assert submit(service, "one", **free).status_code == 201
     assert submit(service, "two", **free).status_code == 201
     assert "spent or planned" in submit(service, "three", **free).json()["detail"]
-    service.store.change("one", at=time.time(), summary=Summary(forecast_cost_usd=0.02, cost_usd=0.01))
-    assert submit(service, "three", **free).status_code == 201, "a forecast counts for one that runs"
+    less = Summary(forecast_cost_usd=0.02, cost_usd=0.01)
+    service.store.change("one", at=time.time(), state=ExperimentState.RUNNING, summary=less)
+    assert submit(service, "three", **free).status_code == 422, "it counts with what it was admitted for until it ends"
+    service.store.change("one", at=time.time(), state=ExperimentState.DONE)
+    assert submit(service, "three", **free).status_code == 201
+    more = Summary(forecast_cost_usd=0.4)
+    service.store.change("two", at=time.time(), state=ExperimentState.RUNNING, summary=more)
+    used_usd = Budgets(POOL, service.store).used_usd("", time.time())
+    assert used_usd == pytest.approx(0.01 + 0.4 + 0.24), "a forecast counts where it is more"
 
 
 def test_a_plan_above_the_whole_cap_has_no_month_that_would_do(tmp_path: Path) -> None:
@@ -109,10 +116,7 @@ def test_the_pools_own_bill_of_the_month_counts(tmp_path: Path) -> None:
     with broker(pool, PoolFile(name="team", instances=1, gpus_per_instance=2), tmp_path) as folder:
         shared = replace(POOL, folder=str(folder.path))
         with fake_service(tmp_path) as service:
-            now = time.time()
-            assert Budgets(shared, service.store).committed_usd(now)[month_begin(now)] == pytest.approx(
-                pool.state.month_usd(pool.now())
-            )
+            assert Budgets(shared, service.store).bill_usd() == pytest.approx(pool.state.month_usd(pool.now()))
 
 
 def test_a_cost_is_divided_between_months_by_gpu_time() -> None:
@@ -132,9 +136,16 @@ def test_a_month_that_ends_during_an_experiment_gets_its_part(service: FakeServi
     promise = Promise(experiment="two", start_at=JAN - 300.0, spans=[(1, 600.0)], cost_usd=0.9)
     assert service.store.add(promised, promise)
     budgets = Budgets(POOL, service.store)
-    assert budgets.committed_usd(DEC) == {DEC: pytest.approx(0.45), JAN: pytest.approx(0.45)}
-    assert budgets.shortage(Expense(cost_usd=0.04, start_at=DEC, spans=[Span(gpus=1, duration_s=60.0)]), DEC) is None
-    short = budgets.shortage(Expense(cost_usd=0.2, start_at=JAN - 60.0, spans=[Span(gpus=1, duration_s=240.0)]), DEC)
+    assert budgets.committed_usd(DEC, bill_usd=None) == {DEC: pytest.approx(0.45), JAN: pytest.approx(0.45)}
+    assert (
+        budgets.shortage(
+            Expense(cost_usd=0.04, start_at=DEC, spans=[Span(gpus=1, duration_s=60.0)]), DEC, bill_usd=None
+        )
+        is None
+    )
+    short = budgets.shortage(
+        Expense(cost_usd=0.2, start_at=JAN - 60.0, spans=[Span(gpus=1, duration_s=240.0)]), DEC, bill_usd=None
+    )
     assert short is not None
     assert (short.month, short.part_usd, short.left_usd) == (JAN, pytest.approx(0.15), pytest.approx(0.05))
     assert short.next_at == month_end(JAN)
@@ -153,7 +164,7 @@ def test_an_experiment_counts_what_it_has_cost_will_cost_or_is_promised_and_only
     resumes = replace(row, name="resumes", state=ExperimentState.INTERRUPTED, created_at=DEC, summary=Summary())
     assert service.store.add(resumes, Promise(experiment="resumes", start_at=DEC, spans=[(1, 60.0)], cost_usd=0.04))
     budgets = Budgets(POOL, service.store)
-    assert budgets.committed_usd(DEC) == {DEC: pytest.approx(0.34)}
+    assert budgets.committed_usd(DEC, bill_usd=None) == {DEC: pytest.approx(0.34)}
     assert budgets.used_usd("", DEC) == pytest.approx(7.34), "a token's budget is for all pools, and for this month"
 
 

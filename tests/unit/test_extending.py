@@ -242,16 +242,17 @@ def test_an_instant_is_counted_from_the_start_on_a_real_clock_only() -> None:
     assert of_words(Controller(LIMITED).state, "2027-01-15T09:00:00Z") == Limits(deadline_s=3700.0)
 
 
-def test_the_instant_that_it_has_already_is_no_error() -> None:
-    """The limit in force was reckoned from when the experiment was made, 100 s before it started."""
-    assert of_words(started(), "2027-01-15T08:28:20Z", 7.0) == Limits(deadline_s=1800.0, max_cost_usd=7.0)
+def test_a_present_deadline_counts_from_the_start_however_long_it_waited_for_that() -> None:
+    assert of_words(started(), "2027-01-15T08:30:00Z", 7.0) == Limits(deadline_s=1800.0, max_cost_usd=7.0)
+    with pytest.raises(InputError, match="08:29:00Z is before the present one, 2027-01-15T08:30:00Z"):
+        of_words(started(), "2027-01-15T08:29:00Z")
 
 
 @pytest.mark.parametrize(
     ("deadline", "max_cost_usd", "told"),
     [
         ("31m", None, "deadline: 31m is before the present one, 32m; give a later one"),
-        ("2027-01-15T08:20:00Z", None, "2027-01-15T08:20:00Z is before the present one, 2027-01-15T08:28:20Z"),
+        ("2027-01-15T08:20:00Z", None, "2027-01-15T08:20:00Z is before the present one, 2027-01-15T08:30:00Z"),
         (None, 5.25, "max_cost: 5.25 USD is less than the present 5.50 USD; give more"),
         (None, float("nan"), "max_cost: nan is not an amount; give USD, such as 5"),
         (None, float("inf"), "max_cost: inf is not an amount"),

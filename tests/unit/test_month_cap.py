@@ -14,7 +14,7 @@ from rubberband.app import run
 from rubberband.app.estimating import estimate
 from rubberband.app.month_cap import month_cap
 from rubberband.app.run import tune
-from rubberband.errors import Cancelled, InfeasibleError
+from rubberband.errors import Cancelled, InfeasibleError, ProviderError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
@@ -103,11 +103,16 @@ def test_a_run_begins_where_the_cap_covers_it_or_a_service_has_admitted_it(
             run.run_experiment(experiment, folder, check=False, is_admitted=True)
 
 
-def test_no_cap_and_no_broker_are_no_cap(home: Path) -> None:
+@pytest.mark.usefixtures("trials")
+def test_a_pool_without_a_cap_has_none_and_without_a_broker_it_is_said_that_nothing_is_known(home: Path) -> None:
     with team(home, 5.0) as folder:
         found = month_cap(folder.path, time.time())
         assert found is not None
         assert sum(found.committed_usd.values()) == pytest.approx(SPENT_USD)
         PoolFolder(path=home / "pools" / "free").write({"name": "free", "instances": 1, "gpus_per_instance": 1})
-    assert month_cap(folder.path, time.time()) is None
+    with pytest.raises(ProviderError, match="the broker of pool team does not answer"):
+        month_cap(folder.path, time.time())
+    assert any(
+        "max_usd_per_month covers the plan is not known" in note for note in estimate(home=home, **words()).notes
+    )
     assert month_cap(home / "pools" / "free", time.time()) is None

@@ -1,0 +1,268 @@
+"""Money is asked for wherever it may be spent: a submission, a resume, an extension, a restart, a start."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.api.experiments import watcher
+from rubberband.api.experiments.budgets import Budgets
+from rubberband.api.experiments.service import Runs
+from rubberband.api.problems import REFUSED, UNAVAILABLE, Problem
+from rubberband.api.settings import ServiceLimits, Settings, SharedPool
+from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.hosting import Ending, write_ending
+from rubberband.executor.journal.journal import Header
+from rubberband.executor.observed import summary_of
+from rubberband.spec.pool import PoolFile, PoolFolder
+from rubberband.states import ExperimentState
+from rubberband.units import month_begin, month_end
+from rubberband.values.submission import Submission, Summary
+from tests.builders.fake_runs import FakeService, fake_service, words
+from tests.builders.jobs import JOB
+from tests.builders.pools import mid_month as mid_month
+from tests.builders.service_runs import DONE, House, experiment, extend, until
+from tests.builders.virtual_runs import run_virtual
+
+pytestmark = pytest.mark.usefixtures("mid_month")
+QUEUED, INTERRUPTED, RUNNING = ExperimentState.QUEUED, ExperimentState.INTERRUPTED, ExperimentState.RUNNING
+POOL = SharedPool(name="team", provider="virtual", instances=4, gpus_per_instance=1)
+
+
+def limited(house: House, budget_usd: float, **settings: Any) -> None:
+    """From now on the token without a name has this budget."""
+    house.settings = Settings(home=house.home, pool=replace(POOL, budgets_usd={"": budget_usd}), **settings)
+
+
+def spend(house: House, cost_usd: float, name: str = "other") -> None:
+    """An experiment that is over, and cost this much."""
+    now = time.time()
+    row = Submission(name=name, state=DONE, created_at=now, changed_at=now, summary=Summary(cost_usd=cost_usd))
+    assert house.store.add(row)
+
+
+def cut_off(house: House, name: str = "one") -> Submission:
+    """An experiment whose process died amid its events."""
+    house.tell(**{name: "cut"})
+    with house.open() as runs:
+        runs.submit(experiment(name))
+        return house.wait(name, INTERRUPTED)
+
+
+def test_a_resume_asks_for_what_is_left_of_it_and_counts_with_the_whole(house: House) -> None:
+    row = cut_off(house)
+    spent_usd = row.summary.cost_usd
+    assert 0.0 < spent_usd < (row.summary.forecast_cost_usd or 0.0)
+    limited(house, 1.0, limits=ServiceLimits(max_running=0))
+    spend(house, 0.9)
+    now = time.time()
+    with house.open() as runs:
+        with pytest.raises(Problem, match=r"budget of : .* are spent or planned this month, and the rest of it costs"):
+            runs.resume("one")
+        assert house.row("one").state is INTERRUPTED
+        house.store.change("other", at=now, summary=Summary(cost_usd=0.3))
+        assert runs.resume("one").state is QUEUED
+    used_usd = Budgets(replace(POOL), house.store).used_usd("", now)
+    assert used_usd - 0.3 > spent_usd, "the rest of it counts from then on"
+    assert house.row("one").admitted_usd == pytest.approx(used_usd - 0.3)
+
+
+def test_cancelled_experiments_do_not_multiply_a_budget_by_being_resumed(house: House) -> None:
+    for name in ("one", "two"):
+        cut_off(house, name)
+    limited(house, 1.0, limits=ServiceLimits(max_running=0))
+    with house.open() as runs:
+        assert runs.resume("one").state is QUEUED
+    both_usd = house.row("one").admitted_usd + house.row("two").summary.cost_usd
+    limited(house, both_usd + 0.01, limits=ServiceLimits(max_running=0))
+    with house.open() as runs, pytest.raises(Problem) as refused:
+        runs.resume("two")
+    assert refused.value.kind is REFUSED
+
+
+def test_a_restart_that_the_budget_does_not_cover_is_left_interrupted_with_the_reason(house: House) -> None:
+    limited(house, 0.5, auto_resume=True)
+    spend(house, 0.49)
+    house.tell(one="cut")
+    with house.open() as runs:
+        runs.submit(experiment())
+        row = until(lambda: row if "it is not restarted: budget of " in (row := house.row("one")).reason else None)
+    assert row.state is INTERRUPTED
+    assert len(house.starts()) == 1
+
+
+def test_an_experiment_of_the_queue_waits_while_what_runs_leaves_no_money(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "ASK_EVERY_S", 0.01)
+    spend(house, 0.05)
+    limited(house, 0.3, limits=ServiceLimits(max_running=0))
+    with house.open() as runs:
+        runs.submit(experiment("late"), admitted_usd=0.2)
+    house.store.change("other", at=time.time(), summary=Summary(cost_usd=0.2))
+    limited(house, 0.3)
+    with house.open():
+        told = until(lambda: reason if (reason := house.row("late").reason) else None)
+        assert told.startswith("it waits for money: budget of : 0.20 USD of 0.30 USD are spent or planned this month")
+        assert house.row("late").state is QUEUED
+        house.store.change("other", at=time.time(), summary=Summary(cost_usd=0.05))
+        assert house.wait("late", DONE).attempt == 1
+
+
+def test_two_submissions_at_the_same_moment_do_not_get_the_same_money(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(house, 0.3, limits=ServiceLimits(max_running=0))
+    require, both, told = Budgets.require, threading.Barrier(2, timeout=0.2), list[str]()
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        require(*arguments, **named)
+        with suppress(threading.BrokenBarrierError):
+            both.wait()
+
+    def submit(runs: Runs, name: str) -> None:
+        try:
+            told.append(runs.submit(experiment(name), admitted_usd=0.2).state.value)
+        except Problem as problem:
+            told.append(problem.kind.slug)
+
+    monkeypatch.setattr(Budgets, "require", slow)
+    with house.open() as runs:
+        threads = [threading.Thread(target=submit, args=(runs, name)) for name in ("one", "two")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(told) == ["not-allowed-here", "queued"]
+
+
+def test_an_extended_experiment_of_the_queue_counts_with_its_new_plan(house: House) -> None:
+    limited(house, 10.0, limits=ServiceLimits(max_running=0))
+    now = time.time()
+    with house.open() as runs:
+        runs.submit(experiment(deadline="10m", max_cost=5.0, objective="min_time"), admitted_usd=0.01)
+        after = extend(runs, house.home, "one", max_cost_usd=6.0, request="more").after
+        assert Budgets(POOL, house.store).used_usd("", now) == pytest.approx(after.cost_usd)
+        limited_to = replace(POOL, budgets_usd={"": after.cost_usd / 2.0})
+        monkey = Budgets(limited_to, house.store)
+        row, dearer = house.row("one"), replace(after, cost_usd=2.0 * after.cost_usd)
+        with pytest.raises(Problem, match="and the extension costs"):
+            monkey.require_extension(row, replace(_extension(after), after=dearer), now, bill_usd=None)
+
+
+def _extension(outlook: Any) -> Any:
+    from rubberband.executor.core.extending import Extension
+
+    return Extension(before=outlook, after=outlook, stage=0)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    pool = replace(POOL, budgets_usd={"": 0.30})
+    with fake_service(tmp_path, pool=pool) as made:
+        yield made
+
+
+def submit(service: FakeService, name: str, **constraints: Any) -> Any:
+    """Submit an experiment without a profile, and without a deadline: it cannot be promised anything."""
+    asked = words(name=name, profile=None, constraints=constraints)
+    asked["resources"] = {"provider": "local", "price_per_hour": 3.6}
+    asked["entrypoint"] = "examples.digits:DigitsTrial"
+    return service.client.post("/v1/experiments", json=asked)
+
+
+def test_without_a_profile_an_experiment_counts_with_its_max_cost_until_it_is_planned(service: FakeService) -> None:
+    unbounded = submit(service, "none", objective="min_cost")
+    assert unbounded.status_code == 422
+    assert unbounded.json()["detail"] == (
+        "constraints.max_cost: without a profile its cost is not known, and it counts in the budget of ; set it, or "
+        "run `rubberband profile` first"
+    )
+    assert submit(service, "one", max_cost=0.2).status_code == 201
+    row = service.store.submission("one")
+    assert row is not None
+    assert row.admitted_usd == 0.2
+    assert Budgets(POOL, service.store).used_usd("", time.time()) == pytest.approx(0.2)
+
+
+def test_money_counts_in_the_month_in_which_it_is_spent_or_planned(service: FakeService) -> None:
+    now = time.time()
+    month, later = month_begin(now), month_end(now)
+    old = Summary(cost_usd=9.0, month_at=month_begin(month - 1.0), month_cost_usd=9.0)
+    service.add("last-month", state=DONE, created_at=month - 9e5, changed_at=now, summary=old)
+    across = Summary(cost_usd=5.0, month_at=month, month_cost_usd=1.5, forecast_cost_usd=5.0)
+    service.add("across", state=RUNNING, created_at=month - 9e5, changed_at=now, summary=across)
+    ends = Summary(forecast_cost_usd=4.0, forecast_jct_s=2.0 * (later - now))
+    service.add("ends-next-month", state=RUNNING, created_at=now, changed_at=now, summary=ends)
+    asked = Budgets(POOL, service.store)
+    assert asked.used_usd("", now) == pytest.approx(1.5 + 2.0)
+    assert asked.used_usd("", later + 60.0) == pytest.approx(4.0, rel=0.05), (
+        "what was not spent yet is to come, whenever it began"
+    )
+
+
+def test_a_measurement_that_died_counts_with_all_that_it_may_have_cost(service: FakeService) -> None:
+    now = time.time()
+    row = service.add("lost", state=INTERRUPTED, created_at=now, changed_at=now, admitted_usd=0.25, attempt=1)
+    asked = Budgets(POOL, service.store)
+    assert asked.used_usd("", now) == pytest.approx(0.25)
+    assert service.store.change(row.name, at=now, summary=Summary(started_at=now, cost_usd=0.1))
+    assert asked.used_usd("", now) == pytest.approx(0.1)
+
+
+def test_a_profile_whose_run_did_not_begin_is_paid_for(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(house, 5.0)
+    house.tell(one="refuse")
+    folder = ExperimentFolder(home=house.home, name="one")
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", ExperimentState.REFUSED)
+        assert house.row("one").summary.cost_usd == 0.0
+    ending = Ending(attempt=1, exit_code=3, error="no plan", at=time.time(), spent_usd=0.7)
+    write_ending(folder, ending)
+    house.store.change("one", at=time.time(), state=ExperimentState.STARTING)
+    with house.open():
+        house.wait("one", ExperimentState.REFUSED)
+    assert house.row("one").summary.cost_usd == 0.7
+    assert Budgets(POOL, house.store).used_usd("", time.time()) == pytest.approx(0.7)
+
+
+def test_a_broker_that_does_not_answer_is_said_and_started_and_its_bill_is_never_guessed(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, started = PoolFolder(path=tmp_path / "pools" / "team"), list[PoolFolder]()
+    folder.write(PoolFile(name="team", instances=1, gpus_per_instance=1, max_usd_per_month=5.0).model_dump(mode="json"))
+    monkeypatch.setattr("rubberband.cloud.pool.provider.start_broker", started.append)
+    asked = Budgets(replace(POOL, folder=str(folder.path), max_usd_per_month=5.0), service.store)
+    with pytest.raises(Problem, match=r"the broker of pool team does not answer .* is not known; try again") as told:
+        asked.bill_usd()
+    assert (told.value.kind, started) == (UNAVAILABLE, [folder])
+
+
+def test_a_summary_has_the_cost_of_the_profile_and_the_part_of_the_latest_month() -> None:
+    controller, _, _ = run_virtual(replace(JOB, offer=replace(JOB.offer, minimum_billed_s=0.0)))
+    ended_s = controller.state.ended_at or 0.0
+    whole_usd, half_usd = (bill_usd(controller.job, controller.state, at) for at in (ended_s, ended_s / 2.0))
+    month = month_begin(time.time())
+
+    def seen(created_at: float) -> Summary:
+        setup = {"provider": "virtual", "profiling_cost_usd": 5.0}
+        header = Header(name="one", created_at=created_at, job=JOB, setup=setup)
+        return summary_of(header, controller, ended_s)
+
+    within, across = seen(month + 10.0), seen(month - ended_s / 2.0)
+    for one in (within, across):
+        assert one.cost_usd == pytest.approx(5.0 + whole_usd)
+        assert (one.profiling_cost_usd, one.month_at) == (5.0, month)
+        assert one.planned_cost_usd == pytest.approx(5.0 + controller.job.prediction.cost_usd)
+    assert within.month_cost_usd == pytest.approx(within.cost_usd)
+    assert across.month_cost_usd == pytest.approx(whole_usd - half_usd)
+    assert 0.0 < half_usd < whole_usd, "the profile and this half are the earlier month's"
