@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sql
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn
 
 from rubberband.errors import InputError, JournalError
@@ -41,6 +41,11 @@ _POSTGRESQL = {
     "application_name": "rubberband",
 }
 """Defaults for libpq, which the URL overrides; a server that is gone is noticed within half a minute."""
+PATIENCE_S = 180.0
+"""A database server restarts, or fails over, in less, so that a run need not end for it.
+
+Leases are renewed meanwhile, within the reserved budget.
+"""
 _FILE_ACCESS = "its folder must exist, be writable and have room"
 _SERVER_ACCESS = "check that the server runs and accepts this user"
 _MAKING = 0x52424244
@@ -140,7 +145,7 @@ class Database:
                 f"{self._what} cannot be written: {self._explained(wrapped)}; {self._remedy}"
             ) from wrapped
 
-    def write(self, work: Callable[[sql.Connection, bool], None], *, durable: bool = True) -> None:
+    def write(self, work: Callable[[sql.Connection, bool], None]) -> None:
         """Let `work` write in a transaction, and retry within the patience if the connection was lost.
 
         A lost transaction may have been committed: `work` gets True if its rows may be there already. Raises
@@ -150,7 +155,7 @@ class Database:
         again = False
         while True:
             try:
-                with self.writing(durable=durable) as connection:
+                with self.writing() as connection:
                     work(connection, again)
                 return
             except JournalError as error:
@@ -210,6 +215,13 @@ class Database:
             if self._inserter is not None:
                 self._inserter.close()
             _release(self._url, self.engine)
+
+
+def was_lost(error: BaseException | None) -> bool:
+    """Whether an error comes from a connection to a server that was lost or refused, as while the server restarts."""
+    while error is not None and not isinstance(error, OperationalError | InterfaceError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def parse_url(url: str | sql.URL) -> sql.URL:

@@ -23,7 +23,7 @@ from rubberband.atomic import sync_directory
 from rubberband.errors import DamagedJournalError, JournalError, NameTakenError
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
-from rubberband.executor.journal.database import Database, first_line
+from rubberband.executor.journal.database import PATIENCE_S, Database, first_line
 from rubberband.values.kinds import KINDS, ProviderKind
 
 VERSION = 1
@@ -118,12 +118,6 @@ def _decode(kind: type[Any], body: str) -> Any:
         raise DamagedJournalError(f"it has a broken {what}: {where}: {first['msg']}") from None
 
 
-_PATIENCE_S = 180.0
-"""A database server restarts, or fails over, in less, so that a run need not end for it.
-
-Leases are renewed meanwhile, within the reserved budget.
-"""
-
 _AT_ONCE = 1000
 """Rows per fetch."""
 
@@ -190,12 +184,12 @@ class Journal:
         """
         self.name = name
         self.durable = True
-        """Whether what is appended outlives the machine's power, and not only its process."""
+        """Whether what is appended to a file outlives the machine's power, and not only its process."""
         remedy = (
             f"make room or give access, then continue with `rubberband resume {name}`, or run it again if it had not "
             "started"
         )
-        self._database = Database(url, what=f"the journal of {name!r}", remedy=remedy, patience_s=_PATIENCE_S)
+        self._database = Database(url, what=f"the journal of {name!r}", remedy=remedy, patience_s=PATIENCE_S)
         try:
             if create:
                 self._database.make(_metadata)
@@ -260,7 +254,8 @@ class Journal:
         if self._database.is_sqlite:
             self._database.insert(_events, rows, durable=self.durable)
         else:
-            self._database.write(lambda connection, again: self._keep(rows, connection, again), durable=self.durable)
+            # Always durable: a driver outlives a crash of the server, and would append after events that were lost.
+            self._database.write(lambda connection, again: self._keep(rows, connection, again))
         self._next_seq += len(rows)
 
     def _keep(self, rows: list[dict[str, Any]], connection: sql.Connection, again: bool) -> None:

@@ -18,10 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rubberband.errors import Cancelled, InputError, RubberbandError, StoreAwayError
+from rubberband.errors import Cancelled, InputError, JournalError, RubberbandError, StoreAwayError
+from rubberband.executor.journal.database import PATIENCE_S, was_lost
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.hosting import Ending, HostedRun, Mark, holding, read_order, write_ending, write_mark
 from rubberband.interrupts import ENDS, AtOnce
+from rubberband.values.kinds import KINDS
 
 if TYPE_CHECKING:
     from rubberband.executor.core.state import Job
@@ -70,7 +72,7 @@ def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str
     # Until the experiment handles signals itself, nothing is rented, and the first one ends it at once.
     AtOnce(Cancelled("cancelled before it started; nothing was spent")).handle(ENDS)
     try:
-        result = _run(folder, order, wait_for)
+        result = _patiently_run(folder, order, wait_for)
     except RubberbandError as error:
         return _failed(error)
     except KeyboardInterrupt:
@@ -82,6 +84,28 @@ def _outcome(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str
         for number in ENDS:
             signal.signal(number, signal.SIG_IGN)
     return result.exit_code, result.reason, 0.0
+
+
+def _patiently_run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> Result:
+    """Run it, and begin anew where the database of its journal restarts at its start; later, its driver waits itself.
+
+    A profile that was measured on rented instances is not paid for twice: then JournalError is raised.
+    """
+    until, again = time.monotonic() + PATIENCE_S, False
+    while True:
+        try:
+            return _run(folder, replace(order, resume=order.resume or (again and folder.exists)), wait_for)
+        except JournalError as error:
+            if time.monotonic() > until or folder.store is None or not was_lost(error) or _rents_a_profile(order):
+                raise
+            _say(f"waiting for the database: {_one_line(error)}")
+            again = True
+            time.sleep(LOOK_S)
+
+
+def _rents_a_profile(order: HostedRun) -> bool:
+    provider = KINDS.get(order.words.get("resources", {}).get("provider", ""))
+    return not order.resume and provider is not None and provider.is_rented and not order.words.get("profile")
 
 
 def _run(folder: ExperimentFolder, order: HostedRun, wait_for: Callable[[str], None]) -> Result:

@@ -38,7 +38,7 @@ from rubberband.executor.core.events import DriverResumed
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read_at_once
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.states import ExperimentState
+from rubberband.states import ACTIVE
 from tests.builders.databases import Server, database, programs, server
 from tests.builders.service_runs import experiment
 
@@ -71,6 +71,8 @@ class Service:
     refused: int = 0
     began: int = 0
     submitted: list[str] = field(default_factory=list)
+    replaced: int = 0
+    """How often another service had taken the store."""
     unserved: int = 0
     """Submissions that were refused, as another service had the store, or it was away."""
 
@@ -94,7 +96,10 @@ class Service:
 
     def _submit(self, runs: Runs, store: Store) -> None:
         """Keep a few experiments queued, until the end."""
+        was_taken = False
         while not self.over.is_set():
+            self.replaced += store.is_taken and not was_taken
+            was_taken = store.is_taken
             try:
                 queued = store.count_states(search=self.home.name).get("queued", 0)
                 if not self.stop.is_set() and queued < MOST_RUNNING:
@@ -108,10 +113,10 @@ class Service:
 
 def story(folder: Path, restarts: int, seed: int) -> list[str]:
     """Return what is wrong after so many restarts of the database; print figures."""
-    logging.disable(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)  # each restart is told by every part
     bin, chance = programs(), random.Random(seed)
     assert bin is not None, "PostgreSQL is installed"
-    undisturbed = run_experiment(experiment("alone"), ExperimentFolder(home=folder, name="alone")).cost_usd
+    undisturbed = run_experiment(experiment("alone"), ExperimentFolder(home=folder, name="alone")).actual_cost_usd
     found = patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parents[2]))
     with found, server(bin) as made, database(made.url) as url:
         stop, over = threading.Event(), threading.Event()
@@ -154,7 +159,7 @@ def _open(service: Service) -> list[str]:
             rows = {row.name: row.state for row in store.submissions(limit=500).items}
         finally:
             store.close()
-        return [name for name in service.submitted if rows.get(name) is not ExperimentState.DONE]
+        return [name for name in service.submitted if rows.get(name) in ACTIVE]
     return service.submitted
 
 
@@ -182,7 +187,7 @@ def _wrong(url: str, services: list[Service], undisturbed_usd: float) -> list[st
                 wrong.append(f"{name} cost {row.summary.cost_usd} USD instead of {undisturbed_usd}")
         print(
             f"{service.home.name}: {len(service.submitted)} experiments, served {service.began} times, "
-            f"refused {service.refused} times, {service.unserved} requests while it had no store"
+            f"refused {service.refused} times, replaced {service.replaced} times; {service.unserved} requests got 503"
         )
     store.close()
     return wrong

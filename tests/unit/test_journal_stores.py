@@ -134,6 +134,22 @@ def test_durable_events_are_on_the_disk_before_they_count(store_url: str, durabl
     database.close()
 
 
+def test_a_crash_of_the_database_takes_no_event_of_a_driver_that_goes_on(postgresql_url: str) -> None:
+    """Nor of a simulated run: its next event would come after a gap."""
+    journal, told = Journal(postgresql_url, "test", create=True), []
+    journal.create(created_at=1.0, job=JOB, setup={})
+    journal.durable = False
+
+    def look(connection: sql.Connection, *_: object) -> None:
+        told.append(connection.connection.cursor().execute("SHOW synchronous_commit").fetchone())
+
+    sql.event.listen(journal._database.engine, "before_cursor_execute", look)
+    journal.append(EVENTS[:1])
+    sql.event.remove(journal._database.engine, "before_cursor_execute", look)
+    journal.close()
+    assert set(told) == {("on",)}
+
+
 def test_a_driver_whose_place_was_taken_does_nothing_more(store_url: str) -> None:
     """As one that was paused for so long that its run was gone on with elsewhere."""
     journal, other = Journal(store_url, "test", create=True), Journal(store_url, "test", create=True)
