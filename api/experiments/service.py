@@ -218,19 +218,22 @@ class Extensions:
         if question.is_granted:
             return replace(answer.extension, applied=True)
         bill_usd = None if self._budgets is None else self._budgets.bill_usd(self._journals.row(question.name))
-        with self._granting.of(question.name), self._watcher.promising:
+        with self._granting.of(question.name):
             row = self._journals.row(question.name)
             if isinstance(granted := self._granted(row, request), Extension):
                 return granted
             self._journals.require(row, "extend")
-            if self._budgets is not None:
-                cost_usd = self._budgets.require_extension(row, answer.extension, time.time(), bill_usd=bill_usd)
-                row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))
-            kept = (
-                self._kept(row, question, answer, request)
-                if question.words
-                else self._asked(row, question, answer, request)
-            )
+            if not question.words and not self._still_has(question, answer):
+                return None
+            with self._watcher.promising:
+                if self._budgets is not None:
+                    cost_usd = self._budgets.require_extension(row, answer.extension, time.time(), bill_usd=bill_usd)
+                    row = replace(row, admitted_usd=max(row.admitted_usd, cost_usd))
+                kept = (
+                    self._kept(row, question, answer, request)
+                    if question.words
+                    else self._asked(row, question, request)
+                )
         self._watcher.kick(question.name)
         return replace(answer.extension, applied=True) if kept else None
 
@@ -249,11 +252,13 @@ class Extensions:
             request=request,
         )
 
-    def _asked(self, row: Submission, question: RestQuestion, answer: RestAnswer, request: str) -> bool:
-        """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
+    def _still_has(self, question: RestQuestion, answer: RestAnswer) -> bool:
+        """Whether the limits are still those for which the answer was planned."""
         with self._journals.opened(question.name) as observed:
-            if observed.limits_in_force != answer.had:
-                return False
+            return observed.limits_in_force == answer.had
+
+    def _asked(self, row: Submission, question: RestQuestion, request: str) -> bool:
+        """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
         limits = question.limits
         asked = DriverRequest(
             id=request,

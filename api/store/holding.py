@@ -24,6 +24,11 @@ _HOLDER = sql.select(NUMBERS.c.value).where(NUMBERS.c.name == "server").with_for
 TAKEN = "another server uses this service's store; send the request there, or try again when that one has stopped"
 
 
+def id_of(home: str) -> str:
+    """Return the id of a home, `ID HOST:PATH`."""
+    return home.partition(" ")[0]
+
+
 def elsewhere(home: str) -> str:
     """Return the words for an experiment that the service of another home drives, at `HOST:PATH`."""
     return f"it belongs to the home {home}: only the service there, or a command there, starts, changes and ends it"

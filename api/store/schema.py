@@ -16,6 +16,7 @@ import sqlalchemy as sql
 from sqlalchemy.types import TypeDecorator
 
 from rubberband.errors import InputError
+from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 
 Scope = Literal["read", "submit", "admin"]
@@ -135,6 +136,17 @@ class Page:
     items: Sequence[Submission]
     next: str | None
     """Cursor of the next page; None on the last one."""
+
+
+def first_entry(submission: Submission) -> Entry:
+    """Return the event of a new experiment."""
+    return state_entry(submission.name, submission.changed_at, submission.state, None, submission.reason)
+
+
+def state_entry(name: str, at: float, state: ExperimentState, before: str | None, reason: str) -> Entry:
+    """Return the event of a change of state."""
+    data = {"state": state, "before": before, "reason": reason}
+    return Entry(experiment=name, seq=None, kind="state", occurred_at=at, data=data)
 
 
 def cursor_of(submission: Submission) -> str:

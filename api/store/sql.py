@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -12,7 +11,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from rubberband.api.settings import KEEPING, Keeping
-from rubberband.api.store.holding import TAKEN, Holding, elsewhere
+from rubberband.api.store.holding import TAKEN, Holding, elsewhere, id_of
 from rubberband.api.store.schema import (
     ACTS,
     FEED,
@@ -35,11 +34,12 @@ from rubberband.api.store.schema import (
     TakenIn,
     TokenRecord,
     cursor_of,
+    first_entry,
     read_cursor,
+    state_entry,
 )
-from rubberband.atomic import make_directories
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.journal.database import Database, parse_url
+from rubberband.executor.journal.database import Database, make_private, parse_url
 from rubberband.states import ACTIVE, OVER, ExperimentState
 from rubberband.values.submission import Submission, Summary, search_words
 
@@ -70,7 +70,7 @@ class Store:
         """
         parsed = parse_url(url)
         if parsed.get_backend_name() == "sqlite":
-            _make_private(parsed)
+            make_private(parsed)
         remedy = "make room or give access, and try again"
         self._database = Database(parsed, what="the service's store", remedy=remedy)
         self.keeping = keeping
@@ -115,7 +115,7 @@ class Store:
                 shown = self._database.shown
                 raise InputError(f"another server uses the store {shown}; stop that one, or give another --store")
         if home:
-            moved = _columns.home.startswith(_id_of(home))
+            moved = _columns.home.startswith(id_of(home))
             with self._writing() as connection:
                 claimed = sql.update(SUBMISSIONS).where(sql.or_(_columns.home == "", moved), _columns.home != home)
                 connection.execute(claimed.values(home=home))
@@ -163,7 +163,7 @@ class Store:
             insert = self._database.if_absent(SUBMISSIONS).on_conflict_do_nothing(index_elements=["name"])
             if connection.execute(insert.values(self._row(submission)).returning(_columns.name)).first() is None:
                 return False
-            self._extend(connection, [_first_entry(submission)])
+            self._extend(connection, [first_entry(submission)])
             if promise is not None:
                 connection.execute(sql.insert(PROMISES).values(asdict(promise)))
         return True
@@ -176,7 +176,7 @@ class Store:
         """Return an experiment; the reason of one that another home drives says so, while that can change it."""
         plain = dict(row._mapping)
         state, (id, _, home) = ExperimentState(row.state), row.home.partition(" ")
-        if id in ("", _id_of(self._home)) or not self._home:
+        if id in ("", id_of(self._home)) or not self._home:
             home = ""
         elif state not in OVER:
             plain["reason"] = "; ".join(part for part in (elsewhere(home), row.reason) if part)
@@ -256,7 +256,7 @@ class Store:
             if not fresh:
                 return new
             self._mark(connection, {one.submission.name: (0, one.last_seq) for one in fresh if not one.entries})
-            self._extend(connection, [entry for one in fresh for entry in (*one.entries, _first_entry(one.submission))])
+            self._extend(connection, [entry for one in fresh for entry in (*one.entries, first_entry(one.submission))])
         return new
 
     def submission(self, name: str) -> Submission | None:
@@ -333,7 +333,7 @@ class Store:
             update = sql.update(SUBMISSIONS).where(_columns.name == name)
             connection.execute(update.values(changed_at=at, **changed))
             if state is not None and row.state != state:
-                told = _state_entry(name, at, state, row.state, row.reason if reason is None else reason)
+                told = state_entry(name, at, state, row.state, row.reason if reason is None else reason)
                 self._extend(connection, [told])
             if state in OVER:
                 connection.execute(sql.delete(PROMISES).where(PROMISES.c.experiment == name))
@@ -578,19 +578,6 @@ def _found_by(search: str) -> list[sql.ColumnElement[bool]]:
     return [sql.or_(*(text.icontains(word, autoescape=True) for text in texts)) for word in search_words(search)]
 
 
-def _id_of(home: str) -> str:
-    return home.partition(" ")[0]
-
-
-def _first_entry(submission: Submission) -> Entry:
-    return _state_entry(submission.name, submission.changed_at, submission.state, None, submission.reason)
-
-
-def _state_entry(name: str, at: float, state: ExperimentState, before: str | None, reason: str) -> Entry:
-    data = {"state": state, "before": before, "reason": reason}
-    return Entry(experiment=name, seq=None, kind="state", occurred_at=at, data=data)
-
-
 def _record(row: Any) -> TokenRecord:
     return TokenRecord(**{name: value for name, value in row._mapping.items() if name not in _HASHES})
 
@@ -602,16 +589,3 @@ def _of(key: str, owner: str) -> sql.ColumnElement[bool]:
 def open_store(url: str | None, home: Path, keeping: Keeping = KEEPING) -> Store:
     """Open the store at `url`; without one, the SQLite file `server.db` in `home`. Raises as `Store` does."""
     return Store(url or sql.URL.create("sqlite", database=str(home / "server.db")), keeping)
-
-
-def _make_private(url: sql.URL) -> None:
-    """Create the file with access for its user alone; SQLite gives its other files the same permissions."""
-    if url.database in (None, "", ":memory:"):
-        raise InputError("a store in memory is lost when the service ends; name a file: sqlite:////folder/file.db")
-    path = Path(url.database)
-    try:
-        make_directories(path.parent)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        told = error.strerror or str(error)
-        raise JournalError(f"the store {path} cannot be made ({told}); make room or give access") from None

@@ -20,6 +20,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn
 
+from rubberband.atomic import make_directories
 from rubberband.errors import InputError, JournalError
 from rubberband.file_systems import is_remote
 from rubberband.installation import install_hint
@@ -238,6 +239,19 @@ def parse_url(url: str | sql.URL) -> sql.URL:
     if parsed.get_backend_name() not in ("sqlite", "postgresql"):
         raise InputError(f"the store {shown_url(parsed)} is of an unknown kind; use {EXAMPLES}")
     return parsed
+
+
+def make_private(url: sql.URL) -> None:
+    """Create the file with access for its user alone; SQLite gives its other files the same permissions."""
+    if url.database in (None, "", ":memory:"):
+        raise InputError("a store in memory is lost when the service ends; name a file: sqlite:////folder/file.db")
+    path = Path(url.database)
+    try:
+        make_directories(path.parent)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        told = error.strerror or str(error)
+        raise JournalError(f"the store {path} cannot be made ({told}); make room or give access") from None
 
 
 def shown_url(url: str | sql.URL) -> str:

@@ -113,7 +113,6 @@ class Service:
 
 def story(folder: Path, restarts: int, seed: int) -> list[str]:
     """Return what is wrong after so many restarts of the database; print figures."""
-    logging.disable(logging.CRITICAL)  # each restart is told by every part
     bin, chance = programs(), random.Random(seed)
     assert bin is not None, "PostgreSQL is installed"
     undisturbed = run_experiment(experiment("alone"), ExperimentFolder(home=folder, name="alone")).actual_cost_usd
@@ -213,6 +212,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     began_at = time.monotonic()
+    logging.disable(logging.CRITICAL)  # each restart is told by every part
     with tempfile.TemporaryDirectory() as folder:
         wrong = story(Path(folder), asked.restarts, asked.seed)
     print(f"{asked.restarts} restarts in {time.monotonic() - began_at:.0f} s; wrong: {len(wrong)}")

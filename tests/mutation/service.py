@@ -445,8 +445,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="misreads-add-up",
         harm="an experiment on a slow disk is given up as unreadable after a day of single failures",
         file="api/experiments/following.py",
-        old="        self._misreads = 0\n        self._tell()",
-        new="        self._tell()",
+        old="self._misreads, self.waits = 0, bool",
+        new="self.waits = bool",
         tests=("tests/unit/test_service_runs_standing.py",),
     ),
     Mutant(
@@ -560,6 +560,14 @@ MUTANTS: tuple[Mutant, ...] = (
         old=" and not (follower is not None and follower.waits)",
         new="",
         tests=("tests/unit/test_service_runs.py",),
+    ),
+    Mutant(
+        name="one-lock-for-all-journals",
+        harm="every page waits while one large or damaged journal is read",
+        file="api/experiments/service.py",
+        old="return self._locks.setdefault(name, threading.Lock())",
+        new="return self._locks.setdefault('', threading.Lock())",
+        tests=("tests/unit/test_service_runs_again.py",),
     ),
     Mutant(
         name="lock-of-the-store-looked-at-once",

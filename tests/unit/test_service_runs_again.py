@@ -8,11 +8,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from rubberband.api.experiments.watcher import Processes
+from rubberband.api.experiments.processes import Processes
+from rubberband.api.experiments.service import Journals, Settled
 from rubberband.api.problems import Problem
 from rubberband.api.settings import ServiceLimits, Settings
 from rubberband.app.run import run_experiment
@@ -23,7 +25,7 @@ from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
-from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, extend, template
+from tests.builders.service_runs import DONE, House, count_of, cut_off, experiment, extend, template, until
 
 QUEUED, RUNNING, INTERRUPTED = ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.INTERRUPTED
 
@@ -130,6 +132,33 @@ def test_limits_that_are_changed_at_the_same_time_are_all_kept(tmp_path: Path, d
     assert constraints.deadline_at == pytest.approx(house.row("one").created_at + 3600.0, abs=0.001)
     assert constraints.max_cost_usd == 6.0
     house.store.close()
+
+
+def test_a_journal_that_is_read_slowly_holds_up_no_other_experiment(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, began, go = Journals._read, threading.Event(), threading.Event()
+
+    def slow(self: Journals, row: Submission) -> Settled | None:
+        if row.name == "slow":
+            began.set()
+            assert go.wait(60.0)
+        return read(self, row)
+
+    with house.open() as runs:
+        for name in ("slow", "quick"):
+            runs.submit(experiment(name))
+            house.wait(name, DONE)
+        until(lambda: all(runs._watcher.observed(name) is None for name in ("slow", "quick")))
+        monkeypatch.setattr(Journals, "_read", slow)
+        told: list[Any] = []
+        reader = threading.Thread(target=lambda: told.append(runs.result("slow")))
+        reader.start()
+        assert began.wait(60.0)
+        assert runs.result("quick") is not None
+        go.set()
+        reader.join()
+    assert told[0].outcome == "done"
 
 
 def test_a_run_of_another_home_is_not_driven_twice(tmp_path: Path, done_run: Path) -> None:
