@@ -35,6 +35,8 @@ _EXACT_BRACKETS = 5
 """Up to this number of brackets, every division into lanes is tried; beyond, lanes are merged while that helps."""
 
 _NEXT_TO_NOTHING_USD = 1e-12
+_ROUNDED = 1e-7
+"""Share by which a bound on a division's cost may be too high, as it is rounded."""
 _BISECTION = 0.02
 """Relative precision of a shortest deadline."""
 _WORTH_IT = 1e-6
@@ -264,7 +266,7 @@ class _Division:
         if self.constraints.max_cost_usd is None:
             return False
         budget_usd = self.constraints.max_cost_usd / dearer
-        return self._bound(deadline_s) > budget_usd
+        return self._bound(deadline_s) * (1.0 - _ROUNDED) > budget_usd
 
     def _bound(self, deadline_s: float) -> float:
         """Return a lower bound on the cost of lanes in time, without the head node; inf if none is in time."""
@@ -403,7 +405,7 @@ class _Division:
         best: tuple[float, list[Lane]] | None = None
         divisions = [groups for groups in self._divisions() if self._fits(groups, deadline_s)]
         for groups in sorted(divisions, key=lambda groups: self._least_usd(groups, deadline_s)):
-            if best is not None and self._least_usd(groups, deadline_s) >= best[0] * (1.0 - 1e-7):
+            if best is not None and self._least_usd(groups, deadline_s) >= best[0] * (1.0 - _ROUNDED):
                 break
             if best is None or self._bound_usd(groups, deadline_s) < best[0]:
                 shared = self._share(groups, deadline_s)
@@ -411,7 +413,7 @@ class _Division:
         return best[1] if best else None
 
     def _least_usd(self, groups: Sequence[Group], deadline_s: float | None) -> float:
-        """Return a lower bound on a division's cost, rounded: of equal divisions the first (widest) is tried first."""
+        """Return a lower bound on a division's cost, but for rounding: of equal ones the first (widest) is tried first."""
         return float(f"{sum(self._reach(group).least_usd(deadline_s) for group in groups):.8g}")
 
     def _merge(self, groups: list[Group], deadline_s: float | None) -> list[Lane] | None:

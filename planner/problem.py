@@ -55,6 +55,15 @@ class Problem:
         """Whether times vary: then samples decide."""
         return varies(self.profile, self.offer, self.speeds)
 
+    @property
+    def prefers_spot(self) -> bool:
+        """Whether a plan on spot alone comes first.
+
+        Where time is the objective, on demand would always be chosen to save the losses of spot, which was asked for.
+        """
+        on_demand = any(cohort.market == "on_demand" for cohort in self.held)
+        return self.objective == "min_time" and self.offer.spot is not None and not on_demand
+
     def draws(self) -> Draws:
         """Return the samples of the job, not yet drawn."""
         return Draws(self.stages, self.profile, self.offer, seed=self.seed, speeds=self.speeds)

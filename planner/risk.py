@@ -18,15 +18,15 @@ import numpy as np
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner import asha
-from rubberband.planner.makespan import makespan
-from rubberband.planner.model import check_plan, interruptions, mean_cost_of, predict
+from rubberband.planner.model import check_plan, least_instances, mean_cost_of, predict
+from rubberband.planner.moments import NoisyMoments
 from rubberband.planner.problem import Problem
 from rubberband.planner.sampling import Draws, Samples
 from rubberband.planner.solver import OBJECTIVES, Box, Objective, lower_bound, pareto, several, unbeaten
-from rubberband.planner.table import Floats, Ints, StageTable, build_table, distinct, mean_runs_s, mean_terms
+from rubberband.planner.table import Floats, StageTable, build_table, mean_terms
 from rubberband.planner.wording import unreachable
 from rubberband.values.offer import gang_sizes, slots
-from rubberband.values.plan import Market, Odds, Plan, Planned, PlanningConstraints, Prediction, Stage, StagePlan
+from rubberband.values.plan import Market, Odds, Plan, Planned, PlanningConstraints, Prediction, StagePlan
 
 ROUGH_CHUNKS = 2
 """Chunks of samples that every candidate has."""
@@ -43,6 +43,9 @@ _NEARLY = 0.003
 """Most by which the luck of one candidate differs from another's."""
 _PROPOSALS = 24
 _ROUNDS = 6
+_HALVINGS = 2
+_NEARLY_KEPT = 0.02
+"""A candidate that misses the confidence by so much may have neighbours that keep it."""
 _FAMILIES = 4
 _NEARLY_AS_GOOD = 1.002
 _MOST_STARTED = 256
@@ -151,6 +154,16 @@ class Judge:
         ties = sum(self.value(plan)[0] <= reach_s for plan in plans)
         return sorted(plans[:ties], key=lambda plan: self.value(plan)[::-1]) + plans[ties:]
 
+    def nearly(self, best: Plan) -> list[Plan]:
+        """Return the candidate better than `best` that nearly keeps the limits: a neighbour of it may keep them."""
+        bound = self.value(best)[0] * (1.0 - _WORTH_IT)
+        found = [
+            plan
+            for plan, look in self.looks.items()
+            if look.value[0] < bound and look.roughly >= self.confidence - _NEARLY_KEPT and not self.likely(plan)
+        ]
+        return sorted(found, key=lambda plan: -self.looks[plan].roughly)[:1]
+
     def closest(self, most: int) -> list[Plan]:
         """Return the candidates that keep the limits most often."""
         return sorted(self.looks, key=lambda candidate: -self.looks[candidate].kept(self.box_of(candidate)))[:most]
@@ -168,97 +181,6 @@ class Judge:
             if plan not in self.refused and look.value[0] < bound and look.roughly >= self.confidence - off
         ]
         return next(filter(self.sure, sorted(hopeful, key=self.value)[:_HOPEFUL]), best)
-
-
-# Mean and variance of every stage's time steer the search, before samples decide.
-#
-# The makespan of n noisy trials on s slots is a little above n/s times the mean. The excess is sampled for a few s
-# and interpolated between them.
-
-
-_ROWS = 200
-_FEW_TRIALS = 64
-_WAVES = 8
-
-
-@dataclass(slots=True)
-class NoisyMoments:
-    """The `Moments` of a job: late is z * variance / (2 tau), so that late seconds add up over the stages.
-
-    Stages with mean m and variance v in sum keep a deadline D with z standard deviations to spare if m + z*sqrt(v) <=
-    D. That holds exactly if m + (z/2)*(v/tau + tau) <= D for some tau (the best is sqrt(v)), which the search can add.
-    """
-
-    draws: Draws
-    z: float = 0.0
-    tau_s: float = 1.0
-    _grids: dict[int, tuple[Floats, Floats, Floats]] = field(default_factory=dict)
-    _known: dict[tuple[Market, tuple[int, ...], tuple[int, ...]], tuple[Floats, Floats]] = field(default_factory=dict)
-
-    def stages_s(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
-        """Mean and late seconds, each (stages, counts, gangs)."""
-        key = (market, slots.shape, tuple(gangs.tolist()))
-        if key not in self._known:
-            self._known[key] = self._moments(market, gangs, slots)
-        mean_s, variance = self._known[key]
-        return mean_s, self.z / (2.0 * self.tau_s) * variance
-
-    def _moments(self, market: Market, gangs: Ints, slots: Ints) -> tuple[Floats, Floats]:
-        stages = self.draws.stages
-        mean_s, variance = np.empty((len(stages), *slots.shape)), np.empty((len(stages), *slots.shape))
-        runs_s = mean_runs_s(stages, self.draws.profile, self.draws.offer, market, gangs)
-        for index, stage in enumerate(stages):
-            mean_s[index], variance[index] = self._stage(index, stage, market, gangs, slots, runs_s[index])
-        return mean_s, variance
-
-    def _stage(
-        self, index: int, stage: Stage, market: Market, gangs: Ints, slots: Ints, runs_s: Floats
-    ) -> tuple[Floats, Floats]:
-        used = np.minimum(slots, stage.trials)
-        at, excess, spread = self._grid(index, stage)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            waves = np.ceil(stage.trials / used)
-            load = stage.trials / used + np.interp(used, at, excess)
-            startup_s = self.draws.profile.trial_startup_s
-            mean_s = startup_s * waves + (runs_s - startup_s) * load
-            variance = ((runs_s - startup_s) * np.interp(used, at, spread)) ** 2
-            variance = variance + waves * (startup_s * self.draws.profile.startup_cv) ** 2
-            if market == "spot":
-                variance = variance + load * self._spot_variance(stage, gangs)
-        never = slots == 0
-        return np.where(never, np.inf, mean_s), np.where(never, 0.0, variance)
-
-    def _grid(self, index: int, stage: Stage) -> tuple[Floats, Floats, Floats]:
-        """Numbers of slots; the makespan beyond n/s there, and its standard deviation, in mean training times."""
-        if index not in self._grids:
-            profile, trials = self.draws.profile, stage.trials
-            factor = self.draws.chunk(0).factor(index)[:, :_ROWS]
-            at = _slots_to_sample(trials)
-            spans = [makespan(factor, int(slots)) for slots in at]
-            excess = np.array([span.mean() for span in spans]) - trials / at
-            if profile.stage_cv(stage.iterations) == 0.0 and self.draws.speeds is None:
-                at = np.arange(1.0, trials + 1.0)
-                excess = np.ceil(trials / at) - trials / at
-                spans = [np.zeros(1)] * trials
-            self._grids[index] = (at, excess, np.array([span.std() for span in spans]))
-        return self._grids[index]
-
-    def _spot_variance(self, stage: Stage, gangs: Ints) -> Floats:
-        """(gangs,) Variance that interruptions add to a stage: a Poisson number of losses."""
-        found = []
-        for gpus in gangs.tolist():
-            rate, lost_s = interruptions(stage, gpus, self.draws.profile, self.draws.offer)
-            steady_s = self.draws.profile.trial_startup_s + stage.iterations * self.draws.profile.iteration_s(gpus)
-            found.append(rate * steady_s * lost_s**2)
-        return np.array(found)
-
-
-def _slots_to_sample(trials: int) -> Floats:
-    """Return all numbers of slots; for many trials those where a small number of waves changes, and a few more."""
-    if trials <= _FEW_TRIALS:
-        return np.arange(1.0, trials + 1.0)
-    edges = np.ceil(trials / np.arange(1.0, _WAVES + 1.0))
-    return distinct(np.concatenate([edges, edges - 1.0, np.round(np.geomspace(1.0, edges[-1], _WAVES))]))
 
 
 def planned(problem: Problem, chosen: Plan, draws: Draws | None = None) -> Planned:
@@ -316,19 +238,14 @@ def plan(problem: Problem, draws: Draws | None = None) -> Planned:
 
     Raises InfeasibleError if none is found, and InputError if none can exist.
     """
-    search = _Search(problem, draws or problem.draws())
-    for search.markets in _market_sets(problem):
-        if search.markets is not None and search.proposes_only(search.markets):
-            continue
-        for proposed in search.propose():
-            search.judge.look(proposed)
-    chosen = search.improved()
-    if chosen is None:
-        search.propose_safest()
-        chosen = search.improved()
+    drawn = draws or problem.draws()
+    if problem.prefers_spot and (chosen := _Search(problem, drawn, ("spot",)).found()) is not None:
+        return planned(problem, chosen, drawn)
+    search = _Search(problem, drawn)
+    chosen = search.found()
     if chosen is None:
         raise search.infeasible()
-    return planned(problem, chosen, search.draws)
+    return planned(problem, chosen, drawn)
 
 
 def frontier(problem: Problem) -> list[tuple[float, float]]:
@@ -345,9 +262,10 @@ def frontier(problem: Problem) -> list[tuple[float, float]]:
 class _Search:
     """The candidates of one planning call."""
 
-    def __init__(self, problem: Problem, draws: Draws) -> None:
+    def __init__(self, problem: Problem, draws: Draws, markets: tuple[Market, ...] | None = None) -> None:
         self.problem, self.draws, self.offer = problem, draws, problem.offer
-        self.markets: tuple[Market, ...] | None = None
+        self.allowed = self.markets = markets
+        """The markets of all candidates, and of the proposals; None: those of the offer."""
         self.judge = Judge(draws, problem, problem.box)
         self.moments = NoisyMoments(draws)
         self.z = NormalDist().inv_cdf(max(0.5, problem.constraints.confidence))
@@ -355,6 +273,29 @@ class _Search:
         self.families = problem.families()
         if len(self.families) > _FAMILIES:
             self.families = self._promising()
+
+    def found(self) -> Plan | None:
+        """Return the best plan that surely keeps the limits; None if none is found."""
+        for markets in self._market_sets():
+            self.markets = markets
+            if self.markets is None or not self.proposes_only(self.markets):
+                self.look_at(self.propose())
+        self.propose_sooner()
+        chosen = self.improved()
+        if chosen is None:
+            if self.offer.spot is not None and self.allowed is None:
+                self.markets = ("on_demand",)  # its times vary less
+                self.look_at(self.propose())
+            self.propose_safest()
+            chosen = self.improved()
+        return chosen
+
+    def _market_sets(self) -> list[tuple[Market, ...] | None]:
+        """Return the markets that proposals use: all; and spot alone, whose lateness is unlike that of a mixture."""
+        held = self.problem.held
+        if self.allowed is None and self.offer.spot is not None and all(each.market == "spot" for each in held):
+            return [None, ("spot",)]
+        return [self.allowed]
 
     def _promising(self) -> list[PlanningConstraints]:
         """Return the families with the best plans on mean times, where there are too many to search them all."""
@@ -437,6 +378,25 @@ class _Search:
                 moved_s += float(np.quantile(look.jct_s, self.judge.confidence)) - deadline_s
                 tau_s = max(1e-3, float(look.jct_s.std()))
 
+    def look_at(self, proposals: Iterable[Plan]) -> None:
+        """Draw the first samples of all of these."""
+        for proposed in proposals:
+            self.judge.look(proposed)
+
+    def propose_sooner(self) -> None:
+        """Look at plans that are faster, and cost more, than the best so far: halve the budget between the two."""
+        self.markets, most_usd = self.allowed, self.judge.box.cost_usd
+        ranked = self.judge.ranked()
+        if self.problem.objective != "min_time" or not ranked or not math.isfinite(most_usd):
+            return
+        least_usd, tau_s = self.judge.value(ranked[0])[1], self.tau_s()
+        for _ in range(_HALVINGS):
+            middle_usd = (least_usd + most_usd) / 2.0
+            proposals = self.solved(0.0, tau_s, Box(time_s=self.judge.box.time_s, cost_usd=middle_usd))
+            self.look_at(proposals)
+            likely = any(map(self.judge.likely, proposals))
+            least_usd, most_usd = (middle_usd, most_usd) if likely else (least_usd, middle_usd)
+
     def _margin_usd(self, candidate: Plan, look: Look) -> float:
         """Return how much less a plan would have to cost to keep the budget with the confidence."""
         if not math.isfinite(self.judge.box.cost_usd):
@@ -446,7 +406,7 @@ class _Search:
 
     def propose_safest(self) -> None:
         """Look at the plans that are most likely to be in time, and at the cheapest ones."""
-        self.markets = None
+        self.markets = self.allowed
         tau_s, box = self.tau_s(), self.judge.box
         limits = dict.fromkeys((Box(), Box(time_s=box.time_s), Box(cost_usd=box.cost_usd)))
         for z in (0.0, self.z, 2.0 * self.z):
@@ -469,7 +429,7 @@ class _Search:
         tried: set[Plan] = set()
         for _ in range(_ROUNDS):
             ranked = self.judge.ranked()
-            leaders = ranked[:2] or self.judge.closest(2)
+            leaders = [*ranked[:2], *self.judge.nearly(ranked[0])] if ranked else self.judge.closest(2)
             fresh = [candidate for candidate in leaders if candidate not in tried]
             if not fresh:
                 return
@@ -492,7 +452,7 @@ class _Search:
         if bound == math.inf:
             return few.kept(box) > 0.0
         value = float((few.cost_usd if by_cost else few.jct_s).mean())
-        return value < bound * _NEARLY_AS_GOOD and few.kept(box) >= self.judge.confidence - 0.02
+        return value < bound * _NEARLY_AS_GOOD and few.kept(box) >= self.judge.confidence - _NEARLY_KEPT
 
     def _neighbours(self, candidate: Plan) -> Iterable[Plan]:
         """Yield the plans that differ in one run of stages of equal width, in one stage, or in the market."""
@@ -500,7 +460,7 @@ class _Search:
         for first, last in [(0, num_stages)] if self.problem.constant else _runs(choices):
             for count in self._counts(choices[first].instances):
                 yield from self._changed(choices, first, last, instances=count)
-        if self.offer.spot is not None:
+        if self.offer.spot is not None and self.allowed is None:
             markets: tuple[Market, Market] = ("on_demand", "spot")
             for market in markets:
                 yield from self._changed(choices, 0, num_stages, market=market)
@@ -509,7 +469,7 @@ class _Search:
         for index, choice in enumerate(choices):
             for gpus in self._gangs(choice):
                 yield from self._changed(choices, index, index + 1, gpus_per_trial=gpus)
-                for count in (choice.instances - 1, choice.instances + 1):
+                for count in self._waved(index, choice, gpus):
                     if self.problem.policy == "optimal" and 1 <= count <= self.offer.max_instances:
                         yield from self._changed(choices, index, index + 1, instances=count, gpus_per_trial=gpus)
 
@@ -523,6 +483,13 @@ class _Search:
     def _counts(self, count: int) -> list[int]:
         steps = {count - 1, count + 1, count - 2, count + 2, count * 3 // 4, count * 5 // 4}
         return sorted(step for step in steps if 1 <= step <= self.offer.max_instances and step != count)
+
+    def _waved(self, index: int, choice: StagePlan, gpus: int) -> list[int]:
+        """Return counts of one instance or one wave more or less, or with as many waves, in gangs of `gpus`."""
+        trials, per = self.problem.stages[index].trials, self.offer.gpus
+        waves = -(-trials // slots(choice.instances, per, choice.gpus_per_trial))
+        needed = (least_instances(-(-trials // some), per, gpus) for some in (waves - 1, waves, waves + 1) if some)
+        return sorted({choice.instances - 1, choice.instances + 1, *needed})
 
     def _gangs(self, choice: StagePlan) -> list[int]:
         if self.problem.policy == "naive_elastic":
@@ -553,12 +520,6 @@ class _Search:
             f" with confidence {confidence:g}",
             self.problem.beside,
         )
-
-
-def _market_sets(problem: Problem) -> list[tuple[Market, ...] | None]:
-    """Return the markets that proposals use: all; and spot alone, whose lateness is unlike that of a mixture."""
-    spot_alone = problem.offer.spot is not None and all(cohort.market == "spot" for cohort in problem.held)
-    return [None, ("spot",)] if spot_alone else [None]
 
 
 def _runs(choices: Sequence[StagePlan]) -> list[tuple[int, int]]:

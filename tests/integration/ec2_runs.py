@@ -55,8 +55,7 @@ FEW = (
     "search.scheduler={type: stages, stages: [{trials: 4, iterations: 3}, {trials: 2, iterations: 4}]}",
     "resources.max_instances=2",
 )
-SPOT = ("resources.market=spot", "resources.spot={interruptions_per_hour: 0}")
-"""No interruption is expected, or `min_time` would buy on demand: that is faster, by the losses on spot."""
+SPOT = ("resources.market=spot",)
 USUAL_PENDING_S = 20.0
 """From a request until EC2 calls the instance running, as RubberBand assumes without a profile."""
 USUAL_BOOT_S = 22.8

@@ -181,8 +181,13 @@ def _noisy_fault(question: Question) -> str | None:
     reach = math.inf if told is None else float(told[at].mean()) * (1.0 - NEARLY_NOISY)
     if told is not None and box.holds(*told).mean() < confidence - 0.005:
         return "the plan does not keep the confidence"
+    spot_first = told is not None and question.objective == "min_time" and case.offer.spot is not None
+    if spot_first and any(choice.market == "on_demand" for choice in found[1].plan.stages):
+        reach = math.inf  # with this objective, any plan on spot alone comes before
     for each in plans(len(stages), case, question.policy):
         if draws.least(each)[at] >= reach:  # its mean time, and a lower bound on its mean cost
+            continue
+        if spot_first and any(choice.market == "on_demand" for choice in each.stages):
             continue
         rough = _figures(draws, each, 1)
         if rough[at].mean() > reach * 1.02 or box.holds(*rough).mean() < confidence - 0.03:

@@ -86,6 +86,16 @@ def test_a_plan_that_is_hardly_faster_is_not_worth_three_times_the_money():
     assert {choice.market for choice in found.plan.stages} == {"spot"}
 
 
+def test_the_fastest_plan_stays_on_the_spot_market_that_was_asked_for_where_that_keeps_the_limits() -> None:
+    spot = Spot(price_usd_per_hour=1.0, interruptions_per_hour=2.0, restart_s=60.0)
+    offer = Offer(instance_type="test", gpus=1, price_usd_per_hour=3.0, max_instances=2, spot=spot)
+    job = ([Stage(trials=4, iterations=20)], Profile(seconds_per_iteration={1: 30.0}), offer)
+    found = plan(*job, PlanningConstraints(max_cost_usd=5.0), objective="min_time")
+    assert {choice.market for choice in found.plan.stages} == {"spot"}
+    late = plan(*job, PlanningConstraints(deadline_s=1250.0), objective="min_time")
+    assert {choice.market for choice in late.plan.stages} == {"on_demand"}
+
+
 @pytest.mark.parametrize(("gpus", "instances"), [(4, 1), (1, 4)])
 def test_trials_that_share_a_spot_instance_are_interrupted_together(gpus: int, instances: int) -> None:
     """So nothing is late as often as no instance is taken, however many trials are on each."""
