@@ -413,7 +413,7 @@ class _Division:
         return best[1] if best else None
 
     def _least_usd(self, groups: Sequence[Group], deadline_s: float | None) -> float:
-        """Return a lower bound on a division's cost, but for rounding: of equal ones the first (widest) is tried first."""
+        """Return a lower bound on a division's cost, up to rounding: of equal ones the first (widest) comes first."""
         return float(f"{sum(self._reach(group).least_usd(deadline_s) for group in groups):.8g}")
 
     def _merge(self, groups: list[Group], deadline_s: float | None) -> list[Lane] | None:

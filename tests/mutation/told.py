@@ -107,8 +107,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="replaced-at-once",
         harm="time on spot is told as if the replacement of a lost instance were ready at once",
         file="planner/losses.py",
-        old="took_s[at] += np.clip(idle_s[at] - begins_s[at] - took_s[at], 0.0, replaced_s)",
-        new="took_s[at] += np.clip(idle_s[at] - begins_s[at] - took_s[at], 0.0, 0.0 * replaced_s)",
+        old="run.replaced_s(number, places[at]))",
+        new="0.0 * run.replaced_s(number, places[at]))",
         tests=_JUDGE,
     ),
 )
