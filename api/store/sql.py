@@ -230,12 +230,12 @@ class Store:
             connection.execute(sql.delete(PROMISES).where(PROMISES.c.experiment.in_(names)))
 
     def promises(self) -> Sequence[Promise]:
-        """Return the promises to experiments that are not over, the earliest first."""
+        """Return the promises to experiments of this home that are not over, the earliest first."""
         states = [state.value for state in (*ACTIVE, ExperimentState.INTERRUPTED)]
         query = (
             sql.select(PROMISES)
             .join(SUBMISSIONS, _columns.name == PROMISES.c.experiment)
-            .where(_columns.state.in_(states))
+            .where(_columns.state.in_(states), _columns.home == self._home)
             .order_by(PROMISES.c.start_at, PROMISES.c.experiment)
         )
         with self._database.reading() as connection:

@@ -6,14 +6,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sqlalchemy as sql
 
 from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import Problem
+from rubberband.api.routes.health import _store
 from rubberband.api.settings import Settings
-from rubberband.api.store.schema import SUBMISSIONS
+from rubberband.api.store.schema import SUBMISSIONS, Promise
 from rubberband.api.store.sql import Store
 from rubberband.app.run import run_experiment
 from rubberband.errors import InputError, JournalError
@@ -169,6 +172,26 @@ def test_a_service_that_takes_a_store_over_leaves_the_experiments_of_the_other_h
         assert runs[1].cancel("waits").state is ExperimentState.CANCELLED
         second.close()
         until(lambda: runs[0].alive)
+
+
+def test_readiness_says_that_another_server_has_the_store(stores: tuple[Store, Store], postgresql_url: str) -> None:
+    first, second = stores
+    service: Any = SimpleNamespace(store=first)
+    assert _store(service) == "ok"
+    cut_off(postgresql_url)
+    second.take(BEN)
+    with pytest.raises(JournalError):
+        first.keep()
+    assert _store(service) == "another server uses it"
+
+
+def test_a_pool_of_another_home_promises_nothing_here(store_url: str) -> None:
+    for home, promised in ((ANN, 1), (BEN, 0), (ANN, 1)):
+        store = Store(store_url)
+        store.take(home)
+        store.add(submission("a"), Promise(experiment="a", start_at=1.0, spans=[(2, 3.0)]))
+        assert len(store.promises()) == promised
+        store.close()
 
 
 def forget_its_end(url: str) -> None:
