@@ -97,7 +97,7 @@ PoolOption = Annotated[
 ]
 WeightOption = Annotated[
     list[str] | None,
-    option("--weight", "NAME=N", "Share of a token's experiments in the pool; 1 by default. Repeat for more."),
+    option("--weight", "NAME=N", "Share of a token's experiments in pool and queue; 1 by default. Repeat for more."),
 ]
 BudgetOption = Annotated[
     list[str] | None,
