@@ -68,6 +68,10 @@ def test_it_falls_as_trials_report_and_ends_with_the_search() -> None:
     assert after.seconds_left[1] < before.seconds_left[1]
     assert after.progress == pytest.approx(2 / 8)
     assert after.attained_gpu_s == 0.0, "no trial has trained a first step"
+    story.tell(DriverStopped, reason="the checkpoint store is away")
+    assert demand(JOB, story.state, story.at, arrived_at=90.0) is None
+    story.tell(DriverResumed, live=(), ended=())
+    assert demand(JOB, story.state, story.at, arrived_at=90.0) is not None
     story.tell(CancelRequested)
     assert demand(JOB, story.state, story.at, arrived_at=90.0) is None
 
@@ -94,12 +98,13 @@ def test_more_instances_never_take_longer(source: Any) -> None:
 class FakeStore:
     def __init__(self) -> None:
         self.kept: list[Promise] = []
+        self.lapses: list[float] = []
 
     def promises(self) -> list[Promise]:
         return self.kept
 
     def lapse(self, *, before: float, note: str) -> None:
-        pass
+        self.lapses.append(before)
 
     def move(self, promise: Promise) -> None:
         self.kept = [promise if one.experiment == promise.experiment else one for one in self.kept]
@@ -192,6 +197,7 @@ def test_a_promise_follows_the_plan_it_was_made_for(tmp_path: Path) -> None:
     pool.add("early")
     pool.store.kept = [Promise(experiment="early", start_at=150.0, spans=[(4, 90.0)])]
     assert pool.asked()["early"].promised_instances == 2
+    assert pool.store.lapses == [pool.now - KEPT_S], "and what is promised to interrupted ones lapses"
     (moved,) = pool.store.kept
     assert (moved.start_at, moved.end_at) == (100.0, 240.0), "it begins at once, and keeps its end"
     pool.now = 235.0
@@ -294,7 +300,8 @@ def test_an_allotment_that_was_set_by_hand_is_set_right(tmp_path: Path) -> None:
 def test_a_service_that_restarts_while_a_request_waits_asks_for_what_is_right_then(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     pool.add("one")
-    pool.obey("one", 4)
+    for most in (2, 4):
+        pool.obey("one", most)
     pool.sharing.begin(pool.rows["one"])
     pool.sharing = Sharing(pool.settings, cast(Store, pool.store), pool.folder, lambda: pool.now)
     assert pool.decide() == {"one": 4}
