@@ -93,8 +93,6 @@ class Pool:
         self._mutex = threading.RLock()
         self._busy: set[str] = set()
         """Machines for which a call to the provider is under way."""
-        self._later: list[PoolCommand] = []
-        """Commands whose call could not begin."""
         self._closed = False
         self._scaled: tuple[float, float] = (-math.inf, 0.0)
         """Instant of the latest word of a service on its size, and the efficiency then."""
@@ -252,11 +250,14 @@ class Pool:
 
     def look(self) -> None:
         """Compare with the provider's list, take in what the time brings, and renew the provider's lease."""
+        with self._mutex:
+            ordered = {m.name for m in self._broker.state.live.values() if m.status == "ordered"} - self._busy
         try:
             statuses = self._provider.describe()
+            unheard = ordered - {status.instance for status in statuses}
         except Exception as error:  # the next look retries
             _log.debug("the provider does not list its machines: %s", error)
-            statuses = []
+            statuses, unheard = [], set()
         with self._mutex:
             for status in statuses:
                 self._compare(status)
@@ -265,10 +266,12 @@ class Pool:
                 if not due:
                     break
                 self.take_in(due)
+            for name in unheard:
+                if (machine := self._broker.state.live.get(name)) is not None and machine.status == "ordered":
+                    self._execute(Rent(machine=name, market=machine.market))
             releasing = [m.name for m in self._broker.state.live.values() if m.status == "releasing"]
-            later, self._later = self._later, []
-            for command in [*later, *(Release(machine=name) for name in releasing)]:
-                self._execute(command)
+            for name in releasing:
+                self._execute(Release(machine=name))
             self._compact()
             is_held = bool(self._broker.state.live)
         if is_held:
@@ -330,7 +333,7 @@ class Pool:
             self._num_events = 1
 
     def _execute(self, command: PoolCommand) -> None:
-        """Begin to carry a command out, unless a call for its machine is under way; `look` repeats releases."""
+        """Begin to carry a command out, unless a call for its machine is under way; `look` repeats what failed."""
         name = command.machine
         if name in self._busy:
             return
@@ -340,7 +343,6 @@ class Pool:
         except RuntimeError as error:  # there is no thread to be had
             _log.warning("the call for machine %s waits for the next look: %s", name, error)
             self._busy.discard(name)
-            self._later.append(command)
 
     def _repeat(self) -> None:
         """Repeat the commands that the death of an earlier broker may have cut off."""

@@ -126,7 +126,10 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
     if isinstance(event, InstancePriced):
         record.hour_prices_usd = event.hour_prices_usd
     if record.status in GONE:
-        if isinstance(event, InstancePriced):
+        if isinstance(event, InstanceReleased) and record.running_at is None and event.running_at is not None:
+            _note_released(record, event)  # it ran after its launch was given up
+            state.fleet.price_gone_again()
+        elif isinstance(event, InstancePriced):
             state.fleet.price_gone_again()
         return []
     state.fleet.rent_changed()
@@ -163,13 +166,7 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
                 _note_failed_start(job, state, record)
             return commands
         case InstanceReleased():
-            record.status, record.ended_at = InstanceStatus.ENDED, event.ended_at
-            if record.running_at is None:
-                record.running_at = event.running_at
-            if record.price_usd_per_hour is None:
-                record.price_usd_per_hour = event.price_usd_per_hour
-            record.instance_type = record.instance_type or event.instance_type
-            record.zone = record.zone or event.zone
+            _note_released(record, event)
     return []
 
 
@@ -179,6 +176,16 @@ def _record(state: State, event: InstanceEvent) -> InstanceRecord:
         market = state.chosen(state.lanes[0]).market
         state.fleet.add(InstanceRecord(instance=event.instance, requested_at=event.occurred_at, market=market))
     return state.instances[event.instance]
+
+
+def _note_released(record: InstanceRecord, event: InstanceReleased) -> None:
+    record.status, record.ended_at = InstanceStatus.ENDED, event.ended_at
+    if record.running_at is None:
+        record.running_at = event.running_at
+    if record.price_usd_per_hour is None:
+        record.price_usd_per_hour = event.price_usd_per_hour
+    record.instance_type = record.instance_type or event.instance_type
+    record.zone = record.zone or event.zone
 
 
 def _note_running(record: InstanceRecord, event: InstanceRunning) -> None:
@@ -495,6 +502,10 @@ def sort_out(state: State, event: DriverResumed) -> tuple[list[Command], list[Lo
     lost: list[Loss] = []
     for record in state.instances.values():
         if record.status in GONE:
+            if record.running_at is None and record.instance in ended:  # it ran after its launch was given up
+                _running_again(record, ended[record.instance])
+                record.status, record.ended_at = InstanceStatus.ENDED, ended[record.instance].ended_at
+                state.fleet.price_gone_again()
             continue
         if record.instance in live:
             found = live[record.instance]

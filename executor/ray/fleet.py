@@ -58,7 +58,7 @@ class Leases:
         self._begun = False
         self._mutex = threading.Lock()
         self._renewed = -math.inf
-        """The latest instant that the provider was given."""
+        """The latest instant that the provider was given, as far as is known."""
         self._wake = threading.Event()
         self._closed = False
         threading.Thread(target=self._run, daemon=True, name="leases").start()
@@ -80,6 +80,7 @@ class Leases:
         with self._mutex:
             self._begun = True
             until = min(self.clock() + self._first_lease_s, self.held_until)
+            self._renewed = max(self._renewed, until)  # also if its answer is lost
             try:
                 self.provider.renew_lease(until)
             except Exception as error:
@@ -262,6 +263,7 @@ class RayFleet:
                     self._lost(instance, hold, status, reason)
                 else:
                     self._refused(instance, reason, failed_start=failed_start, sold_out=sold_out)
+                    hold.gone = True
         finally:
             hold.launched.set()
 
@@ -443,6 +445,9 @@ class RayFleet:
         if hold.running or hold.over:
             self._priced(hold, status)
         if hold.over:
+            if hold.gone and status.ended_at is None:  # the request was carried out after it was given up
+                hold.gone = False
+                connection.start(lambda: self._release(instance, hold), f"release-{instance}")
             return
         running_at, ended_at = status.running_at, status.ended_at
         if running_at is not None and not hold.running:

@@ -49,8 +49,6 @@ class Messages:
     """From what happens to it until the driver sees it."""
     release_s: float = 0.0
     """From the order to release it until the provider has obeyed."""
-    lost_after_s: float | None = None
-    """From the order to launch it until the driver gives up, where the request took effect and its answer is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,11 +281,7 @@ class VirtualFleet:
         now = self._clock.now()
         self.renew(now)
         lease_s = max(0.0, self._provider.lease_until - now) if first_lease_s is None else first_lease_s
-        if messages.lost_after_s is not None:
-            hold.answered_at = now
-            self._ask(instance, market, hold, lease_s)
-            self._agenda.add(now + messages.lost_after_s, lambda then: self._give_back(instance, hold, then))
-        elif messages.arrives:
+        if messages.arrives:
             self._ask(instance, market, hold, lease_s)
         else:
             self._agenda.add(
@@ -388,16 +382,6 @@ class VirtualFleet:
         hold.over = True
         self.gone.add(instance)
         return _lost(self._provider.lose(instance, "its workers did not become warm"), now)
-
-    def _give_back(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
-        """Release an instance, since the answer to its launch is lost: it was refused only if it never ran."""
-        if hold.over:
-            return None
-        self.gone.add(instance)
-        status = self._provider.lose(instance, "the provider does not answer")
-        if status.running_at is None:
-            return self._refused(instance, hold, status.reason, now)
-        return self._ending(instance, hold)(now)
 
     def _end(self, instance: str, hold: _VirtualHold) -> Event | None:
         """End a machine that may have ended by itself; the driver sees it later."""

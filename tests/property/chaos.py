@@ -18,7 +18,7 @@ from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import StoreAwayError
 from rubberband.executor import sampling
 from rubberband.executor.core import rules
-from rubberband.executor.core.budget import bill_usd, instance_cost_usd
+from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     CheckpointLost,
@@ -33,14 +33,13 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialsDrawn,
 )
-from rubberband.executor.core.state import Job, Phase, StageRecord, State
+from rubberband.executor.core.state import Job, State
 from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.inbox import POLL_S, DriverRequest
 from rubberband.executor.virtual.backend import VirtualBackend
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryInbox, MemoryJournal
 from tests.property.chaos_cases import (
-    BREEZE,
     CALM,
     FAMILIES,
     LEASE_S,
@@ -54,6 +53,8 @@ from tests.property.chaos_cases import (
     random_case,
 )
 from tests.property.chaos_plans import AllotmentWatch, PlanWatch
+from tests.property.chaos_verdict import after_the_end, judged_by_the_bill
+from tests.property.lost_answers import LossyFleet
 
 MOST_EVENTS = 20_000
 """A run with more does not end."""
@@ -81,8 +82,23 @@ class ChaoticBackend(VirtualBackend):
         self.discarded: set[str] = set()
         self.ended: set[int] = set()
         """Trials that have ended by themselves."""
+        self.given_up: set[str] = set()
+        """Instances that showed up after their launches had been given up."""
         self.behind_s = 0.0
         """How far the clock has stepped back since the driver before, until the new one has seen what it holds."""
+
+    def lose_answers(self, source: Random) -> None:
+        """Lose some answers to launches from now on."""
+        fleet = LossyFleet(
+            self.provider,
+            self._clock,
+            self._agenda,
+            self._fortune,
+            lease_s=LEASE_S,
+            ready_timeout_s=READY_TIMEOUT_S,
+        )
+        fleet.set_out(source, self._seen, self.given_up)
+        self._fleet = fleet
 
     def now(self) -> float:
         """The clock, which may have stepped back."""
@@ -232,7 +248,6 @@ class Run:
         disk = Random(f"{seed}/the disk")
         chance = Chance(source, weather, job.offer, job.reserved_usd_per_hour, clock.now, disk)
         chance.ends = f"{seed}/ends" if ends else None
-        chance.lost = Random(f"{seed}/lost answers") if odd else None
         self._odd = Random(f"{seed}/odd orders") if odd else None
         """Ends that are resumed, with other allotments, and clocks that step back; None: none of it."""
         self.weather, self.clock, self.seen = weather, clock, chance.seen
@@ -248,6 +263,8 @@ class Run:
             ready_timeout_s=READY_TIMEOUT_S,
         )
         self.backend.set_out(source, disk, weather, self._life(), chance.seen)
+        if odd:
+            self.backend.lose_answers(Random(f"{seed}/lost answers"))
         self.story: list[str] = []
         self.backend.story = self.story if told else None
         self.journal = MemoryJournal()
@@ -432,7 +449,9 @@ class Run:
         if granted is None or granted.at != at:
             return
         self.seen["extended"] += 1
-        billed_usd, cap_usd = self.backend.provider.bill_usd(math.inf), granted.max_cost_before_usd
+        provider, cap_usd = self.backend.provider, granted.max_cost_before_usd
+        unknown_usd = math.fsum(provider.cost_usd(instance) for instance in self.backend.given_up)
+        billed_usd = provider.bill_usd(math.inf) - unknown_usd
         assert cap_usd is None or billed_usd <= cap_usd + 1e-6, f"{billed_usd} USD billed of {cap_usd}, then extended"
 
 
@@ -471,7 +490,7 @@ def run_seed(
         run.seen.update(run.allotments.seen)
         wrong += run.allotments.wrong
     if not wrong:
-        wrong += _after_the_end(run, finish)
+        wrong += after_the_end(run, finish)
     if finish is not None:
         run.backend.close()
     job, state = run.case.job, run.controller.state
@@ -485,98 +504,9 @@ def run_seed(
         ledger_usd=bill_usd(job, state, state.now),
         cap_usd=run.controller.job.max_cost_usd,
         seen=run.seen,
-        wrong=(*wrong, *_judged_by_the_bill(run, finish)),
+        wrong=(*wrong, *judged_by_the_bill(run, finish)),
         story=run.story,
     )
-
-
-def _after_the_end(run: Run, finish: Finish | None) -> list[str]:
-    provider, now = run.backend.provider, run.clock.now()
-    wrong = []
-    for status in provider.describe():
-        if status.reason:
-            run.seen[status.reason] += 1
-        if finish is not None and status.state != "terminated":
-            wrong.append(f"{status.instance} lives on after the end")
-        ends_at = provider.ends_at(status.instance)
-        begins_at = max(now, provider.runs_at(status.instance))
-        if finish is None and ends_at > begins_at + LEASE_S + 15.0:
-            wrong.append(f"{status.instance} outlives its lease by {ends_at - begins_at - LEASE_S:.1f} s")
-    if finish is not None:
-        validate(run.controller, is_told=False)
-        wrong += run.replayed()
-        wrong += _trained_in_vain(run.controller.state)
-        wrong += _ranked_otherwise(run.controller.state)
-        if run.controller.state.phase is not Phase.FINISHED:
-            wrong.append(f"it ended in phase {run.controller.state.phase}")
-        hindered = finish.outcome != "done" and run.case.job.max_cost_usd is None
-        # A trial that hangs on the replacement too is blamed (`stragglers.replace_hung`); it may be slow as well.
-        hindered = hindered and not ("hung" in finish.reason and run.seen["slow instance"] > 1)
-        if hindered and run.weather in (CALM, BREEZE):
-            wrong.append(f"{finish.outcome} ({finish.reason}), though little went wrong")
-    return wrong
-
-
-def _trained_in_vain(state: State) -> list[str]:
-    """Name the stages that trained or ranked trials otherwise than their ends by themselves allow."""
-    wrong = []
-    for record in state.stages:
-        ended = [trial for trial in record.trials if state.trials[trial].ended]
-        before = {trial for trial in ended if _has_ended_before(state, trial, record)}
-        trained = {use.trial for use in state.allocations if use.stage == record.stage}
-        if before & trained:
-            wrong.append(f"stage {record.stage} trains {before & trained}, which ended before it")
-        if record.ended_at is None:
-            continue
-        if before == set(record.trials) and (record.training_at is not None or record.ended_at > record.started_at):
-            wrong.append(f"stage {record.stage} has no trial left to train, and is not passed at once")
-        if state.lanes[state.lane_of[record.trials[0]]].rungs is None and set(ended) - set(record.ranking):
-            wrong.append(f"stage {record.stage} ranks {record.ranking}, without {ended}, which ended by themselves")
-    return wrong
-
-
-def _ranked_otherwise(state: State) -> list[str]:
-    """Name the stages that end otherwise than without faults: a trial with a lower number is better."""
-    synced = [record for record in state.stages if record.ended_at is not None]
-    of_halving = [one for one in synced if state.lanes[state.lane_of[one.trials[0]]].rungs is None]
-    return [
-        f"stage {record.stage} ends with {record.ranking}"
-        for record in of_halving
-        if not any(state.trials[trial].ended for trial in record.trials)
-        and list(record.ranking) != sorted(record.ranking)
-    ]
-
-
-def _has_ended_before(state: State, trial: int, record: StageRecord) -> bool:
-    """Whether an ended trial's last stretch on a gang was over before a stage began."""
-    use = state.allocation(state.trials[trial])
-    return use.stage < record.stage and use.ended_at is not None and use.ended_at <= record.started_at
-
-
-def _judged_by_the_bill(run: Run, finish: Finish | None) -> list[str]:
-    """The bill only grows: if it is within the cap at the end of time, it always was."""
-    job, state = run.controller.job, run.controller.state
-    # A clock that stepped back may not have reached yet what a driver found ended.
-    known_until = max([state.now, *(one.ended_at or 0.0 for one in state.instances.values())])
-    billed_usd, ledger_usd = run.backend.provider.bill_usd(math.inf), bill_usd(job, state, known_until)
-    wrong = []
-    if job.max_cost_usd is not None and billed_usd > job.max_cost_usd + 1e-6:
-        wrong.append(f"the provider bills {billed_usd:.6f} USD of max_cost={job.max_cost_usd:.6f}")
-    before_started_usd = job.offer.head_cost_usd(LEASE_S)
-    if finish is not None and billed_usd > ledger_usd + before_started_usd + 1e-6:
-        wrong.append(f"the provider bills {billed_usd:.6f} USD and the ledger says {ledger_usd:.6f}")
-    rent_usd = sum(instance_cost_usd(job, record, math.inf) for record in state.instances.values())
-    # What ended at its lease, unwatched, is only known to have ended by then; an hour whose price is not known
-    # yet counts at the most that it may cost.
-    is_known = finish is not None and not run.seen["lease expired"] and not run.seen["price moves"]
-    if is_known and billed_usd < rent_usd - 1e-6:
-        wrong.append(f"the ledger says {rent_usd:.6f} USD for instances, and the provider {billed_usd:.6f} in all")
-    for status in run.backend.provider.describe() if is_known else ():
-        record, bill = state.instances.get(status.instance), run.backend.provider.cost_usd(status.instance)
-        told_usd = 0.0 if record is None else instance_cost_usd(job, record, math.inf)
-        if abs(bill - told_usd) > 1e-6:
-            wrong.append(f"the provider bills {bill:.6f} USD for {status.instance}, and the ledger says {told_usd:.6f}")
-    return wrong
 
 
 def replay_command(

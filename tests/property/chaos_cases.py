@@ -24,8 +24,6 @@ from tests.builders.jobs import JOB
 
 LEASE_S = 600.0
 RELEASE_MARGIN_S = 30.0
-LOST = 0.15
-"""Share of the launches whose answers are lost, in runs with odd orders."""
 READY_TIMEOUT_S = 900.0
 TWENTY_SEVEN = (
     Stage(trials=27, iterations=1),
@@ -388,8 +386,6 @@ class Chance:
         self._sold_out_until: dict[Market, float] = {}
         self.ends: str | None = None
         """Seed of the trials' ends by themselves; None: no trial ends."""
-        self.lost: Random | None = None
-        """Which answers to launches are lost; None: none is."""
         self._machines = Random(str(source.getstate()))
         self._paces: dict[str, tuple[float, float]] = {}
         """Instance -> how many times longer its steps take, and the instant from which."""
@@ -458,12 +454,6 @@ class Chance:
 
     def messages(self, instance: str) -> Messages:
         """Drawn."""
-        if self.lost is not None and self.lost.random() < LOST:
-            self.seen["answer lost"] += 1
-            return replace(self._messages(), lost_after_s=self.lost.choice([1.0, 60.0, 600.0]))
-        return self._messages()
-
-    def _messages(self) -> Messages:
         if not self._happens(self._weather.late, "late messages"):
             return _PROMPT
         source = self._source

@@ -57,8 +57,8 @@ from tests.builders import memory
 from tests.builders.invariants import validate
 from tests.builders.jobs import JOB
 from tests.property.chaos import DriverDied
-from tests.property.chaos_cases import LOST
 from tests.property.chaos_plans import AllotmentWatch
+from tests.property.lost_answers import LOST
 from tests.property.pool_runs import BrokerKilled, FaultyCloud
 
 _T = TypeVar("_T")

@@ -1,0 +1,59 @@
+"""A fleet of virtual instances that loses answers to launches, and gives up as `rubberband.executor.ray.fleet` does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from rubberband.executor.core.events import Event
+from rubberband.executor.virtual.fleet import VirtualFleet, _VirtualHold
+from rubberband.values.plan import Market
+
+LOST = 0.15
+"""Share of the launches whose answers are lost."""
+UNANSWERED = "the provider does not answer"
+
+
+class LossyFleet(VirtualFleet):
+    """Some requests take effect at once, others after the driver has given them up. What it sees, it gives back."""
+
+    def set_out(self, source: Random, seen: Counter[str], given_up: set[str]) -> None:
+        """`source` says which answers are lost; `given_up` gets the instances that show up later."""
+        self._source, self._seen, self._given_up = source, seen, given_up
+
+    def launch(self, instance: str, market: Market, first_lease_s: float | None = None) -> None:
+        """Rent an instance; the answer may be lost."""
+        if instance in self._holds or self._source.random() >= LOST:
+            super().launch(instance, market, first_lease_s)
+            return
+        self._seen["answer lost"] += 1
+        now = self._clock.now()
+        hold = self._holds[instance] = _VirtualHold(self._fortune.messages(instance), now)
+        self.renew(now)
+        lease_s = max(0.0, self._provider.lease_until - now) if first_lease_s is None else first_lease_s
+        given_up_at = now + self._source.choice([1.0, 60.0, 600.0])
+        if (later_s := self._source.choice([None, None, 0.0, 300.0])) is None:
+            self._ask(instance, market, hold, lease_s)
+            self._agenda.add(given_up_at, lambda at: self._give_back(instance, hold, at))
+        else:
+            self._agenda.add(given_up_at, lambda at: self._refused(instance, hold, UNANSWERED, at))
+            self._agenda.add(given_up_at + later_s, lambda _: self._show_up(instance, market, hold, lease_s))
+
+    def _give_back(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
+        """Release an instance that was not answered for: it was refused only if it never ran."""
+        if hold.over:
+            return None
+        self.gone.add(instance)
+        if self._provider.lose(instance, UNANSWERED).running_at is None:
+            return self._refused(instance, hold, UNANSWERED, now)
+        return self._ending(instance, hold)(now)
+
+    def _show_up(self, instance: str, market: Market, hold: _VirtualHold, lease_s: float) -> None:
+        """Carry out a request that was given up; the instance is given back as soon as it is seen."""
+        self._ask(instance, market, hold, lease_s)
+        if hold.launched:
+            self._seen["shows up later"] += 1
+            self.gone.add(instance)
+            self._given_up.add(instance)
+            seen_at = self._provider.course(instance).running_at + hold.messages.seen_after_s
+            self._agenda.add(seen_at, lambda now: self._release(instance, hold, now))
