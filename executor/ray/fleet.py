@@ -445,8 +445,9 @@ class RayFleet:
         if hold.running or hold.over:
             self._priced(hold, status)
         if hold.over:
-            if hold.gone and status.ended_at is None:  # the request was carried out after it was given up
-                hold.gone = False
+            runs = status.running_at is not None and status.ended_at is None
+            if hold.gone and runs and not hold.running:  # the request was carried out after it was given up
+                hold.running = True
                 connection.start(lambda: self._release(instance, hold), f"release-{instance}")
             return
         running_at, ended_at = status.running_at, status.ended_at

@@ -184,6 +184,31 @@ def test_a_launch_whose_answer_is_lost_is_released_and_never_refused_once_it_ran
         assert events == [InstanceRefused(reason=reason, **told)]
 
 
+def test_an_instance_that_shows_up_after_its_launch_was_given_up_is_given_back(
+    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(instance: str) -> InstanceDescription:
+        raise NoRecordError("no such instance")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(provider, "release", unknown)
+        provider.broken = {"launch"}
+        fleet.launch("a")
+        events: list[Event] = []
+        eventually(lambda: bool(events.extend(mailbox.take(10.0)) or events))
+        assert [type(event) for event in events] == [InstanceRefused]
+    provider.broken = set()
+    fleet.launch("b")
+    shown = _shown(provider, mailbox, 1, state="running", running_at=2.0)
+    assert InstanceReleased(occurred_at=10.0, instance="a", ended_at=3.0, running_at=2.0) in shown
+
+
+def test_a_lease_that_may_have_been_renewed_is_cut(provider: Breaking, leases: Leases) -> None:
+    provider.broken = {"renew_lease"}
+    leases.renew()
+    assert leases.hold_until(20.0), "the provider may have been told 40"
+
+
 def test_the_lease_is_renewed_and_the_provider_watched_after_they_broke(fleet: RayFleet, provider: Breaking) -> None:
     provider.broken = {"renew_lease", "describe", "head"}
     fleet.launch("a")

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from rubberband.cloud.virtual import Fate
+from rubberband.executor.core.budget import bill_usd, instance_cost_usd
+from rubberband.executor.core.events import DriverResumed, EndedInstance, InstanceRefused, InstanceReleased, Started
+from rubberband.executor.core.fleet import InstanceStatus
 from rubberband.executor.virtual.backend import Faults
 from tests.builders.jobs import launching_job
+from tests.builders.stories import Story
 from tests.builders.virtual_runs import run_virtual
 
 
@@ -53,3 +59,19 @@ def test_an_interruption_leaves_no_extra_attempts() -> None:
     controller, _, finish = run_virtual(launching_job("spot"), Faults(fates=all_fates))
     assert finish.outcome == "failed"
     assert len(controller.state.instances) <= 16 + 3 * 4
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_instance_that_shows_up_after_its_launch_was_given_up_is_in_the_bill(dies: bool) -> None:
+    story = Story()
+    story.tell(Started)
+    story.tell(InstanceRefused, instance="i-001", reason="the provider does not answer")
+    assert story.state.instances["i-001"].status is InstanceStatus.REFUSED
+    if dies:
+        seen = EndedInstance(instance="i-001", running_at=105.0, ended_at=115.0)
+        story.tell(DriverResumed, live=(), ended=(seen,))
+    else:
+        story.tell(InstanceReleased, instance="i-001", running_at=105.0, ended_at=115.0)
+    cost_usd = instance_cost_usd(story.controller.job, story.state.instances["i-001"], math.inf)
+    assert cost_usd > 0.0
+    assert bill_usd(story.controller.job, story.state, 200.0) >= cost_usd
