@@ -21,8 +21,9 @@ from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import InputError, ProfileMissingError, RubberbandError
 from rubberband.executor.backend import Backend
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.profiling import ProfilingLimits, ProfilingResult, measure
+from rubberband.executor.profiling import ProfilingResult, measure
 from rubberband.executor.profiling_points import Component, InstanceStarts, MeasuredNoise, Point
+from rubberband.executor.profiling_session import ProfilingLimits
 from rubberband.executor.session import Rental, Setup, make_ray_backend, open_cluster
 from rubberband.executor.training.content import files_of
 from rubberband.executor.training.entrypoint import Entrypoint

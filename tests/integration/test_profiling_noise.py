@@ -11,8 +11,9 @@ import pytest
 
 from rubberband.app.measure import noise_lines, point_line, start_lines
 from rubberband.cloud.virtual import VirtualClock
-from rubberband.executor.profiling import ProfilingLimits, ProfilingResult, measure
+from rubberband.executor.profiling import ProfilingResult, measure
 from rubberband.executor.profiling_points import Component
+from rubberband.executor.profiling_session import ProfilingLimits
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.executor.virtual.fleet import AttemptFate, Noise
 from rubberband.values.offer import Offer

@@ -150,7 +150,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="short-job-has-no-profile",
         harm="profiling a job of one report waits for an iteration that never comes",
-        file="executor/profiling.py",
+        file="executor/profiling_session.py",
         old="            case TrialEnded() if event.attempt == self._attempt and event.trial in instants:",
         new="            case TrialEnded() if False:",
         tests=("tests/integration/test_profiling.py::test_a_trial_that_ends_by_itself_is_timed_by_what_it_did",),
@@ -159,7 +159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="warm-up-not-timed",
         harm="a job of one report crashes its profile",
-        file="executor/profiling.py",
+        file="executor/profiling_session.py",
         old="own = [instants]",
         new="own = []",
         tests=("tests/integration/test_profiling.py::test_a_trial_that_ends_by_itself_is_timed_by_what_it_did",),

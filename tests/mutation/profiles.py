@@ -34,7 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="wide-spread-not-measured-on",
         harm="three iterations beside another program's start are the whole profile",
-        file="executor/profiling.py",
+        file="executor/profiling_session.py",
         old="if is_over or not times or _is_steady(times):",
         new="if True:",
         tests=(_STARTS,),
