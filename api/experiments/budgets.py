@@ -10,7 +10,7 @@ pool's promises (`Watcher.promising`) meanwhile.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,6 +154,17 @@ class Budgets:
             why = f"without a profile its cost is not known, and it counts in the {limit}"
             raise Problem(REFUSED, f"constraints.max_cost: {why}; set it, or run `rubberband profile` first")
         return 0.0
+
+    def used_up(self, owners: Set[str], now: float) -> Mapping[str, str]:
+        """Return the owners that have spent their budgets of this month -> that they have, and what to do."""
+        found = {}
+        for owner in owners & self._pool.budgets_usd.keys():
+            rows, budget_usd = self._store.spending(since=month_begin(now), owner=owner), self._pool.budgets_usd[owner]
+            spent_usd = sum(_spent_usd(row.summary, row.created_at, now) for row in rows)
+            if spent_usd > budget_usd + MONEY_SLACK_USD:
+                told = f"{format_usd(spent_usd)} of {format_usd(budget_usd)} are spent this month"
+                found[owner] = f"budget of {owner}: {told}; resume it next month, or once the budget is raised"
+        return found
 
     def used_usd(self, owner: str, now: float) -> float:
         """Return what a token's experiments have cost in this month, and what is planned in it."""

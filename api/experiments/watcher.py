@@ -12,15 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Container
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.following import Follower, Sight, entries, standing
 from rubberband.api.experiments.gate import CUT_OFF, GOES_ON, Gate
 from rubberband.api.experiments.processes import NotStartedError, Processes
 from rubberband.api.experiments.queue import Queue
 from rubberband.api.experiments.sharing import Member, Sharing
+from rubberband.api.experiments.spending import Spending
 from rubberband.api.problems import UNAVAILABLE, Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import TakenIn
@@ -29,6 +30,7 @@ from rubberband.errors import JournalError
 from rubberband.executor.core.forecast import Forecast
 from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.hosting import HostedRun
+from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import WholeJournal, read_at_once
 from rubberband.executor.observed import Observed, at_work, outcome_of, summary_of
 from rubberband.states import AT_WORK, ExperimentState
@@ -138,8 +140,6 @@ LOOKING_SHARE = 0.02
 """Largest share of the time spent looking, where there are very many."""
 FOLLOWED_AT_ONCE = 5
 """Unfinished newcomers handled in one round, so that others do not wait."""
-ASK_EVERY_S = 5.0
-"""Time after which it is asked again whether there is money for an experiment that waits for it."""
 PRUNE_S = 60.0
 WELL_S = 60.0
 """The watcher is unhealthy if one round takes longer than this."""
@@ -168,9 +168,7 @@ class Watcher:
         self._is_lost = self._is_pruning = False
         self._look_at, self._pruned_at = -math.inf, -math.inf
         pool = settings.pool
-        self._budgets = None if pool is None else Budgets(pool, store)
-        self._ask_at: dict[str, float] = {}
-        """Experiments that wait for money -> the instant of the monotonic clock at which to ask again."""
+        self._spending = Spending(pool, store)
         self._sharing = None if pool is None else Sharing(pool, store, self.folder, time.time)
         self._newcomers = Newcomers(store, wake, home=settings.home, journals=settings.store)
         self._dirty: dict[str, None] = {}
@@ -266,6 +264,8 @@ class Watcher:
         self._processes.reap()
         for name in [name for name, row in self._rows.items() if row.state not in IDLE]:
             self._alone(name, self._follow)
+        for row, why in self._spending.to_end(self._rows.values()):
+            self._alone(row.name, partial(self._end, why=why))
         self._start_queued()
         self._share()
         now = time.monotonic()
@@ -384,7 +384,7 @@ class Watcher:
         may_go_on = was_cut_off and name not in self._by_hand
         act = self._gate.resumption(found, self.folder(name), follower.observed) if may_go_on else None
         journal = follower.observed
-        expected = None if act is None or journal is None or self._budgets is None else journal.resumed()
+        expected = None if act is None or journal is None else journal.resumed()
         self._take(found)  # it closes the journal
         if was_cut_off:
             ended = "its process has ended; resume it to continue"
@@ -393,15 +393,20 @@ class Watcher:
         if act is not None:
             self._restart(found, act, expected)
 
+    def _end(self, name: str, why: str) -> None:
+        """Ask an experiment to end, as its owner's budget is used up."""
+        asked = DriverRequest(id=f"budget-{self._rows[name].attempt}", kind="cancel", asked_at=time.time(), reason=why)
+        Inbox(self.folder(name).inbox).put(asked)
+        log.warning("experiment %s: %s", name, why)
+
     def _restart(self, row: Submission, act: str, expected: Forecast | None) -> None:
         """Queue an interrupted experiment again; where no money is left for it, it stays as it is, and says why."""
-        if self._budgets is None:
-            self._change(row, ExperimentState.QUEUED, GOES_ON, request=act)
-            return
+        budgets, cost_usd = self._spending.budgets, 0.0
         try:
-            bill_usd = self._budgets.bill_usd(row)
+            bill_usd = None if budgets is None else budgets.bill_usd(row)
             with self.promising:
-                cost_usd = self._budgets.require_resume(row, expected, time.time(), bill_usd=bill_usd)
+                if budgets is not None:
+                    cost_usd = budgets.require_resume(row, expected, time.time(), bill_usd=bill_usd)
                 self._change(row, ExperimentState.QUEUED, GOES_ON, request=act, admitted_usd=cost_usd)
         except Problem as problem:
             if problem.kind is UNAVAILABLE:  # its start asks again
@@ -448,7 +453,7 @@ class Watcher:
         if row.words and row.attempt == 0 and folder.exists:
             self._change(row, ExperimentState.REFUSED, "an experiment run by hand has taken the name")
             return False
-        if not self._is_paid_for(row) or self._is_refused(name):
+        if not self._spending.is_due(row) or self._is_refused(name) or self._lacks_money(row):
             return False
         attempt = row.attempt + 1
         if not self._change(row, ExperimentState.STARTING, "", attempt=attempt):
@@ -456,20 +461,12 @@ class Watcher:
         self._spawn(self._store.submission(row.name) or row)  # its limits may have changed while it was queued
         return True
 
-    def _is_paid_for(self, row: Submission) -> bool:
-        """Whether what runs by now leaves money for it; if not, it waits, and says why."""
-        if self._budgets is None or time.monotonic() < self._ask_at.get(row.name, -math.inf):
-            return self._budgets is None
-        self._ask_at.pop(row.name, None)
-        try:
-            self._budgets.require_start(row, time.time())
-        except Problem as problem:
-            self._ask_at[row.name] = time.monotonic() + ASK_EVERY_S
-            reason = f"it waits for money: {problem.detail}"
-            if reason != row.reason:
-                self._change(row, ExperimentState.QUEUED, reason)
-            return False
-        return True
+    def _lacks_money(self, row: Submission) -> bool:
+        """Whether what runs by now leaves no money for it; then it waits, and says why."""
+        reason = self._spending.shortage(row)
+        if reason and reason != row.reason:
+            self._change(row, ExperimentState.QUEUED, reason)
+        return bool(reason)
 
     def _is_refused(self, name: str) -> bool:
         """Whether the settings of now forbid a start; if so, record it."""

@@ -181,7 +181,7 @@ class Controller:
             case TrialsDrawn():
                 self._note_drawn(event)
             case CancelRequested():
-                self._end("cancelled", "cancelled by the user")
+                self._end("cancelled", event.reason or "cancelled by the user")
             case Tick():
                 pass
             case _:

@@ -341,6 +341,8 @@ class CancelRequested(Event):
 
     request: str = ""
     """Its id; what was asked twice by the same one was asked once. Empty: a signal."""
+    reason: str = ""
+    """Why a service ends it; empty: the user does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

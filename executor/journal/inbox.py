@@ -50,6 +50,8 @@ class DriverRequest:
     """For `limit`: the most that a pool promises it at any time, as in `AllotmentChanged`; None: no promise."""
     recall: Recall = "at_checkpoint"
     """For `limit`: when trials stop on the instances beyond it."""
+    reason: str = ""
+    """For `cancel`: why the service asks; empty: the user does."""
 
 
 class Requests:
@@ -220,7 +222,7 @@ def _as_events(requests: Iterable[DriverRequest], job: Job, now: float) -> list[
     events: list[Event] = []
     for asked in requests:
         if asked.kind == "cancel":
-            events.append(CancelRequested(occurred_at=now, request=asked.id))
+            events.append(CancelRequested(occurred_at=now, request=asked.id, reason=asked.reason))
             continue
         if asked.kind == "limit":
             events.append(

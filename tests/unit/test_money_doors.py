@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.experiments import watcher
+from rubberband.api.experiments import spending
 from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import REFUSED, UNAVAILABLE, Problem
@@ -20,6 +20,7 @@ from rubberband.api.settings import ServiceLimits, Settings, SharedPool
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import Ending, write_ending
+from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import Header
 from rubberband.executor.observed import summary_of
 from rubberband.spec.pool import PoolFile, PoolFolder
@@ -102,7 +103,7 @@ def test_a_restart_that_the_budget_does_not_cover_is_left_interrupted_with_the_r
 def test_an_experiment_of_the_queue_waits_while_what_runs_leaves_no_money(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(spending, "ASK_EVERY_S", 0.01)
     spend(house, 0.05)
     limited(house, 0.3, limits=ServiceLimits(max_running=0))
     with house.open() as runs:
@@ -115,6 +116,21 @@ def test_an_experiment_of_the_queue_waits_while_what_runs_leaves_no_money(
         assert house.row("late").state is QUEUED
         house.store.change("other", at=time.time(), summary=Summary(cost_usd=0.05))
         assert house.wait("late", DONE).attempt == 1
+
+
+def test_a_running_experiment_ends_once_its_owner_has_spent_the_budget(house: House) -> None:
+    house.tell(one="hold")
+    limited(house, 0.5)
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", RUNNING)
+        spend(house, 0.6)
+        inbox = Inbox(ExperimentFolder(home=house.home, name="one").inbox)
+        (asked,) = until(lambda: inbox.pending() or None)
+        house.go()
+        house.wait("one", DONE)
+    assert (asked.kind, asked.reason.partition(" are")[0][-12:]) == ("cancel", " of 0.50 USD")
+    assert asked.reason.endswith("are spent this month; resume it next month, or once the budget is raised")
 
 
 def test_two_submissions_at_the_same_moment_do_not_get_the_same_money(
