@@ -648,11 +648,11 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_purse.py",),
     ),
     Mutant(
-        name="forecast-below-the-bill",
-        harm="an experiment that has cost more than its forecast frees money of the month that is spent",
+        name="dearer-than-its-plan-for-nothing",
+        harm="an experiment that becomes dearer than its plan takes money that is given to others",
         file="api/experiments/budgets.py",
         old="return max(summary.cost_usd, *known)",
-        new="return max(known)",
+        new="return max(summary.cost_usd, known[0])",
         tests=("tests/unit/test_budgets.py",),
     ),
     Mutant(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +16,17 @@ from rubberband.app import run
 from rubberband.app.estimating import estimate
 from rubberband.app.month_cap import month_cap
 from rubberband.app.run import tune
+from rubberband.commands.run import resume
+from rubberband.commands.standing import local_experiment
 from rubberband.errors import Cancelled, InfeasibleError, ProviderError
 from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.observed import Observed
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
 from rubberband.units import format_usd
 from tests.builders.experiment_words import MINIMAL
+from tests.builders.journalled_runs import recorded
 from tests.builders.pools import broker, lending_pool
 from tests.builders.pools import mid_month as mid_month
 
@@ -116,3 +123,44 @@ def test_a_pool_without_a_cap_has_none_and_without_a_broker_it_is_said_that_noth
         "max_usd_per_month covers the plan is not known" in note for note in estimate(home=home, **words()).notes
     )
     assert month_cap(home / "pools" / "free", time.time()) is None
+
+
+def cut_off(home: Path, pool: PoolFolder) -> str:
+    """The name of a run on a pool that was cut off at half of its events."""
+    run = recorded()
+    experiment = {
+        **run.setup["experiment"],
+        "resources": {**run.setup["experiment"]["resources"], "pool": str(pool.path)},
+    }
+    on_it = replace(run, setup={**run.setup, "experiment": experiment})
+    on_it.put(home, len(run.events) // 2)
+    return run.name
+
+
+def test_a_resume_and_an_extension_by_hand_ask_for_the_rest_of_the_months_cap(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(home))
+    with team(home, SPENT_USD + 0.01) as pool:
+        name = cut_off(home, pool)
+        with pytest.raises(InfeasibleError, match=r"0\.0100 USD are left, and the rest of it costs .*; raise the cap"):
+            resume(name)
+        with local_experiment(name) as experiment:
+            assert not experiment.extension(None, 4.5, granted=False)["applied"]
+            added_usd = experiment.extension(None, 4.5, granted=False)["added_usd"]
+            assert added_usd <= 0.01, "it costs nothing more"
+            assert experiment.extension(None, 4.5, granted=True)["applied"]
+
+
+def test_an_extension_by_hand_that_costs_more_than_is_left_is_not_granted(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with team(home, SPENT_USD + 0.01) as pool:
+        name = cut_off(home, pool)
+        outlook = {"jct_s": 1.0, "cost_usd": 1.0}
+        dearer = SimpleNamespace(added_usd=0.5, added_s=60.0, before=outlook, after=outlook)
+        monkeypatch.setenv("RUBBERBAND_HOME", str(home))
+        monkeypatch.setattr(Observed, "extension", lambda *_, **__: dearer)
+        with local_experiment(name) as experiment, pytest.raises(InfeasibleError, match="and the extension costs 0.50"):
+            experiment.extension(None, 4.5, granted=True)
+        assert Inbox(ExperimentFolder(home=home, name=name).inbox).pending() == []

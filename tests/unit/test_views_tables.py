@@ -10,8 +10,11 @@ import pytest
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.model import predict
+from rubberband.states import ExperimentState
 from rubberband.values.plan import Plan
+from rubberband.values.submission import Submission
 from rubberband.views import words
+from rubberband.views.experiment import costs
 from rubberband.views.report_text import MOST_TRIALS, tables
 from rubberband.views.tables import decisions, failures, incidents, outcome, paid_time, ranked, stages, trials
 from tests.builders.jobs import JOB
@@ -126,7 +129,12 @@ def test_a_stage_that_has_not_begun_shows_its_plan_only() -> None:
 def test_profiling_and_resumes_are_reported() -> None:
     result = dataclasses.replace(a_result(), profiling_s=31.0, profiling_cost_usd=0.0123, resumes=2)
     text = render(result)
-    assert "Profiling before the start took 31s and 0.0123 USD more" in text
+    whole = f"{result.actual_cost_usd + 0.0123:.2f}"
+    assert f"Profiling before the start took 31s and 0.0123 USD more, {whole} USD in all" in text
+    assert " USD and 0.0123 USD for its profile (planned" in text
+    told = costs(Submission(name="one", state=ExperimentState.DONE, created_at=0.0, changed_at=0.0), result)
+    assert told["cost_usd"] == pytest.approx(sum(line["usd"] for line in told["bill"]))
+    assert told["cost_usd"] == result.whole_cost_usd == pytest.approx(result.actual_cost_usd + 0.0123)
     assert "resumed 2 times" in text
 
 
