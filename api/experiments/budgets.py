@@ -159,8 +159,7 @@ class Budgets:
         """Return the owners that have spent their budgets of this month -> that they have, and what to do."""
         found = {}
         for owner in owners & self._pool.budgets_usd.keys():
-            rows, budget_usd = self._store.spending(since=month_begin(now), owner=owner), self._pool.budgets_usd[owner]
-            spent_usd = sum(_spent_usd(row.summary, row.created_at, now) for row in rows)
+            spent_usd, budget_usd = self._spent_usd(now, owner=owner), self._pool.budgets_usd[owner]
             if spent_usd > budget_usd + MONEY_SLACK_USD:
                 told = f"{format_usd(spent_usd)} of {format_usd(budget_usd)} are spent this month"
                 found[owner] = f"budget of {owner}: {told}; resume it next month, or once the budget is raised"
@@ -190,10 +189,9 @@ class Budgets:
 
         Without `bill_usd`, the bills of its experiments are what is spent.
         """
-        since = month_begin(now) if bill_usd is None else None
-        rows = [row for row in self._store.spending(since=since) if self.is_member(row)]
+        rows = [row for row in self._store.going_on() if self.is_member(row)]
         if bill_usd is None:
-            bill_usd = sum(_spent_usd(row.summary, row.created_at, now) for row in rows)
+            bill_usd = self._spent_usd(now, provider=self._pool.provider)
         return self._by_month(rows, bill_usd, now, queued=queued)
 
     def shortage(self, expense: Expense, now: float, *, bill_usd: float | None, queued: bool = True) -> Shortage | None:
@@ -213,9 +211,13 @@ class Budgets:
 
     def _owner_usd(self, owner: str, now: float, *, queued: bool = True) -> Mapping[float, float]:
         """Return the begin of each month from this one on -> what a token's experiments cost in it."""
-        rows = self._store.spending(since=month_begin(now), owner=owner)
-        spent_usd = sum(_spent_usd(row.summary, row.created_at, now) for row in rows)
-        return self._by_month(rows, spent_usd, now, queued=queued)
+        rows = self._store.going_on(owner)
+        return self._by_month(rows, self._spent_usd(now, owner=owner), now, queued=queued)
+
+    def _spent_usd(self, now: float, **whose: str) -> float:
+        """Return what experiments have cost since the begin of the month of `now`; `whose` is that of `Store.bills`."""
+        begin = month_begin(now)
+        return sum(_since_usd(*bill, begin) for bill in self._store.bills(since=begin, **whose))
 
     def _by_month(
         self, rows: Iterable[Submission], spent_usd: float, now: float, *, queued: bool
@@ -275,9 +277,8 @@ def _is_lost(row: Submission, now: float) -> bool:
     return row.state is INTERRUPTED and measured and row.changed_at >= month_begin(now)
 
 
-def _spent_usd(summary: Summary, created_at: float, now: float) -> float:
-    """Return what an experiment has cost since the begin of the month of `now`."""
-    begin = month_begin(now)
-    if summary.month_at is not None:
-        return summary.month_cost_usd if summary.month_at >= begin else 0.0
-    return summary.cost_usd if created_at >= begin else 0.0  # a summary of an earlier version
+def _since_usd(bill: Summary, created_at: float, begin: float) -> float:
+    """Return what an experiment has cost since the begin of a month."""
+    if bill.month_at is not None:
+        return bill.month_cost_usd if bill.month_at >= begin else 0.0
+    return bill.cost_usd if created_at >= begin else 0.0  # a summary of an earlier version

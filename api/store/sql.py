@@ -54,6 +54,7 @@ _ENTRY = tuple(field.name for field in fields(Entry))
 _HASHES = {"secret_hash", "hash"}
 _feed = FEED.c
 _columns = SUBMISSIONS.c
+_GOING_ON = _columns.state.in_([*ACTIVE, ExperimentState.INTERRUPTED])
 
 
 class Store:
@@ -180,22 +181,26 @@ class Store:
             home = ""
         elif state not in OVER:
             plain["reason"] = "; ".join(part for part in (elsewhere(home), row.reason) if part)
-        summary = {name: value for name, value in plain["summary"].items() if name in _SUMMARY}
-        return Submission(**plain | {"state": state, "summary": Summary(**summary), "home": home})
+        return Submission(**plain | {"state": state, "summary": _summary(plain["summary"]), "home": home})
 
-    def spending(self, *, since: float | None, owner: str | None = None) -> Sequence[Submission]:
-        """Return the experiments that may go on, or that changed since an instant (Unix time): they may cost money.
-
-        None: only the first. `owner`: only those of this token.
-        """
-        goes_on = _columns.state.in_([*ACTIVE, ExperimentState.INTERRUPTED])
-        query = sql.select(SUBMISSIONS).where(
-            goes_on if since is None else sql.or_(goes_on, _columns.changed_at >= since)
-        )
-        if owner is not None:
-            query = query.where(_columns.owner == owner)
+    def going_on(self, owner: str | None = None) -> Sequence[Submission]:
+        """Return the experiments that are not over, of one token or of all."""
+        mine = sql.true() if owner is None else _columns.owner == owner
         with self._database.reading() as connection:
-            return [self._submission(row) for row in connection.execute(query)]
+            return [self._submission(row) for row in connection.execute(sql.select(SUBMISSIONS).where(_GOING_ON, mine))]
+
+    def bills(self, *, since: float, owner: str | None = None, provider: str = "") -> Sequence[tuple[Summary, float]]:
+        """Return summary and begin of the experiments that may cost money since an instant (Unix time): those of a
+        token, or of a provider.
+        """
+        chosen = [_columns.summary, _columns.created_at, *([_columns.words] if provider else [])]
+        mine = sql.true() if owner is None else _columns.owner == owner
+        query = sql.select(*chosen).where(sql.or_(_columns.changed_at >= since, _GOING_ON), mine)
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+        if provider:
+            rows = [row for row in rows if row.words.get("resources", {}).get("provider") == provider]
+        return [(_summary(row.summary), row.created_at) for row in rows]
 
     def submitted_by(self, owner: str, *, since: float) -> Sequence[Submission]:
         """Return the experiments that a token submitted since an instant (Unix time)."""
@@ -576,6 +581,10 @@ def _found_by(search: str) -> list[sql.ColumnElement[bool]]:
     """Return a condition for each word of a search."""
     texts = (_columns.name, _columns.owner, _columns.state)
     return [sql.or_(*(text.icontains(word, autoescape=True) for text in texts)) for word in search_words(search)]
+
+
+def _summary(plain: Mapping[str, Any]) -> Summary:
+    return Summary(**{name: value for name, value in plain.items() if name in _SUMMARY})
 
 
 def _record(row: Any) -> TokenRecord:

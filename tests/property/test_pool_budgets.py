@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import cast
 from unittest.mock import patch
 
 import pytest
@@ -76,7 +76,7 @@ class Kept:
     def promises(self) -> list[Promise]:
         return [promise for promise in self.kept.values() if promise.end_at > self.now]
 
-    def spending(self, **_: Any) -> list[Submission]:
+    def going_on(self, owner: str | None = None) -> list[Submission]:
         return [
             replace(self.rows[one.experiment], summary=Summary(cost_usd=self.cost_usd(one, START, self.now)))
             for one in self.promises()

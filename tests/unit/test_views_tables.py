@@ -129,7 +129,7 @@ def test_a_stage_that_has_not_begun_shows_its_plan_only() -> None:
 def test_profiling_and_resumes_are_reported() -> None:
     result = dataclasses.replace(a_result(), profiling_s=31.0, profiling_cost_usd=0.0123, resumes=2)
     text = render(result)
-    whole = f"{result.actual_cost_usd + 0.0123:.2f}"
+    whole = words.usd(result.actual_cost_usd + 0.0123)
     assert f"Profiling before the start took 31s and 0.0123 USD more, {whole} USD in all" in text
     assert " USD and 0.0123 USD for its profile (planned" in text
     told = costs(Submission(name="one", state=ExperimentState.DONE, created_at=0.0, changed_at=0.0), result)
