@@ -46,6 +46,8 @@ _COMMANDS = {
     "down": ("cloud", "Terminate everything on EC2: workers, head, and their resources."),
     "image": ("cloud", "Build, list and delete images that have the driver's environment installed."),
     "pool": ("pool", "Start, show and end a pool of instances that several experiments share."),
+    "backup": ("backup", "Back up experiments, service and pools, while they run."),
+    "restore": ("backup", "Restore a home from a backup."),
     "token": ("token", "Make, list and revoke the tokens of the service."),
 }
 """Command -> its module in rubberband.commands, and the first sentence of its help."""

@@ -70,20 +70,42 @@ def remedy_of(error: BaseException) -> str | None:
     return None if extra is None else install_hint(extra)
 
 
+RESTORING = "restoring"
+"""Folder in a home while it is restored from a backup."""
+
+
 def default_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the home folder: RUBBERBAND_HOME, or `~/.rubberband`. Raises InputError without a `~`."""
+    """Return the home folder: RUBBERBAND_HOME, or `~/.rubberband`.
+
+    Raises InputError without a `~`, and for one that is half restored.
+    """
+    return _whole(restored_home(environment))
+
+
+def restored_home(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the home folder, whether it is whole or half restored. Raises InputError without a `~`."""
     try:
-        return home_at(environment.get("RUBBERBAND_HOME") or Path.home() / ".rubberband")
+        return _readable(environment.get("RUBBERBAND_HOME") or Path.home() / ".rubberband")
     except RuntimeError as error:
         raise InputError(f"this user has no home folder ({error}); set RUBBERBAND_HOME to a folder") from None
 
 
 def home_at(path: str | os.PathLike[str] | None) -> Path:
-    """Return the home folder at `path`; None or empty: the default one. Raises InputError."""
-    if not path:
-        return default_home()
+    """Return the home folder at `path`; None or empty: the default one. Raises InputError as `default_home` does."""
+    return _whole(_readable(path)) if path else default_home()
+
+
+def _readable(path: str | os.PathLike[str]) -> Path:
     found = Path(path).expanduser().resolve()
     require_readable(found)
+    return found
+
+
+def _whole(found: Path) -> Path:
+    if (found / RESTORING).exists():
+        raise InputError(
+            f"{found} is being restored, or that was cut off: wait for `rubberband restore FOLDER`, or run it again"
+        )
     return found
 
 

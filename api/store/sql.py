@@ -489,6 +489,11 @@ class Store:
             rows = connection.execute(query.where(sql.or_(token.expires_at.is_(None), token.expires_at > at)))
             return {row.hash: _record(row) for row in rows}
 
+    def end_sessions(self) -> None:
+        """End all sessions of browsers."""
+        with self._database.writing() as connection:
+            connection.execute(sql.delete(SESSIONS))
+
     def end_session(self, hash: str) -> None:
         """End the session of a browser. Idempotent."""
         with self._database.writing() as connection:

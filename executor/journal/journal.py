@@ -141,6 +141,10 @@ _events = sql.Table(
 )
 
 
+TABLES = _metadata
+"""Tables of journals, for copies."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """The experiment before its first event."""

@@ -120,16 +120,17 @@ class WholeJournal:
 def read_at_once(folder: ExperimentFolder) -> WholeJournal:
     """Return the journal of an experiment as it is now. Raises JournalError or InputError if it cannot be read."""
     if folder.store is None:
-        return _read_file(folder.journal, folder.name)
+        return read_file(folder.journal, folder.name)
     with closing(JournalReader(folder)) as reader:
         return WholeJournal(header=reader.header, events=reader.refresh(), controller=reader.controller)
 
 
-def _read_file(path: Path, name: str) -> WholeJournal:
+def read_file(path: Path, name: str, options: str = "mode=rw") -> WholeJournal:
+    """Return the journal in a SQLite file, which is opened with SQLite's URI `options`. Raises JournalError."""
     about = "SELECT created_at, job, setup FROM experiments WHERE name = ?"
     all_events = "SELECT seq, kind, body FROM events WHERE experiment = ? ORDER BY seq"
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)) as file:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, isolation_level=None)) as file:
             row = file.execute(about, (name,)).fetchone()
             found = file.execute(all_events, (name,)).fetchall()
     except sqlite3.Error as error:

@@ -150,6 +150,8 @@ COMMANDS = {
     "pool up": {"file"},
     "pool status": {"name", "--html", "--output", "-o"},
     "pool down": {"name", "--yes", "-y"},
+    "backup": {"folder", "--store"},
+    "restore": {"folder", "--store", "--keep-tokens"},
     "token create": {"name", "--expires", "--scope", "--store"},
     "token list": {"--store"},
     "token revoke": {"id", "--store"},

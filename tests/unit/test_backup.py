@@ -1,0 +1,358 @@
+"""Backups of homes in use, and restores: whole, of one instant, and with no more access than there was."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband import installation
+from rubberband.api.security.tokens import Tokens
+from rubberband.api.store.sql import Store, open_store
+from rubberband.app import backup
+from rubberband.app import restore as restoring
+from rubberband.app.backup import Manifest, back_up, read_manifest
+from rubberband.app.restore import Restored, restore
+from rubberband.app.run import run_experiment
+from rubberband.errors import InputError
+from rubberband.executor import session
+from rubberband.executor.driver import Observer
+from rubberband.executor.journal.folder import ExperimentFolder
+from rubberband.executor.journal.reading import read, read_at_once
+from rubberband.spec.experiment import Experiment
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
+from tests.bench import bench_backup
+from tests.builders.file_checkpoints import keeping_files
+from tests.builders.service_runs import experiment
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Return a home with a run that has ended, and a store with two tokens and a session."""
+    folder = ExperimentFolder(home=tmp_path / "home", name="one")
+    run_experiment(experiment("one"), folder)
+    with closing(open_store(None, folder.home)) as store:
+        for name in ("ann", "bob"):
+            Tokens(store).create(name, "submit")
+        store.add_session("hash", token=store.tokens()[0].id, expires_at=2e9)
+    (folder.home / "pools" / "team").mkdir(parents=True)
+    (folder.home / "pools" / "team" / "journal.jsonl").write_text('{"event": "Opened"}\n')
+    return folder.home
+
+
+def taken(home: Path, target: Path, store: str | None = None) -> Manifest:
+    """Take a backup that has nothing to remark."""
+    said: list[str] = []
+    made = back_up(home, target, store, said.append)
+    assert said == []
+    return made
+
+
+def put_back(target: Path, home: Path, store: str | None = None, *, keep_tokens: bool = False) -> Restored:
+    return restore(target, home, store, keep_tokens=keep_tokens, announce=lambda _: None)
+
+
+def valid(store: Store) -> set[str]:
+    return {record.name for record in store.tokens() if record.revoked_at is None}
+
+
+def test_a_restored_home_has_what_was_backed_up_and_nothing_else(home: Path, tmp_path: Path) -> None:
+    before = read(ExperimentFolder(home=home, name="one"))
+    made = taken(home, tmp_path / "backup")
+    assert made.experiments == 1
+    run_experiment(experiment("later"), ExperimentFolder(home=home, name="later"))
+    done = put_back(tmp_path / "backup", home)
+    assert sorted(path.name for path in (home / "experiments").iterdir()) == ["one"]
+    assert read(ExperimentFolder(home=home, name="one")) == before
+    assert (home / "pools" / "team" / "journal.jsonl").read_text() == '{"event": "Opened"}\n'
+    assert done.before is not None
+    assert (done.before / "experiments" / "later").is_dir()
+    for path in [home, *home.rglob("*"), *(tmp_path / "backup").rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0 or BEFORE_IN in str(path), path
+
+
+BEFORE_IN = f"/{backup.BEFORE}"
+
+
+def test_a_log_that_a_killed_service_left_is_not_applied_to_a_restored_store(home: Path, tmp_path: Path) -> None:
+    """SQLite would take it for that of the restored file: rows after the backup, or a malformed database."""
+    write = """
+import os, sys
+from pathlib import Path
+from rubberband.api.store.sql import open_store
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
+
+store = open_store(None, Path(sys.argv[1]))
+for at in range(200):
+    words = {"x": "y" * 300}
+    store.add(Submission(name=f"e{at}", state=ExperimentState.DONE, created_at=at, changed_at=at, words=words))
+os.kill(os.getpid(), 9)
+"""
+    taken(home, tmp_path / "backup")
+    subprocess.run([sys.executable, "-c", write, str(home)], check=False, cwd=bench_backup.ROOT)
+    assert (home / "server.db-wal").exists()
+    put_back(tmp_path / "backup", home)
+    assert not (home / "server.db-wal").exists()
+    with closing(open_store(None, home)) as store:
+        assert store.submissions().items == []
+        store.add(Submission(name="a", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={}))
+
+
+def test_a_token_that_was_revoked_since_the_backup_stays_revoked(home: Path, tmp_path: Path) -> None:
+    taken(home, tmp_path / "backup")
+    with closing(open_store(None, home)) as store:
+        ann = next(record.id for record in store.tokens() if record.name == "ann")
+        store.revoke_token(ann, at=5.0)
+    assert put_back(tmp_path / "backup", home).revoked == 1
+    with closing(open_store(None, home)) as store:
+        assert valid(store) == {"bob"}
+        assert store.find_sessions(["hash"], at=1.0) == {}
+
+
+@pytest.mark.parametrize(("keep_tokens", "still"), [(False, set()), (True, {"ann", "bob"})])
+def test_tokens_that_no_present_store_knows_are_revoked_unless_kept(
+    home: Path, tmp_path: Path, keep_tokens: bool, still: set[str]
+) -> None:
+    taken(home, tmp_path / "backup")
+    shutil.rmtree(home)
+    put_back(tmp_path / "backup", home, keep_tokens=keep_tokens)
+    with closing(open_store(None, home)) as store:
+        assert valid(store) == still
+        assert store.find_sessions(["hash"], at=1.0) == {}
+
+
+def test_the_checkpoints_that_a_copied_journal_names_are_in_the_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver replaces them before, while and after the journal is copied."""
+    folder = ExperimentFolder(home=tmp_path / "home", name="one")
+    allowed, seen, is_over = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
+
+    def step(*_: object) -> None:
+        seen.release()
+        allowed.acquire(timeout=20.0)
+
+    def view(*_: object) -> Sequence[Observer]:
+        return [step]
+
+    def drive() -> None:
+        words = experiment("one").model_dump(mode="json", by_alias=True, exclude_none=True)
+        words["search"]["scheduler"] |= {"num_samples": 4, "grace_period": 20, "max_t": 20}
+        run_experiment(Experiment(**words), folder, view=view)
+        is_over.set()
+
+    def later(events: int) -> None:
+        """Let the driver pass some events; it stands at the next one then."""
+        for _ in range(events):
+            until_it_stands()
+            allowed.release()
+        until_it_stands()
+        seen.release()
+
+    def until_it_stands() -> None:
+        while not seen.acquire(timeout=0.01) and not is_over.is_set():
+            pass
+
+    real = backup.copy_file
+
+    copies: list[int] = []
+
+    def copy_file(source: Path, target: Path) -> None:
+        passed = 0 if copies else 9
+        later(passed)
+        real(source, target)
+        copies.append(len(read_at_once(folder).events))
+        later(passed)
+
+    monkeypatch.setattr(backup, "copy_file", copy_file)
+    folder.checkpoints.mkdir(parents=True)
+    with keeping_files(folder.checkpoints):
+        driver = threading.Thread(target=drive)
+        driver.start()
+        later(16)
+        made = taken(folder.home, tmp_path / "backup")
+        assert not is_over.is_set(), copies
+        allowed.release(10_000)
+        driver.join()
+        expected = bench_backup.winner(read(folder))
+        assert sum(name.endswith(".ckpt") for name in made.files) > 3
+        put_back(tmp_path / "backup", folder.home)
+        assert len(read_at_once(folder).events) == copies[-1]
+        assert bench_backup.winner(session.run(folder)) == expected
+    assert len(copies) > 1, "one that a copied journal names was replaced before it was held"
+
+
+def test_a_virtual_run_that_is_backed_up_at_a_random_instant_is_resumed_to_the_same_winner(tmp_path: Path) -> None:
+    found = bench_backup.virtual(3, tmp_path)
+    assert found.wrong == ""
+
+
+@pytest.mark.long
+def test_thirty_virtual_runs_are_restored_whole(tmp_path: Path) -> None:
+    outcomes = [bench_backup.virtual(seed, tmp_path / str(seed)) for seed in range(100, 130)]
+    assert [outcome for outcome in outcomes if outcome.wrong] == []
+    assert sum(outcome.taken == "running" for outcome in outcomes) >= 10
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_a_real_run_is_restored_whole(tmp_path: Path) -> None:
+    found = bench_backup.real(0, tmp_path)
+    assert (found.wrong, found.taken) == ("", "running")
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("home/backup", "is in the home"),
+        (".", "has it; back up to a folder outside of it"),
+        ("full", "exists already; choose a folder that is new or empty"),
+    ],
+)
+def test_a_backup_has_a_folder_of_its_own(home: Path, tmp_path: Path, place: str, told: str) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(InputError, match=told):
+        taken(home, tmp_path / place)
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_backup(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(backup._Backup, "_copy_rest", full)
+    with pytest.raises(InputError, match=r"the backup could not be written: .*No space left on device; make room"):
+        taken(home, tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+    assert not (home / "backup.held").exists()
+
+
+def test_a_backup_that_was_cut_off_is_not_restored(home: Path, tmp_path: Path) -> None:
+    taken(home, tmp_path / "backup")
+    (tmp_path / "backup" / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"is no whole backup: it has no manifest\.json"):
+        put_back(tmp_path / "backup", home)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), r"journal\.db has changed"),
+        (lambda path: path.unlink(), r"journal\.db is missing"),
+    ],
+)
+def test_a_damaged_backup_changes_nothing(home: Path, tmp_path: Path, damage: Any, told: str) -> None:
+    taken(home, tmp_path / "backup")
+    damage(tmp_path / "backup" / "home" / "experiments" / "one" / "journal.db")
+    before = sorted(path for path in home.rglob("*") if path.name not in ("backup.lock", "server.lock"))
+    with pytest.raises(InputError, match=told):
+        put_back(tmp_path / "backup", home)
+    assert sorted(path for path in home.rglob("*") if path.name not in ("backup.lock", "server.lock")) == before
+
+
+def test_a_backup_of_another_home_or_of_a_newer_version_is_refused(home: Path, tmp_path: Path) -> None:
+    taken(home, tmp_path / "backup")
+    with pytest.raises(InputError, match=f"a backup of the home {home}, .*set RUBBERBAND_HOME={home}, or make"):
+        put_back(tmp_path / "backup", tmp_path / "other")
+    with pytest.raises(InputError, match="this backup needs none: unset RUBBERBAND_STORE"):
+        put_back(tmp_path / "backup", home, f"sqlite:///{tmp_path}/store.db")
+    path = tmp_path / "backup" / "manifest.json"
+    words = json.loads(path.read_text())
+    path.write_text(json.dumps({**words, "version": 2, "written_by": "9.1"}))
+    with pytest.raises(InputError, match=r"written by version 9\.1 of rubberband"):
+        read_manifest(tmp_path / "backup")
+    path.write_text(json.dumps({**words, "packed": True}))
+    with pytest.raises(InputError, match=r"not of this version .*'packed'"):
+        read_manifest(tmp_path / "backup")
+
+
+def test_a_home_in_use_is_not_replaced(home: Path, tmp_path: Path) -> None:
+    taken(home, tmp_path / "backup")
+    folder = ExperimentFolder(home=home, name="one")
+    with folder.driving(), pytest.raises(InputError, match=r"in use: experiment 'one' runs; .*rubberband cancel one"):
+        put_back(tmp_path / "backup", home)
+    with backup._alone(home), pytest.raises(InputError, match="in use by a backup"):
+        put_back(tmp_path / "backup", home)
+    assert read(folder).outcome == "done"
+
+
+def test_a_restore_that_was_cut_off_keeps_all_commands_out_until_it_is_run_again(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken(home, tmp_path / "backup")
+
+    def rename(*_: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restoring.os, "rename", rename)
+        with pytest.raises(InputError, match="half restored; give access, and run this"):
+            put_back(tmp_path / "backup", home)
+    with pytest.raises(InputError, match="being restored, or that was cut off"):
+        installation.home_at(home)
+    put_back(tmp_path / "backup", home)
+    assert installation.home_at(home) == home
+    assert read(ExperimentFolder(home=home, name="one")).outcome == "done"
+
+
+def test_a_store_beside_the_home_is_backed_up_with_the_journals_in_it(tmp_path: Path, store_url: str) -> None:
+    folder = ExperimentFolder(home=tmp_path / "home", name="one", store=store_url)
+    with closing(open_store(store_url, folder.home)) as store:
+        Tokens(store).create("ann", "submit")
+        folder.checkpoints.mkdir(parents=True)
+        with keeping_files(folder.checkpoints):
+            best = run_experiment(experiment("one"), folder).best
+        taken(folder.home, tmp_path / "backup", store_url)
+        run_experiment(experiment("two"), ExperimentFolder(home=folder.home, name="two", store=store_url))
+        store.revoke_token(store.tokens()[0].id, at=5.0)
+    with pytest.raises(InputError, match=r"is of the store .*; name the store to restore to"):
+        put_back(tmp_path / "backup", folder.home)
+    put_back(tmp_path / "backup", folder.home, store_url)
+    assert read(folder).best == best
+    assert not ExperimentFolder(home=folder.home, name="two", store=store_url).exists
+    with closing(open_store(store_url, folder.home)) as store:
+        assert [record.name for record in store.tokens()] == ["ann"]
+        assert valid(store) == set()
+        store.take("a home:/")
+        store.add(Submission(name="a", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={}))
+
+
+def test_the_damaged_journal_of_one_experiment_does_not_keep_others_from_being_backed_up(
+    home: Path, tmp_path: Path
+) -> None:
+    path = home / "experiments" / "one" / "journal.db"
+    path.write_bytes(b"no database" * 1000)
+    said: list[str] = []
+    made = back_up(home, tmp_path / "backup", None, said.append)
+    assert "note: the journal of one is damaged" in said[0]
+    assert "home/experiments/one/journal.db" in made.files
+    assert (tmp_path / "backup/home/experiments/one/journal.db").read_bytes() == path.read_bytes()
+
+
+def test_a_backup_takes_no_part_of_a_database_for_a_whole_one(home: Path, tmp_path: Path) -> None:
+    """Rows that are only in the log of a database are in its copy, which has no log."""
+    with closing(sqlite3.connect(home / "server.db")) as held:
+        held.execute("BEGIN")
+        held.execute("SELECT count(*) FROM service_submissions").fetchone()
+        with closing(open_store(None, home)) as store:
+            store.add(Submission(name="a", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={}))
+        taken(home, tmp_path / "backup")
+    assert [path.name for path in (tmp_path / "backup" / "home").glob("server.db*")] == ["server.db"]
+    with closing(sqlite3.connect(tmp_path / "backup" / "home" / "server.db")) as copy:
+        assert copy.execute("SELECT name FROM service_submissions").fetchall() == [("a",)]
