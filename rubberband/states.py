@@ -55,6 +55,7 @@ OVER = frozenset(ExperimentState) - ACTIVE - {ExperimentState.INTERRUPTED, Exper
 
 EXPLAINED = frozenset(
     {
+        ExperimentState.QUEUED,
         ExperimentState.STARTING,
         ExperimentState.INTERRUPTED,
         ExperimentState.BUDGET,

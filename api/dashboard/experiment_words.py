@@ -114,6 +114,8 @@ def sentence(submission: Submission, result: Result | None) -> str:
     reason = printable(submission.reason)
     if result is None or submission.summary.started_at is None:
         told = _NOT_BEGUN.get(submission.state, "")
+        if submission.state is ExperimentState.QUEUED and reason and not submission.home:
+            return f"{_capitalised(reason)}."
         return " ".join(part for part in (told, reason) if part) if submission.state in ACTIVE else told or reason
     if submission.state in ACTIVE:
         runs = submission.state is ExperimentState.RUNNING

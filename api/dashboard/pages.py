@@ -171,8 +171,8 @@ class Row:
     began: bool
 
 
-_ON_ITS_WAY = frozenset({ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.DONE})
-"""States that need no reason. STARTING may wait for its checkpoint store."""
+_ON_ITS_WAY = frozenset({ExperimentState.RUNNING, ExperimentState.DONE})
+"""States that need no reason. STARTING may wait for its checkpoint store, QUEUED for money."""
 
 
 def row(submission: Submission, now: float) -> Row:
@@ -188,7 +188,7 @@ def row(submission: Submission, now: float) -> Row:
         reason=printable(submission.reason) if telling else "",
         owner=submission.owner,
         share=_share(submission.state, summary),
-        progress=_progress(submission.state, summary),
+        progress=_progress(submission),
         slack=slack,
         mood=mood,
         cost=usd(summary.cost_usd, usd_decimals(max(summary.cost_usd, summary.planned_cost_usd or 0.0))),
@@ -213,9 +213,10 @@ def _share(state: ExperimentState, summary: Summary) -> float:
     return min(summary.iterations / summary.target_iterations, 1.0) if summary.target_iterations else 0.0
 
 
-def _progress(state: ExperimentState, summary: Summary) -> str:
+def _progress(submission: Submission) -> str:
+    state, summary = submission.state, submission.summary
     if state is ExperimentState.QUEUED:
-        return "waits for a free slot"
+        return "waits" if submission.reason else "waits for a free slot"
     if state is ExperimentState.STARTING:
         return "is measuring or planning"
     if not summary.stages:

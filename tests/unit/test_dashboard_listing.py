@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from rubberband.api.dashboard.experiment_words import sentence
 from rubberband.api.dashboard.frame import ago, instant
 from rubberband.api.dashboard.pages import CHOICES, Row, counted_choices, row
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
+from rubberband.views.experiment import experiment_view
+from rubberband.views.status import headline
 
 NOW = 10_000.0
 BEGUN: dict[str, Any] = {
@@ -81,6 +84,15 @@ def test_a_run_before_its_start_has_its_cap_from_the_file() -> None:
     told = line("queued", words={"constraints": {"max_cost": 4}})
     assert (told.progress, told.cap, told.spent, told.share) == ("waits for a free slot", "4.00", 0.0, 0.0)
     assert (told.at, told.began) == (NOW - 130.0, False)
+
+
+def test_a_queued_run_that_waits_for_money_says_so_in_every_view() -> None:
+    why = "it waits for money: budget of ann: 0.35 USD of 0.30 USD are spent or planned this month"
+    told = line("queued", reason=why)
+    assert (told.progress, told.reason) == ("waits", why)
+    waiting = Submission(name="one", state=ExperimentState.QUEUED, created_at=0.0, changed_at=0.0, reason=why)
+    assert sentence(waiting, None) == f"I{why[1:]}."
+    assert headline(experiment_view(waiting)) == f"one: queued: {why}"
 
 
 def test_without_a_deadline_or_a_cap_there_is_none() -> None:
