@@ -32,13 +32,11 @@ from rubberband.executor.core.demand import demand, overdue, plan_left
 from rubberband.executor.core.events import Recall
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import read_mark
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
 from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, Scale, make_policy, within
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
-from rubberband.states import ExperimentState
 from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 
@@ -51,13 +49,15 @@ LEAST_RENTED_START_S = 120.0
 """A rented instance that takes no longer to start is not late."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Member:
     """A running experiment of the pool."""
 
     row: Submission
     observed: Observed | None
     """None: it has no journal yet."""
+    waits: bool = False
+    """Whether its process waits for its checkpoint store, and holds nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,14 +342,13 @@ class Sharing:
             arrived_at=row.created_at,
             weight=weight,
             least_start_s=least_s,
-            away_s=self._away_s(row, state, now),
+            away_s=self._away_s(member, state, now),
         )
 
-    def _away_s(self, row: Submission, state: State, now: float) -> float | None:
+    def _away_s(self, member: Member, state: State, now: float) -> float | None:
         """Return the time since its driver has stopped, or is known to wait for its checkpoint store."""
-        key = row.name, row.attempt
-        mark = read_mark(self._folder(row.name)) if row.state is ExperimentState.STARTING else None
-        if not state.stopped and not (mark is not None and mark.attempt == row.attempt and mark.waits_for):
+        key = member.row.name, member.row.attempt
+        if not state.stopped and not member.waits:
             self._away_since.pop(key, None)
             return None
         return now - self._away_since.setdefault(key, now)

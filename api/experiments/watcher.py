@@ -285,7 +285,7 @@ class Watcher:
             return
         at_work = [row for row in self._rows.values() if row.state in AT_WORK]
         try:
-            self._sharing.round([Member(row=row, observed=self.observed(row.name)) for row in at_work])
+            self._sharing.round([Member(row, self.observed(row.name), self._waits(row)) for row in at_work])
         except JournalError:
             raise
         except Exception:
@@ -435,9 +435,11 @@ class Watcher:
                 self._queue.took_turn(owner)
 
     def _holds_slot(self, row: Submission) -> bool:
-        """Whether it counts among those that run: not while it waits for its checkpoint store and holds nothing."""
-        follower = self._followers.get(row.name)
-        return row.state in AT_WORK and row.attempt > 0 and not (follower is not None and follower.waits)
+        """Whether it counts among those that run."""
+        return row.state in AT_WORK and row.attempt > 0 and not self._waits(row)
+
+    def _waits(self, row: Submission) -> bool:
+        return (follower := self._followers.get(row.name)) is not None and follower.waits
 
     def _promised(self) -> Collection[str]:
         """The experiments that a pool has promised instances: they wait for no slot."""

@@ -224,7 +224,8 @@ class Store:
     def lapse(self, *, before: float, note: str) -> None:
         """End the promises to experiments that were interrupted before an instant; `note` extends their reasons."""
         is_late = sql.and_(_columns.state == ExperimentState.INTERRUPTED.value, _columns.changed_at <= before)
-        query = sql.select(_columns.name).where(is_late, _columns.name.in_(sql.select(PROMISES.c.experiment)))
+        ours = sql.and_(_columns.home == self._home, _columns.name.in_(sql.select(PROMISES.c.experiment)))
+        query = sql.select(_columns.name).where(is_late, ours)
         with self._database.reading() as connection:
             if connection.scalars(query).first() is None:
                 return

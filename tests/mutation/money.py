@@ -618,8 +618,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="late-price-of-a-gone-instance",
         harm="spot prices that are known after an instance has ended are not in the bill: max_cost is passed",
         file="executor/core/instances.py",
-        old="            state.fleet.price_gone_again()\n",
-        new="            pass\n",
+        old="        elif isinstance(event, InstancePriced):\n            state.fleet.price_gone_again()\n",
+        new="",
         tests=("tests/unit/test_purse.py", "tests/unit/test_controller_cloud.py"),
     ),
     # Reserves of the budget, and a pool's bill of a month.

@@ -557,7 +557,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="slot-held-without-a-store",
         harm="an experiment whose checkpoint store is away for hours keeps all others queued",
         file="api/experiments/watcher.py",
-        old=" and not (follower is not None and follower.waits)",
+        old=" and not self._waits(row)",
         new="",
         tests=("tests/unit/test_service_runs.py",),
     ),

@@ -63,6 +63,8 @@ class AllotmentWatch:
         self.seen["allotment changed"] += isinstance(event, AllotmentChanged) and self._changed(event, controller)
         if isinstance(event, (AllotmentChanged, LimitsChanged)) or state.course != "running":
             return  # orders follow with the next event
+        if state.planning() is not None:
+            return  # or with the decision on a lane's next stage
         allotted = rules.most_instances(controller.job, state)
         held, leaving = len(state.fleet.live()), state.fleet.leaving()
         kept = held + sum(record.recalled_at is None for record in leaving)

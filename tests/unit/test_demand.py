@@ -22,7 +22,6 @@ from rubberband.executor.core.demand import demand
 from rubberband.executor.core.events import AllotmentChanged, CancelRequested, DriverResumed, DriverStopped, Started
 from rubberband.executor.core.state import Job
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.hosting import Mark, holding, write_mark
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.observed import Observed
 from rubberband.planner.sharing import Autoscaling
@@ -121,6 +120,8 @@ class Pool:
         self.sharing = Sharing(pool, cast(Store, self.store), self.folder, lambda: self.now, lender)
         self.stories: dict[str, Story] = {}
         self.rows: dict[str, Submission] = {}
+        self.waits: set[str] = set()
+        """Experiments that wait for their checkpoint stores."""
 
     def folder(self, name: str) -> ExperimentFolder:
         return ExperimentFolder(home=self.home, name=name)
@@ -148,7 +149,7 @@ class Pool:
         for name, row in self.rows.items():
             header = SimpleNamespace(kind=SimpleNamespace(is_simulated=False))
             seen = SimpleNamespace(controller=self.stories[name].controller, header=header, now=self.now)
-            members.append(Member(row=row, observed=cast(Observed, seen)))
+            members.append(Member(row=row, observed=cast(Observed, seen), waits=name in self.waits))
         self.sharing.round(members)
         told: dict[str, DriverRequest] = {}
         for name in self.rows:
@@ -247,19 +248,16 @@ def test_an_experiment_that_waits_for_its_checkpoint_store_leaves_its_share_to_o
     assert pool.decide() == {"one": 2, "two": 2}
 
 
-def test_a_process_that_waits_for_its_checkpoint_store_says_so_in_its_mark(tmp_path: Path) -> None:
+def test_a_process_that_waits_for_its_store_before_its_driver_stopped_has_no_share(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     for name in ("one", "two"):
         pool.add(name)
         pool.obey(name, 2)
     assert pool.decide() == {}
-    pool.rows["one"] = dataclasses.replace(pool.rows["one"], state=ExperimentState.STARTING, attempt=2)
-    with holding(pool.folder("one")) as lock:
-        assert lock is not None
-        write_mark(lock, Mark(pid=1, attempt=2, started_at=1.0, waits_for="the store"))
-        assert pool.decide() == {"one": 0, "two": 4}
-        pool.rows["one"] = dataclasses.replace(pool.rows["one"], attempt=3)
-        assert "one" not in pool.decide(), "the mark is of the process before"
+    pool.waits.add("one")
+    assert pool.decide() == {"one": 0, "two": 4}
+    pool.waits.clear()
+    assert pool.decide() == {"one": 2, "two": 2}
 
 
 def test_promised_gpus_wait_some_minutes_for_a_store_and_are_lent_until_it_is_back(tmp_path: Path) -> None:
