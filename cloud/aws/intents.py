@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -149,6 +150,19 @@ def runs_in(directory: Path) -> list[Run]:
     return [_read(path, lambda plain: Run(**plain)) for path in sorted(directory.glob("ec2/*/run.json"))]
 
 
+def renew_requests(directory: Path) -> None:
+    """Let the next requests of the runs in a provider's directory have client tokens that no earlier one had.
+
+    A run that was restored from a backup does not know what it launched since, under names that it uses again. Raises
+    OSError.
+    """
+    for path in directory.glob("ec2/*/run.json"):
+        write_atomically(path.with_name(_RESTORED), secrets.token_hex(8).encode(), durable=False, mode=0o600)
+
+
+_RESTORED = "restored"
+
+
 class Intents:
     """The intents of one run, in memory and in its folder below `directory`. Safe to use from several threads."""
 
@@ -158,6 +172,10 @@ class Intents:
         self._files = self.folder / "instances"
         self._mutex = threading.RLock()
         self._known: dict[str, Intent] = {}
+        self.restored = ""
+        """A part of client tokens since the latest restore from a backup; empty before the first."""
+        with contextlib.suppress(FileNotFoundError):
+            self.restored = (self.folder / _RESTORED).read_text()
         try:
             self._files.mkdir(parents=True, exist_ok=True)
             if not (self.folder / "run.json").exists():

@@ -411,7 +411,7 @@ class Launcher:
             return self._attempt(choice, replace(node, instances=names[: len(names) // 2]), at_least)
         known = [intent for name in names if (intent := self._intents.get(name)) is not None]
         number = 1 + max(len(intent.attempts) for intent in known)
-        token = calls.client_token(run.experiment, run.run, names, number, choice)
+        token = calls.client_token(run.experiment, f"{run.run}{self._intents.restored}", names, number, choice)
         request = calls.launch_request(
             machines,
             choice,

@@ -30,7 +30,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 import rubberband
 from rubberband.api.store.copying import copy_file, dump
 from rubberband.atomic import make_directories, sync_directory, write_atomically
-from rubberband.errors import InputError, JournalError
+from rubberband.errors import InputError
 from rubberband.executor.journal.database import first_line, shown_url
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import journalled
@@ -273,9 +273,9 @@ class _Backup:
             return None
         try:
             found = read_file(copy, folder.name, "mode=ro&immutable=1")
-        except JournalError as error:
+        except Exception as error:  # also one that this version cannot replay
             if copy.exists():
-                self.announce(f"note: {error}; it is copied as it is")
+                self.announce(f"note: {folder.name}: {first_line(error)}; it is copied as it is")
             return None
         needed = set()
         for trial in found.controller.state.trials:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,8 @@ from pathlib import Path
 from rubberband.api.store.copying import limit_access, load, revoked
 from rubberband.api.store.sql import Store, open_store
 from rubberband.app.backup import BEFORE, HOME, LOCK, STORE, Manifest, read_manifest
-from rubberband.atomic import make_directories, sync_directory, write_new
+from rubberband.atomic import make_directories, sync_directory
+from rubberband.cloud.aws.intents import renew_requests
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import first_line, parse_url
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -60,30 +60,45 @@ def restore(
         raise InputError(f"the backup {folder} is in the home {home}; move it out of it first")
     for note in require_home(home):
         announce(note)
-    staging = home / RESTORING
     with _unused(home), _taken(store) as present:
-        shutil.rmtree(staging, ignore_errors=True)  # of a restore that was cut off
+        ended = _stage(folder, manifest, home, present, keep_tokens)
         try:
-            staging.mkdir(0o700)
-            _copy(folder, manifest, staging)
-            _renew_requests(staging / HOME)
-            ended = _limit_access(staging, home, present, keep_tokens)
             if store is not None:
-                _put_store(staging / STORE, store)
-        except BaseException as error:
-            shutil.rmtree(staging, ignore_errors=True)
-            if not isinstance(error, OSError):
-                raise
-            why = error.strerror or first_line(error)
-            raise InputError(f"{error.filename or home} cannot be written ({why}); make room or give access") from None
-        try:
-            before = _swap(staging, home)
+                _put_store(home / RESTORING / STORE, store)
+            before = _swap(home / RESTORING, home)
+        except JournalError:
+            shutil.rmtree(home / RESTORING, ignore_errors=True)
+            raise
         except OSError as error:
             raise InputError(
-                f"{error.filename or home} cannot be moved ({error.strerror}), and {home} is half restored; give "
+                f"{error.filename or home} cannot be changed ({error.strerror}), and {home} is half restored; give "
                 "access, and run this again"
             ) from None
         return Restored(manifest=manifest, before=before, revoked=ended)
+
+
+def _stage(folder: Path, manifest: Manifest, home: Path, present: Store | None, keep_tokens: bool) -> int:
+    """Make all files that the home will have, in a folder in it, and return how many tokens were revoked.
+
+    Raises InputError; the home is as it was then.
+    """
+    staging = home / RESTORING
+    shutil.rmtree(staging, ignore_errors=True)  # of a restore that was cut off
+    try:
+        staging.mkdir(0o700)
+        _copy(folder, manifest, staging)
+        for directory in (staging / HOME).glob("*/*/local"):
+            renew_requests(directory)
+        ended = _limit_access(staging, home, present, keep_tokens)
+        os.sync()
+        _require_unused(home)  # copying may take long
+    except BaseException as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        why = error.strerror or first_line(error)
+        raise InputError(f"{error.filename or home} cannot be written ({why}); make room or give access") from None
+    return ended
 
 
 def _require_match(manifest: Manifest, home: Path, store: str | None) -> None:
@@ -107,20 +122,23 @@ def _unused(home: Path) -> Iterator[None]:
             lock = stack.enter_context(open(os.open(home / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b"))
             if not try_lock(lock, EXCLUSIVE):
                 raise InputError(f"{home} is in use by {who}; stop it first")
-        for path in sorted((home / "experiments").glob("*")):
-            experiment = ExperimentFolder(home=home, name=path.name)
-            if experiment.driven or is_hosted(experiment):
-                raise InputError(
-                    f"{home} is in use: experiment {path.name!r} runs; stop the service, then the experiment with "
-                    f"`rubberband cancel {path.name}`"
-                )
-        for pool in pools_up(home):
-            with suppress(FileNotFoundError), open(pool.lock) as lock_of_pool:
-                if not locked(lock_of_pool, SHARED):
-                    raise InputError(
-                        f"{home} is in use: pool {pool.name!r} is up; run `rubberband pool down {pool.name}`"
-                    )
+        _require_unused(home)
         yield
+
+
+def _require_unused(home: Path) -> None:
+    """Raise InputError if an experiment or a pool runs."""
+    for path in sorted((home / "experiments").glob("*")):
+        experiment = ExperimentFolder(home=home, name=path.name)
+        if experiment.driven or is_hosted(experiment):
+            raise InputError(
+                f"{home} is in use: experiment {path.name!r} runs; stop the service, then the experiment with "
+                f"`rubberband cancel {path.name}`"
+            )
+    for pool in pools_up(home):
+        with suppress(FileNotFoundError), open(pool.lock) as lock_of_pool:
+            if not locked(lock_of_pool, SHARED):
+                raise InputError(f"{home} is in use: pool {pool.name!r} is up; run `rubberband pool down {pool.name}`")
 
 
 def _copy(folder: Path, manifest: Manifest, staging: Path) -> None:
@@ -142,14 +160,6 @@ def _copy(folder: Path, manifest: Manifest, staging: Path) -> None:
             raise InputError(f"the backup {folder} is not whole: {name} is missing; use another backup") from None
         if (length, found.hexdigest()) != (size, digest):
             raise InputError(f"the backup {folder} is damaged: {name} has changed; use another backup")
-
-
-def _renew_requests(home: Path) -> None:
-    """Let the next requests to EC2 have tokens of their own: those of instances launched after the backup are used."""
-    for run in home.glob("*/*/local/ec2/*/run.json"):
-        path = run.with_name("restored")
-        path.unlink(missing_ok=True)
-        write_new(path, secrets.token_hex(8).encode(), durable=False, mode=0o600)
 
 
 def _limit_access(staging: Path, home: Path, present: Store | None, keep: bool) -> int:
@@ -188,7 +198,7 @@ def _swap(staging: Path, home: Path) -> Path | None:
     for path in sorted((staging / HOME).iterdir(), key=lambda path: path.name == "server.db"):
         if path.name not in _STAYING:
             os.rename(path, home / path.name)
-    os.sync()
+    sync_directory(home)
     shutil.rmtree(staging)
     sync_directory(home)
     return before if present else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 _JOURNAL = ("tests/unit/test_journal.py",)
+_BACKUP = ("tests/unit/test_backup.py",)
 _FILE_SYSTEMS = ("tests/unit/test_file_systems.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -55,5 +56,54 @@ MUTANTS: tuple[Mutant, ...] = (
         old="os.O_EXCL | os.O_CLOEXEC, 0o600",
         new="os.O_EXCL | os.O_CLOEXEC, 0o644",
         tests=_FILE_SYSTEMS,
+    ),
+    # Backups.
+    Mutant(
+        name="checkpoints-of-the-next-instant",
+        harm="a backup lacks checkpoints that its journal names: trials train again from zero",
+        file="rubberband/app/backup.py",
+        old="            if lost <= before:  #",
+        new="            if True:  #",
+        tests=_BACKUP,
+    ),
+    Mutant(
+        name="databases-copied-as-files",
+        harm="a backup of a home in use has databases without their latest rows, or damaged ones",
+        file="api/store/copying.py",
+        old="        live.backup(copy)\n",
+        new="        Path(target).write_bytes(source.read_bytes())\n",
+        tests=_BACKUP,
+    ),
+    Mutant(
+        name="revoked-tokens-come-back",
+        harm="who was shut out since the backup may spend money again",
+        file="api/store/copying.py",
+        old="known.get(record.id, not keep)",
+        new="not keep and record.id not in known",
+        tests=_BACKUP,
+    ),
+    Mutant(
+        name="half-a-backup-is-restored",
+        harm="a backup that a full disk or a bad disk cut replaces a home",
+        file="rubberband/app/restore.py",
+        old="if (length, found.hexdigest()) != (size, digest):",
+        new="if length != size:",
+        tests=_BACKUP,
+    ),
+    Mutant(
+        name="homes-in-use-are-replaced",
+        harm="a run loses its folder under way, and its instances are paid until their leases end",
+        file="rubberband/app/restore.py",
+        old="if experiment.driven or is_hosted(experiment):",
+        new="if is_hosted(experiment):",
+        tests=_BACKUP,
+    ),
+    Mutant(
+        name="used-client-tokens-after-a-restore",
+        harm="a restored run gets an instance of EC2 that has ended for each name that it had used",
+        file="cloud/aws/launching.py",
+        old='f"{run.run}{self._intents.restored}"',
+        new="run.run",
+        tests=("tests/unit/test_aws_launching.py",),
     ),
 )

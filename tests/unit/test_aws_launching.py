@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.aws import intents
-from rubberband.cloud.aws.intents import Intents, runs_in
+from rubberband.cloud.aws.intents import Intents, renew_requests, runs_in
 from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.errors import ProviderError
 from tests.builders.aws_account import offer
@@ -355,3 +355,16 @@ def test_a_release_ends_the_asking(world: World) -> None:
     thread.join()
     assert "released while it was requested" in refused[0]
     assert world.living == []
+
+
+def test_a_restored_run_does_not_get_an_instance_that_it_launched_after_its_backup(world: World) -> None:
+    """EC2 answers a token that it knows with the instance of then, which has ended."""
+    world.driver().launch("a")
+    first = asked(world)[0].params["ClientToken"]
+    (intent,) = world.directory.glob("ec2/*/instances/a.json")
+    intent.unlink()  # the backup did not have it
+    renew_requests(world.directory)
+    world.driver().launch("a")
+    tokens = [call.params["ClientToken"] for call in asked(world)]
+    assert len(tokens) == 2
+    assert first not in tokens[1:]
