@@ -283,7 +283,8 @@ class _Search:
         self.propose_sooner()
         chosen = self.improved()
         if chosen is None:
-            if self.offer.spot is not None and self.allowed is None:
+            held = {each.market for each in self.problem.held}
+            if self.offer.spot is not None and self.allowed is None and held <= {"on_demand"}:
                 self.markets = ("on_demand",)  # its times vary less
                 self.look_at(self.propose())
             self.propose_safest()

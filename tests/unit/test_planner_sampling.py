@@ -5,13 +5,14 @@ import heapq
 import numpy as np
 import pytest
 
+from rubberband.errors import InfeasibleError
 from rubberband.planner.makespan import makespan
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Samples, sample
 from rubberband.planner.search import plan
 from rubberband.planner.solver import Box
 from rubberband.values.offer import Offer, Spot
-from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Law, Profile, Spread
 
 
@@ -94,6 +95,10 @@ def test_the_fastest_plan_stays_on_the_spot_market_that_was_asked_for_where_that
     assert {choice.market for choice in found.plan.stages} == {"spot"}
     late = plan(*job, PlanningConstraints(deadline_s=1250.0), objective="min_time")
     assert {choice.market for choice in late.plan.stages} == {"on_demand"}
+    for market in ("spot", "on_demand"):
+        held = [Cohort(instances=1, held_s=60.0, market=market)]
+        with pytest.raises(InfeasibleError):
+            plan(*job, PlanningConstraints(deadline_s=900.0), objective="min_time", held=held)
 
 
 @pytest.mark.parametrize(("gpus", "instances"), [(4, 1), (1, 4)])
