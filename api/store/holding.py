@@ -21,6 +21,8 @@ from rubberband.executor.journal.database import Database
 _SERVING = 0x52424253
 """The advisory lock of the one server of a store."""
 _HOLDER = sql.select(NUMBERS.c.value).where(NUMBERS.c.name == "server").with_for_update(read=True)
+_NOTICE_THE_END = "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
+"""The database frees the lock of a machine that is gone after half a minute; its default is two hours."""
 TAKEN = "another server uses this service's store; send the request there, or try again when that one has stopped"
 
 
@@ -55,6 +57,7 @@ class Holding:
         with ExitStack() as stack:
             connection = stack.enter_context(self._database.reading())
             connection.detach()  # no other part of the service gets it from the pool
+            connection.exec_driver_sql(_NOTICE_THE_END)
             self.is_taken = not connection.execute(sql.select(sql.func.pg_try_advisory_lock(_SERVING))).scalar_one()
             if self.is_taken:
                 return False
