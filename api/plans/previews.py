@@ -159,9 +159,12 @@ class Plans:
         await self.keep()
 
     async def keep(self) -> None:
-        """Wait until all answers are stored."""
-        if self._keeper is not None:
-            await self._keeper
+        """Wait until all present answers are stored; others may be answered all the time."""
+        present = list(self._unkept.values())
+        while self._keeper is not None and any(self._unkept.get(plan.id) is plan for plan in present):
+            done, _ = await asyncio.wait([self._keeper], timeout=_KEEP_EVERY_S)
+            if done:
+                return
 
     @property
     def pids(self) -> list[int]:

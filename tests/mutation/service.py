@@ -562,6 +562,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_service_runs.py",),
     ),
     Mutant(
+        name="submission-waits-for-all-previews",
+        harm="while others preview plans, a submission to a pool is not answered",
+        file="api/plans/previews.py",
+        old="timeout=_KEEP_EVERY_S)",
+        new="timeout=None)",
+        tests=("tests/unit/test_plans_memory.py",),
+    ),
+    Mutant(
         name="one-lock-for-all-journals",
         harm="every page waits while one large or damaged journal is read",
         file="api/experiments/service.py",

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
-from rubberband.api.plans.previews import Known, Memory, PlanAnswer
+import asyncio
+import itertools
+from pathlib import Path
+
+from rubberband.api.plans.previews import Known, Memory, PlanAnswer, Plans
 from rubberband.api.problems import INVALID, Problem
+from rubberband.api.store.schema import StoredPlan
+from tests.builders.plan_services import served
 
 
 def answer(id: str, size: int = 10) -> PlanAnswer:
@@ -51,3 +57,26 @@ def test_requests_are_forgotten_without_their_answers() -> None:
     for request in ("first", "second", "third"):
         memory.keep_request(request, Known(meaning="a"))
     assert [memory.recall(request, 0.0) is None for request in ("first", "second", "third")] == [True, False, False]
+
+
+def test_an_answer_is_stored_however_many_others_are_given(tmp_path: Path) -> None:
+    async def act(plans: Plans) -> None:
+        async def others() -> None:
+            for number in itertools.count():
+                plans._keep(stored(f"other-{number}"))
+                await asyncio.sleep(0.01)
+
+        plans._keep(stored("first"))
+        busy = asyncio.create_task(others())
+        try:
+            async with asyncio.timeout(30.0):
+                await plans.keep()
+        finally:
+            busy.cancel()
+        assert "first" in plans._store.plan_ids()
+
+    served(tmp_path, act)
+
+
+def stored(id: str) -> StoredPlan:
+    return StoredPlan(id=id, created_at=1.0, words={}, options={}, status=200, body=b"{}")
