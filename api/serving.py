@@ -375,7 +375,7 @@ def only_server(settings: Settings, store: Store) -> Iterator[None]:
             if url.get_backend_name() == "sqlite":
                 path = Path(f"{os.path.realpath(str(url.database))}.lock")
                 stack.enter_context(_file_lock(path, f"the store {url.database}", "give another --store"))
-            store.take(_mark_of(settings.home))
+            store.take(_mark_of(settings.home), lambda name: (settings.home / "experiments" / name).is_dir())
         yield
 
 

@@ -26,6 +26,10 @@ _NOTICE_THE_END = "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5
 TAKEN = "another server uses this service's store; send the request there, or try again when that one has stopped"
 
 
+UNNOTED = "where it began"
+"""In the place of `HOST:PATH`, for an experiment of a version that noted no home."""
+
+
 def id_of(home: str) -> str:
     """Return the id of a home, `ID HOST:PATH`."""
     return home.partition(" ")[0]
@@ -56,15 +60,25 @@ class Holding:
         self.is_taken = False
         with ExitStack() as stack:
             connection = stack.enter_context(self._database.reading())
-            connection.detach()  # no other part of the service gets it from the pool
-            connection.exec_driver_sql(_NOTICE_THE_END)
-            self.is_taken = not connection.execute(sql.select(sql.func.pg_try_advisory_lock(_SERVING))).scalar_one()
-            if self.is_taken:
-                return False
-            # On the connection of the lock, so that no one signs who has lost it. Waits for open writes of others.
-            signed = self._database.if_absent(NUMBERS).values(name="server", value=self._id)
-            connection.execute(signed.on_conflict_do_update(index_elements=["name"], set_={"value": self._id}))
-            self._connection, self._stack = connection, stack.pop_all()
+            try:
+                self.is_taken = not self._lock(connection)
+            except SQLAlchemyError:
+                connection.invalidate()  # or the pool might keep it, with the lock
+                raise
+            if not self.is_taken:
+                self._connection, self._stack = connection, stack.pop_all()
+        return not self.is_taken
+
+    def _lock(self, connection: sql.Connection) -> bool:
+        """Take the lock, and sign on its connection, so that no one signs who has lost it; return False if it is taken.
+
+        To sign waits for the open writes of others.
+        """
+        connection.exec_driver_sql(_NOTICE_THE_END)
+        if not connection.execute(sql.select(sql.func.pg_try_advisory_lock(_SERVING))).scalar_one():
+            return False
+        signed = self._database.if_absent(NUMBERS).values(name="server", value=self._id)
+        connection.execute(signed.on_conflict_do_update(index_elements=["name"], set_={"value": self._id}))
         return True
 
     def _answers(self) -> bool:
@@ -84,5 +98,8 @@ class Holding:
         with suppress(JournalError, SQLAlchemyError):  # the connection was lost
             if connection is not None:
                 connection.execute(sql.select(sql.func.pg_advisory_unlock(_SERVING)))
+        with suppress(JournalError, SQLAlchemyError):
+            if connection is not None:
+                connection.invalidate()  # its socket is closed: nobody gets it from the pool
         with suppress(JournalError):
             self._stack.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from rubberband.api.settings import KEEPING, Keeping
-from rubberband.api.store.holding import TAKEN, Holding, elsewhere, id_of
+from rubberband.api.store.holding import TAKEN, UNNOTED, Holding, elsewhere, id_of
 from rubberband.api.store.schema import (
     ACTS,
     FEED,
@@ -104,10 +104,11 @@ class Store:
 
     # One server at a time, and whose experiments it drives
 
-    def take(self, home: str) -> None:
+    def take(self, home: str, is_here: Callable[[str], bool] = lambda _: False) -> None:
         """Become the one server of this store, for the experiments of `home` (`ID HOST:PATH`; empty: for all).
 
-        Those of a version that noted no home become this one's. Raises InputError if another server has the store.
+        A version noted no home: what `is_here` by its name, or never began, becomes this one's. Raises InputError if
+        another server has the store.
         """
         self._home = home
         if not self._database.is_sqlite:
@@ -116,10 +117,16 @@ class Store:
                 shown = self._database.shown
                 raise InputError(f"another server uses the store {shown}; stop that one, or give another --store")
         if home:
-            moved = _columns.home.startswith(id_of(home))
+            moved = sql.update(SUBMISSIONS).where(_columns.home.startswith(id_of(home)), _columns.home != home)
+            mine = sql.update(SUBMISSIONS).where(_columns.name == sql.bindparam("of")).values(home=home)
+            unnoted = sql.select(_columns.name, _columns.state, _columns.attempt).where(_columns.home == "")
             with self._writing() as connection:
-                claimed = sql.update(SUBMISSIONS).where(sql.or_(_columns.home == "", moved), _columns.home != home)
-                connection.execute(claimed.values(home=home))
+                connection.execute(moved.values(home=home))
+                rows = connection.execute(unnoted).all()
+                waiting = [row.name for row in rows if row.state == ExperimentState.QUEUED and not row.attempt]
+                found = {*waiting, *(row.name for row in rows if is_here(row.name))}
+                if found:
+                    connection.execute(mine, [{"of": name} for name in found])
 
     def keep(self) -> None:
         """Look whether this server still has the store, or take it again. Raises JournalError if another one has it."""
@@ -177,9 +184,11 @@ class Store:
         """Return an experiment; the reason of one that another home drives says so, while that can change it."""
         plain = dict(row._mapping)
         state, (id, _, home) = ExperimentState(row.state), row.home.partition(" ")
-        if id in ("", id_of(self._home)) or not self._home:
+        if id == id_of(self._home) or not self._home:
             home = ""
-        elif state not in OVER:
+        else:
+            home = home or UNNOTED
+        if home and state not in OVER:
             plain["reason"] = "; ".join(part for part in (elsewhere(home), row.reason) if part)
         return Submission(**plain | {"state": state, "summary": _summary(plain["summary"]), "home": home})
 

@@ -107,8 +107,9 @@ def end_holder(url: str) -> None:
 
 def test_an_experiment_belongs_to_the_home_that_accepted_it(store_url: str) -> None:
     store = Store(store_url)
-    store.add(submission("old"))  # as a version did that noted no home
-    store.take(ANN)
+    for name, state in (("old", RUNNING), ("waits", QUEUED), ("elsewhere", RUNNING)):
+        store.add(submission(name, state))  # as a version did that noted no home
+    store.take(ANN, {"old"}.__contains__)
     store.add(submission("a", RUNNING))
     store.add(submission("over", ExperimentState.DONE))
     store.close()
@@ -116,9 +117,11 @@ def test_an_experiment_belongs_to_the_home_that_accepted_it(store_url: str) -> N
         store = Store(store_url)
         store.take(place)
         rows = {row.name: row for row in store.submissions().items}
+        assert rows.pop("elsewhere").reason.startswith("it belongs to the home where it began: only the service there")
         assert {name: row.home for name, row in rows.items()} == dict.fromkeys(rows, "" if ours else "gpu-1:/home/ann")
         told = "it belongs to the home gpu-1:/home/ann: only the service there"
-        assert [rows[name].reason.startswith(told) for name in ("old", "a", "over")] == [not ours, not ours, False]
+        assert [rows[name].reason.startswith(told) for name in ("old", "waits", "a")] == [not ours] * 3
+        assert not rows["over"].reason
         store.close()
     store = Store(store_url)
     store.take(BEN)
@@ -170,6 +173,7 @@ def test_a_service_that_takes_a_store_over_leaves_the_experiments_of_the_other_h
         runs[0].cancel("one")  # its user stops paying, whoever has the store
         assert [request.kind for request in Inbox(folder.inbox).pending()] == ["cancel"]
         assert runs[1].cancel("waits").state is ExperimentState.CANCELLED
+        runs[1].close()
         second.close()
         until(lambda: runs[0].alive)
 
