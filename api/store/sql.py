@@ -184,10 +184,7 @@ class Store:
         """Return an experiment; the reason of one that another home drives says so, while that can change it."""
         plain = dict(row._mapping)
         state, (id, _, home) = ExperimentState(row.state), row.home.partition(" ")
-        if id == id_of(self._home) or not self._home:
-            home = ""
-        else:
-            home = home or UNNOTED
+        home = "" if id == id_of(self._home) or not self._home else home or UNNOTED
         if home and state not in OVER:
             plain["reason"] = "; ".join(part for part in (elsewhere(home), row.reason) if part)
         return Submission(**plain | {"state": state, "summary": _summary(plain["summary"]), "home": home})
