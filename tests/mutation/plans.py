@@ -180,7 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="noise-shifts-the-mean",
         harm="every prediction with noise is too long",
-        file="planner/sampling.py",
+        file="planner/levels.py",
         old="* normals - normals.dtype.type(variance / 2.0))",
         new="* normals)",
         tests=("tests/unit/test_planner_sampling.py",),
