@@ -1,30 +1,28 @@
 """Plans of asynchronous successive halving (asha): a throughput problem, solved by simulation.
 
-A plan is one number of instances and one gang for the whole run. Slots take trials as `rubberband.values.rungs` says;
-at the end an instance without a trial is released, since no more slots are ever needed than trials run then. Which
-configuration is better is not known, and decides how many are promoted: each sample ranks the trials at random, and
-draws every time that varies. All plans are compared on the same samples.
+A plan is one number of instances and one gang for the whole run (`rubberband.planner.asha_runs`). Which configuration
+is better is not known, and decides how many are promoted: each sample ranks the trials at random, and draws every time
+that varies. All plans are compared on the same samples. Few of them choose candidates; a plan is feasible if it keeps
+the limits with the confidence in all, from which its prediction is made.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rubberband.errors import InfeasibleError
+from rubberband.planner.asha_draws import Draw, drawn
+from rubberband.planner.asha_runs import simulate
 from rubberband.planner.model import check_plan
 from rubberband.planner.problem import Problem
-from rubberband.planner.sampling import spread_factors
 from rubberband.planner.solver import unbeaten
 from rubberband.planner.table import Floats, distinct, gangs_of
 from rubberband.planner.wording import unreachable
-from rubberband.values.offer import SECONDS_PER_HOUR, Offer, slots
+from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import (
     Distribution,
     Market,
@@ -36,195 +34,66 @@ from rubberband.values.plan import (
     StagePlan,
     StagePrediction,
 )
-from rubberband.values.profile import Law, Profile
-from rubberband.values.rungs import Rungs
+from rubberband.values.profile import Profile
+
+_SAMPLES_OF_ONE = 14_000
+_MOST_SAMPLES, _FEWEST_SAMPLES = 3000, 200
+"""Samples of a chosen plan: fewer of many trials, whose mean varies less."""
+_FEW = 10
+"""Share of them that candidates are compared with."""
+_BETWEEN = ((_FEW, 125), (3, 300))
+"""Parts of them that rule candidates out, and the fewest samples for that: fewer save no time."""
+_MOST_CELLS = 4_000_000
+"""Trials that are simulated side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """How thoroughly plans are compared."""
 
-    rough_samples: int = 4
+    rough_samples: int = 8
     """Samples of every candidate."""
-    most_samples: int = 200
-    """Samples that a candidate is confirmed with; fewer of many trials."""
-    steps: int = 16_000
-    """Trials that are simulated for that."""
+    share: float = 1.0
+    """Share of the samples of a chosen plan."""
     counts: int = 12
     """Numbers of instances tried for each gang; those between the best ones are tried next."""
-    confirmed: int = 8
-    """Most candidates that are confirmed before the search gives up."""
 
 
 THOROUGH = Effort()
-QUICK = Effort(rough_samples=2, steps=4000, counts=6, confirmed=3)
+QUICK = Effort(rough_samples=4, share=0.2, counts=6)
 """For a row beside another plan."""
-FEWEST_SAMPLES = 20
-_UNLUCKY = 0.1
-"""A candidate is dropped if so much less than the confidence holds in a fifth of the samples."""
-_CLOSE = 1.03
-"""A candidate that is worse by this factor in its rough samples is not confirmed once another was."""
+_UNLUCKY = 3.0
+"""Standard errors below the confidence at which a candidate is dropped."""
 _NEAR = 1.1
 """A plan that another one beats by this factor in time and in cost is not on the frontier."""
-_SLACK = 0.35
-"""A candidate is not confirmed if so much less than the confidence holds in its rough samples."""
+_EXTREMES = 8
+"""Fastest candidates, and cheapest ones, that show what is within reach."""
+_TOGETHER = 4
+"""Candidates that are looked at side by side."""
 
 
-class Trace(NamedTuple):
-    """One simulated run."""
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Samples of a plan, each (samples,)."""
 
-    jct_s: float
-    cost_usd: float
-    starts_s: float
-    """Instant at which its instances were ready."""
-    reached: tuple[int, ...]
-    """Trials that ended each rung."""
+    jct_s: Floats
+    cost_usd: Floats
+    starts_s: Floats
+    """Instants at which its instances are ready."""
 
+    @property
+    def mean(self) -> tuple[float, float]:
+        """Mean JCT and cost."""
+        return float(self.jct_s.mean()), float(self.cost_usd.mean())
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """Times and results of one run."""
+    def first(self, count: int) -> Figures:
+        """Return the first samples."""
+        return Figures(self.jct_s[:count], self.cost_usd[:count], self.starts_s[:count])
 
-    provision_s: float
-    init_s: float
-    """INIT_INSTANCE of the slowest instance."""
-    startup_s: Sequence[Sequence[float]]
-    """[rung][trial] Seconds of the start-up."""
-    train_s: Sequence[Sequence[float]]
-    """[rung][trial] Seconds of the rung's iterations, with what interruptions cost."""
-    merits: Sequence[Sequence[Any]]
-    """[rung][trial] Rank of the result in its rung: the lowest is the best."""
-
-
-def simulate(stage: Stage, choice: StagePlan, offer: Offer, draw: Draw) -> Trace:
-    """Return what one run takes and costs.
-
-    Results at the same instant count in the order of the trials' numbers.
-    """
-    assert stage.ladder is not None, "asha has rungs"
-    run = _Run(_Slots(choice, offer), Rungs(stage.ladder), stage.trials, draw)
-    return run.to_end(stage, choice, offer)
-
-
-class _Slots:
-    """The slots of a cluster, as `rubberband.executor.core.placement.FreeSlots` fills them."""
-
-    def __init__(self, choice: StagePlan, offer: Offer) -> None:
-        self.count = slots(choice.instances, offer.gpus, choice.gpus_per_trial)
-        self._per = max(1, offer.gpus // choice.gpus_per_trial)
-        """Slots of an instance."""
-        self._wide = max(1, choice.gpus_per_trial // offer.gpus)
-        """Instances of a slot."""
-        self._idle = [self._per] * (self.count // self._per)
-        """Free slots of each instance (or of each slot's instances)."""
-        self.free = set(range(self.count))
-        self.released_s: list[tuple[int, float]] = []
-        """How many instances were released, and when."""
-        self._useless = choice.instances - len(self._idle) * self._wide
-        """Instances too few for another slot."""
-
-    def take(self, before: int | None) -> int:
-        """Return the slot that a trial gets: the one that it had before, or one of the fullest instance."""
-        if len(self.free) == 1:
-            slot = self.free.pop()
-        else:
-            fullest = min((self._idle[free // self._per], free) for free in self.free)[1]
-            slot = before if before is not None and before in self.free else fullest
-            self.free.remove(slot)
-        self._idle[slot // self._per] -= 1
-        return slot
-
-    def give_back(self, slot: int) -> None:
-        """Free a slot."""
-        self.free.add(slot)
-        self._idle[slot // self._per] += 1
-
-    def release_idle(self, now_s: float) -> None:
-        """Release the instances without a trial."""
-        if self._useless:
-            self.released_s.append((self._useless, now_s))
-            self._useless = 0
-        firsts = [slot for slot in self.free if slot % self._per == 0]
-        for slot in [first for first in firsts if self._idle[first // self._per] == self._per]:
-            self.free -= set(range(slot, slot + self._per))
-            self.released_s.append((self._wide, now_s))
-
-
-class _Run:
-    def __init__(self, cluster: _Slots, rungs: Rungs, trials: int, draw: Draw) -> None:
-        self._slots, self._rungs, self._trials, self._draw = cluster, rungs, trials, draw
-        self._rung, self._slot_of = [0] * trials, [-1] * trials
-        self._ends: list[tuple[float, int]] = []
-        self.busy_s = 0.0
-
-    def _start(self, trial: int, now_s: float) -> None:
-        rung, draw, before = self._rung[trial], self._draw, self._slot_of[trial]
-        self._slot_of[trial] = self._slots.take(before if before >= 0 else None)
-        end_s = now_s + draw.startup_s[rung][trial] + draw.train_s[rung][trial]
-        self.busy_s += end_s - now_s
-        heapq.heappush(self._ends, (end_s, trial))
-
-    def to_end(self, stage: Stage, choice: StagePlan, offer: Offer) -> Trace:
-        draw, rungs, cluster = self._draw, self._rungs, self._slots
-        now_s = starts_s = draw.provision_s + draw.init_s
-        fresh = min(self._trials, cluster.count)
-        for trial in range(fresh):
-            self._start(trial, now_s)
-        if fresh == self._trials:
-            cluster.release_idle(now_s)
-        while self._ends:
-            now_s, trial = heapq.heappop(self._ends)
-            rung = self._rung[trial]
-            rungs.record(rung, draw.merits[rung][trial], trial)
-            cluster.give_back(self._slot_of[trial])
-            # Only this rung has a result more: every other one has promoted what it may.
-            if rungs.may_promote(rung):
-                promoted = rungs.promote(rung)
-                self._rung[promoted] += 1
-                self._start(promoted, now_s)
-            elif fresh < self._trials:
-                self._start(fresh, now_s)
-                fresh += 1
-            if fresh == self._trials:
-                cluster.release_idle(now_s)
-        assert stage.ladder is not None, "asha has rungs"
-        reached = tuple(sum(at >= rung for at in self._rung) for rung in range(len(stage.ladder.totals)))
-        cost_usd = _bill_usd(choice, offer, cluster.released_s, self.busy_s, draw.provision_s, now_s)
-        return Trace(now_s, cost_usd, starts_s, reached)
-
-
-def _bill_usd(
-    choice: StagePlan,
-    offer: Offer,
-    released_s: Sequence[tuple[int, float]],
-    busy_s: float,
-    running_s: float,
-    jct_s: float,
-) -> float:
-    price, once_usd = offer.market_price_usd_per_s(choice.market), offer.once_usd_per_instance
-    cost_usd = offer.head_cost_usd(jct_s) + choice.instances * once_usd
-    if choice.market == "spot" and offer.spot is not None:
-        replaced = choice.instances * (jct_s - running_s) * offer.spot.interruptions_per_hour / SECONDS_PER_HOUR
-        cost_usd += replaced * once_usd
-    if offer.billing == "per_function":
-        return cost_usd + price * choice.gpus_per_trial / offer.gpus * busy_s
-    held = [(count, min(until_s, jct_s)) for count, until_s in released_s]
-    held.append((choice.instances - sum(count for count, _ in held), jct_s))
-    billed_s = sum(count * max(offer.minimum_billed_s, until_s - running_s) for count, until_s in held)
-    return cost_usd + price * billed_s
-
-
-@dataclass(slots=True)
-class _Sample:
-    """The random numbers of one run, the same for all plans."""
-
-    merits: list[int]
-    provision: float
-    inits: Floats
-    """Factors of the instances, largest so far."""
-    startup: npt.NDArray[np.float64] | None
-    """(rungs, trials) Factors of the start-ups."""
-    train: npt.NDArray[np.float64] | None
+    def joined(self, more: Figures) -> Figures:
+        """Return these and more samples."""
+        pairs = ((self.jct_s, more.jct_s), (self.cost_usd, more.cost_usd), (self.starts_s, more.starts_s))
+        return Figures(*(np.concatenate(pair) for pair in pairs))
 
 
 @dataclass(slots=True)
@@ -236,105 +105,53 @@ class Simulations:
     offer: Offer
     seed: int
     effort: Effort = THOROUGH
-    _samples: list[_Sample] = field(default_factory=list)
-    _traces: dict[StagePlan, list[Trace]] = field(default_factory=dict)
-    _mean_s: dict[int, tuple[list[list[float]], list[list[float]]]] = field(default_factory=dict)
+    _draw: Draw | None = None
+    _figures: dict[StagePlan, Figures] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> list[int]:
+        """Numbers of samples: all plans are looked at with the first, and fewer and fewer plans with more."""
+        most = min(_MOST_SAMPLES, max(_FEWEST_SAMPLES, int(_SAMPLES_OF_ONE / math.sqrt(self.stage.trials))))
+        rough, most = self.effort.rough_samples, int(most * self.effort.share)
+        return [rough, *(most // part for part, least in _BETWEEN if most // part >= least), most]
+
+    @property
+    def rough(self) -> int:
+        """Samples of every candidate."""
+        return self.ends[0]
+
+    @property
+    def few(self) -> int:
+        """Samples that show how plans differ."""
+        return max(self.rough, self.most // _FEW)
 
     @property
     def most(self) -> int:
-        """Samples that a plan is predicted with."""
-        return max(FEWEST_SAMPLES, min(self.effort.most_samples, self.effort.steps // self.stage.trials))
+        """Samples of a chosen plan."""
+        return self.ends[-1]
 
-    def traces(self, choice: StagePlan, count: int) -> list[Trace]:
-        """Return the first `count` runs of a plan."""
-        found = self._traces.setdefault(choice, [])
-        for number in range(len(found), count):
-            draw = self._draw(self._sample(number), number, choice)
-            found.append(simulate(self.stage, choice, self.offer, draw))
-        return found[:count]
+    def figures(self, choices: Sequence[StagePlan], count: int) -> list[Figures]:
+        """Return the first samples of plans."""
+        lacking: dict[tuple[str, int], list[StagePlan]] = {}
+        for choice in dict.fromkeys(choices):
+            known = len(self._figures[choice].jct_s) if choice in self._figures else 0
+            if known < count:
+                lacking.setdefault((choice.market, known), []).append(choice)
+        for (_, known), some in lacking.items():
+            some.sort(key=lambda one: slots(one.instances, self.offer.gpus, one.gpus_per_trial))
+            most = max(1, _MOST_CELLS // ((count - known) * self.stage.trials))
+            for first in range(0, len(some), most):
+                self._simulate(some[first : first + most], range(known, count))
+        return [self._figures[choice].first(count) for choice in choices]
 
-    def figures(self, choice: StagePlan, count: int) -> tuple[Floats, Floats]:
-        """Return time and cost of the first `count` runs of a plan."""
-        traces = self.traces(choice, count)
-        return np.array([one.jct_s for one in traces]), np.array([one.cost_usd for one in traces])
-
-    def _sample(self, number: int) -> _Sample:
-        while len(self._samples) <= number:
-            self._samples.append(self._drawn(np.random.default_rng((self.seed, len(self._samples)))))
-        return self._samples[number]
-
-    def _drawn(self, rng: np.random.Generator) -> _Sample:
-        stage, profile, offer = self.stage, self.profile, self.offer
-        assert stage.ladder is not None, "asha has rungs"
-        shape = (len(stage.ladder.totals), stage.trials)
-        merits: list[int] = rng.permutation(stage.trials).tolist()
-        startup = _factors(profile.startup_cv, "lognormal", rng, shape) if profile.startup_varies else None
-        train = None
-        if profile.trial_cv or profile.iteration_cv or profile.mean_cv:
-            own = _factors(profile.trial_cv, profile.law, rng, (stage.trials,))
-            own = own * _factors(profile.mean_cv, "lognormal", rng, (1,))
-            noise = [
-                _factors(profile.iteration_cv / math.sqrt(gain), profile.law, rng, (stage.trials,))
-                for gain in stage.ladder.gains
-            ]
-            train = own * np.array(noise)
-        provision = float(spread_factors(offer.provision_spread, rng, 1)[0])
-        return _Sample(merits, provision, spread_factors(offer.init_spread, rng, offer.max_instances), startup, train)
-
-    def _draw(self, sample: _Sample, number: int, choice: StagePlan) -> Draw:
-        assert self.stage.ladder is not None, "asha has rungs"
-        startup_s, train_s = self._means(choice.gpus_per_trial)
-        if sample.startup is not None:
-            startup_s = (self.profile.trial_startup_s * sample.startup).tolist()
-        if sample.train is not None:
-            mean_s = np.array(self.stage.ladder.gains) * self.profile.iteration_s(choice.gpus_per_trial)
-            train_s = (mean_s[:, None] * sample.train).tolist()
-        if choice.market == "spot":
-            train_s = self._interrupted(number, choice, np.array(startup_s), np.array(train_s))
-        return Draw(
-            provision_s=self.offer.provision_delay_s * sample.provision,
-            init_s=self.offer.init_delay_s * float(sample.inits[: choice.instances].max()),
-            startup_s=startup_s,
-            train_s=train_s,
-            merits=[sample.merits] * len(self.stage.ladder.totals),
-        )
-
-    def _means(self, gpus: int) -> tuple[list[list[float]], list[list[float]]]:
-        """Return start-up and training times if nothing varies."""
-        if gpus not in self._mean_s:
-            self._mean_s[gpus] = mean_times(self.stage, self.profile, gpus)
-        return self._mean_s[gpus]
-
-    def _interrupted(self, number: int, choice: StagePlan, startup_s: Floats, train_s: Floats) -> list[list[float]]:
-        """Add what a trial loses to interruptions: a Poisson number of restarts and of repeated iterations."""
-        spot, ladder = self.offer.spot, self.stage.ladder
-        assert spot is not None, "a plan uses the markets that its offer has"
-        assert ladder is not None, "asha has rungs"
-        rng = np.random.default_rng((self.seed, number, 3))
-        rate = spot.interruptions_per_hour / SECONDS_PER_HOUR * max(1, choice.gpus_per_trial // self.offer.gpus)
-        times = rng.poisson(rate * (startup_s + train_s))
-        redone = np.minimum(spot.checkpoint_iterations, np.array(ladder.gains))[:, None]
-        redone_s = redone * self.profile.iteration_s(choice.gpus_per_trial)
-        lost_s: list[list[float]] = (train_s + times * (spot.restart_s + rng.random(train_s.shape) * redone_s)).tolist()
-        return lost_s
-
-
-def mean_times(stage: Stage, profile: Profile, gpus: int) -> tuple[list[list[float]], list[list[float]]]:
-    """Return the start-up and training seconds of every trial in each rung ([rung][trial]) if nothing varies."""
-    assert stage.ladder is not None, "asha has rungs"
-    iteration_s = profile.iteration_s(gpus)
-    startup_s = [[profile.trial_startup_s] * stage.trials] * len(stage.ladder.totals)
-    return startup_s, [[gain * iteration_s] * stage.trials for gain in stage.ladder.gains]
-
-
-def _factors(cv: float, law: Law, rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Return factors with mean 1."""
-    if cv == 0.0:
-        return np.ones(shape)
-    if law == "normal":
-        return np.maximum(0.0, rng.normal(1.0, cv, shape))
-    variance = math.log1p(cv * cv)
-    return rng.lognormal(-variance / 2.0, math.sqrt(variance), shape)
+    def _simulate(self, choices: Sequence[StagePlan], samples: range) -> None:
+        if self._draw is None:
+            self._draw = drawn(self.stage, self.profile, self.offer, self.most, (self.seed,))
+        runs = simulate(self.stage, choices, self.profile, self.offer, self._draw, samples)
+        for choice, *found in zip(choices, runs.jct_s, runs.cost_usd, runs.starts_s, strict=True):
+            before = self._figures.get(choice)
+            more = Figures(*found)
+            self._figures[choice] = more if before is None else before.joined(more)
 
 
 def _quantile(values: Floats, share: float) -> float:
@@ -353,12 +170,9 @@ def _distribution(values: Floats) -> Distribution:
 def planned(problem: Problem, chosen: Plan, simulations: Simulations | None = None) -> Planned:
     """Return a plan with its prediction and its odds. Raises InputError if it does not fit the job or the offer."""
     check_plan(problem.stages, chosen, problem.offer)
-    runs = simulations or simulations_of(problem)
-    traces = runs.traces(chosen.stages[0], runs.most)
-    jct_s, cost_usd = runs.figures(chosen.stages[0], runs.most)
-    starts_s = float(np.mean([one.starts_s for one in traces]))
-    mean_s, mean_usd = float(jct_s.mean()), float(cost_usd.mean())
-    choice = chosen.stages[0]
+    runs, choice = simulations or simulations_of(problem), chosen.stages[0]
+    (found,) = runs.figures([choice], runs.most)
+    starts_s, (mean_s, mean_usd) = float(found.starts_s.mean()), found.mean
     stage = StagePrediction(
         start_s=0.0,
         provisioning_s=starts_s,
@@ -371,13 +185,13 @@ def planned(problem: Problem, chosen: Plan, simulations: Simulations | None = No
         jct_s=mean_s,
         cost_usd=mean_usd,
         stages=(stage,),
-        jct=_distribution(jct_s),
-        cost=_distribution(cost_usd),
-        num_samples=len(traces),
+        jct=_distribution(found.jct_s),
+        cost=_distribution(found.cost_usd),
+        num_samples=len(found.jct_s),
         extrapolated=(choice.gpus_per_trial,) if beyond else (),
     )
     reserve_usd = problem.reserve_usd(chosen, [mean_usd])
-    in_time, in_budget = problem.box.less(reserve_usd).limits_kept(jct_s, cost_usd)
+    in_time, in_budget = problem.box.less(reserve_usd).limits_kept(found.jct_s, found.cost_usd)
     odds = Odds(
         p_deadline=float(in_time.mean()),
         p_budget=float(in_budget.mean()),
@@ -406,18 +220,17 @@ def plan(problem: Problem, effort: Effort = THOROUGH) -> Planned:
 def frontier(problem: Problem) -> list[tuple[float, float]]:
     """Return (the JCT kept with the confidence, mean cost) of plans that no other beats, fastest first."""
     search, box, confidence = _Search(problem, THOROUGH), problem.box, problem.constraints.confidence
-    rough = {choice: search.mean(choice, search.effort.rough_samples) for choice in search.candidates}
-    best = [choice for choice, (cost_usd, jct_s) in rough.items() if not _is_beaten(cost_usd, jct_s, rough.values())]
+    rough = [found.mean for found in search.runs.figures(search.candidates, search.runs.rough)]
+    best = [one for one, mean in zip(search.candidates, rough, strict=True) if not _is_beaten(*mean, rough)]
     points = []
-    for choice in best:
-        jct_s, cost_usd = search.runs.figures(choice, max(FEWEST_SAMPLES, search.runs.most // 2))
-        points.append((_quantile(jct_s, confidence), float(cost_usd.mean())))
+    for found in search.runs.figures(best, search.runs.few):
+        points.append((_quantile(found.jct_s, confidence), found.mean[1]))
     return unbeaten([point for point in points if point[0] <= box.time_s and point[1] <= box.cost_usd])
 
 
-def _is_beaten(cost_usd: float, jct_s: float, others: Iterable[tuple[float, float]]) -> bool:
-    """Return whether another plan is clearly cheaper and faster."""
-    return any(usd < cost_usd / _NEAR and other_s < jct_s / _NEAR for usd, other_s in others)
+def _is_beaten(jct_s: float, cost_usd: float, others: Iterable[tuple[float, float]]) -> bool:
+    """Return whether another plan is clearly faster and cheaper."""
+    return any(other_s < jct_s / _NEAR and usd < cost_usd / _NEAR for other_s, usd in others)
 
 
 class _Search:
@@ -426,10 +239,7 @@ class _Search:
     def __init__(self, problem: Problem, effort: Effort) -> None:
         self.problem, self.effort, self.runs = problem, effort, simulations_of(problem, effort)
         self.candidates = list(self._coarse())
-
-    def rough(self, choice: StagePlan) -> tuple[Floats, Floats]:
-        """Return time and cost of a candidate in few samples."""
-        return self.runs.figures(choice, self.effort.rough_samples)
+        self._confidence = problem.constraints.confidence
 
     def _coarse(self) -> Iterable[StagePlan]:
         problem = self.problem
@@ -450,13 +260,18 @@ class _Search:
         return range(wide, min(offer.max_instances, most) + 1, wide)
 
     def best(self) -> StagePlan | None:
-        """Return the best candidate that keeps the limits, and then the best of those near it."""
+        """Return the best candidate that keeps the limits, or one near it."""
+        first = self._hopeful(self.candidates, self.runs.rough)[:1]
+        near = [one for choice in first for one in self._near(choice)]
+        self.candidates += near
         found = self._confirmed(self.candidates)
-        if found is None:
-            return None
+        if found is None or found in [*first, *near]:
+            return found
         near = list(self._near(found))
         self.candidates += near
-        return self._confirmed([found, *near])
+        choices = [choice for choice in (self._confirmed(near), found) if choice is not None]
+        figures = self.runs.figures(choices, self.runs.most)
+        return min(zip(choices, figures, strict=True), key=lambda pair: self._value(pair[1]))[0]
 
     def _near(self, choice: StagePlan) -> Iterable[StagePlan]:
         """Return the candidates between a choice and the next ones that were tried."""
@@ -470,51 +285,37 @@ class _Search:
                 yield replace(choice, instances=count)
 
     def _confirmed(self, candidates: Sequence[StagePlan]) -> StagePlan | None:
-        confidence = self.problem.constraints.confidence
-        hopeful = [one for one in candidates if self._kept(one, self.effort.rough_samples) >= confidence - _SLACK]
-        found: list[StagePlan] = []
-        for choice in sorted(hopeful, key=self._rough_value):
-            if found and self._rough_value(choice)[0] > _CLOSE * self._rough_value(found[0])[0]:
-                break
-            if len(found) == self.effort.confirmed:
-                break
-            if self._kept(choice, self.runs.most // 5) < confidence - _UNLUCKY:
-                continue
-            if self._kept(choice, self.runs.most) >= confidence:
-                found.append(choice)
-        return min(found, key=lambda choice: self._value(choice, self.runs.most), default=None)
+        """Return a candidate that keeps the limits by all samples: the best by few, or the next one that does."""
+        hopeful = self._hopeful(candidates, self.runs.rough)
+        together = 1 if len(self.runs.ends) == 2 else _TOGETHER
+        for first in range(0, len(hopeful), together):
+            for choice in self._hopeful(hopeful[first : first + together], self.runs.ends[1]):
+                if all(self._hopeful([choice], count) for count in self.runs.ends):
+                    return choice
+        return None
 
-    def _kept(self, choice: StagePlan, count: int) -> float:
-        """Return the share of the first samples in which a candidate keeps the limits."""
-        jct_s, cost_usd = self.runs.figures(choice, count)
-        box = self.problem.box.less(self._reserve_usd(choice, cost_usd))
-        return float(box.holds(jct_s, cost_usd).mean())
+    def _hopeful(self, candidates: Sequence[StagePlan], count: int) -> list[StagePlan]:
+        """Return the candidates that may keep the limits by the first samples (by all of them: that do), best first."""
+        unlucky = 0.0 if count == self.runs.most else _UNLUCKY / math.sqrt(count)
+        enough = self._confidence - unlucky * math.sqrt(self._confidence * (1.0 - self._confidence) + 1.0 / count)
+        found = list(zip(candidates, self.runs.figures(candidates, count), strict=True))
+        kept = [(self._value(each), at) for at, (one, each) in enumerate(found) if self._kept(one, each) >= enough]
+        return [found[at][0] for _, at in sorted(kept)]
 
-    def _reserve_usd(self, choice: StagePlan, cost_usd: Floats) -> float:
-        return self.problem.reserve_usd(Plan(stages=(choice,)), [float(cost_usd.mean())])
+    def _kept(self, choice: StagePlan, found: Figures) -> float:
+        """Return the share of samples in which a candidate keeps the limits."""
+        box = self.problem.box.less(self._reserve_usd(choice, found))
+        return float(box.holds(found.jct_s, found.cost_usd).mean())
 
-    def mean(self, choice: StagePlan, count: int) -> tuple[float, float]:
-        """Return mean cost and mean JCT of the first samples."""
-        jct_s, cost_usd = self.runs.figures(choice, count)
-        return float(cost_usd.mean()), float(jct_s.mean())
+    def _reserve_usd(self, choice: StagePlan, found: Figures) -> float:
+        return self.problem.reserve_usd(Plan(stages=(choice,)), [found.mean[1]])
 
-    def _value(self, choice: StagePlan, count: int) -> tuple[float, float]:
-        both = self.mean(choice, count)
-        return both if self.problem.objective == "min_cost" else both[::-1]
-
-    def _rough_value(self, choice: StagePlan) -> tuple[float, float]:
-        return self._value(choice, self.effort.rough_samples)
+    def _value(self, found: Figures) -> tuple[float, float]:
+        return found.mean[::-1] if self.problem.objective == "min_cost" else found.mean
 
     def infeasible(self) -> InfeasibleError:
         """Return the error that names the limit out of reach, and the nearest value within."""
-        box, confidence = self.problem.box, self.problem.constraints.confidence
-        points = []
-        for at in (0, 1):  # the fastest and the cheapest
-            best = sorted(self.candidates, key=lambda choice: float(self.rough(choice)[at].mean()))
-            for choice in best[: self.effort.confirmed]:
-                jct_s, cost_usd = self.runs.figures(choice, self.runs.most)
-                needed_usd = _quantile(cost_usd, confidence) + self._reserve_usd(choice, cost_usd)
-                points.append((_quantile(jct_s, confidence), needed_usd))
+        box, points = self.problem.box, self._points(self._extremes(), self.runs.most).values()
         kept = [(box.limits_kept(jct_s, cost_usd), jct_s, cost_usd) for jct_s, cost_usd in points]
         return unreachable(
             box,
@@ -524,6 +325,26 @@ class _Search:
                 min(cost_usd for (in_time, _), _, cost_usd in kept if in_time),
                 min(jct_s for (_, in_budget), jct_s, _ in kept if in_budget),
             ),
-            f" with confidence {confidence:g}",
+            f" with confidence {self._confidence:g}",
             self.problem.beside,
         )
+
+    def _extremes(self) -> list[StagePlan]:
+        """Return the fastest and the cheapest candidates, of all and of those that keep the other limit."""
+        points, box = self._points(self.candidates, self.runs.rough), self.problem.box
+        some = [one for at in (0, 1) for one in sorted(points, key=lambda one: points[one][at])[:_EXTREMES]]
+        points = self._points(list(dict.fromkeys(some)), self.runs.few)
+        found = []
+        for at, most in ((0, box.cost_usd), (1, box.time_s)):
+            best = sorted(points, key=lambda one: points[one][at])
+            found += best[:2] + [one for one in best if points[one][1 - at] <= most][:1]
+        return list(dict.fromkeys(found))
+
+    def _points(self, choices: Sequence[StagePlan], count: int) -> dict[StagePlan, tuple[float, float]]:
+        """Return the JCT and the cost that plans keep with the confidence."""
+        points = {}
+        for choice, found in zip(choices, self.runs.figures(choices, count), strict=True):
+            least = math.ceil(self._confidence * count - 1e-9) - 1
+            jct_s, cost_usd = (float(np.sort(values)[least]) for values in (found.jct_s, found.cost_usd))
+            points[choice] = jct_s, cost_usd + self._reserve_usd(choice, found)
+        return points

@@ -290,7 +290,8 @@ def _figures(lane: Lane, profile: Profile, offer: Offer, seed: int) -> tuple[Flo
     """Return time and cost of a lane in each sample; one value each if nothing varies."""
     if lane.stages[0].ladder is not None:
         runs = Simulations(lane.stages[0], profile, offer, seed)
-        return runs.figures(lane.planned.plan.stages[0], min(_FEW_RUNS, runs.most))
+        (found,) = runs.figures(lane.planned.plan.stages, runs.few)
+        return found.jct_s, found.cost_usd
     if not varies(profile, offer):
         predicted = predict(lane.stages, lane.planned.plan, profile, offer)
         return np.array([predicted.jct_s]), np.array([predicted.cost_usd])
@@ -309,8 +310,6 @@ def _draws(stages: tuple[Stage, ...], profile: Profile, offer: Offer, seed: int)
 
 
 _LEAST_USD = 1e-9
-_FEW_RUNS = 50
-"""Simulated runs of asha that show the effect of an assumption."""
 
 
 def bill_lines(estimate: Estimate) -> tuple[BillLine, ...]:

@@ -546,8 +546,8 @@ def sample_lanes(lanes: Sequence[Lane], profile: Profile, offer: Offer, *, seed:
     """Return samples of a whole job: the latest end of its lanes, and the cost of all lanes and the head node."""
     if lanes[0].stages[0].ladder is not None:
         runs = Simulations(lanes[0].stages[0], profile, offer, seed)
-        jct_s, cost_usd = runs.figures(lanes[0].planned.plan.stages[0], runs.most)
-        return Samples(jct_s=jct_s, cost_usd=cost_usd, walked=())
+        (found,) = runs.figures(lanes[0].planned.plan.stages, runs.most)
+        return Samples(jct_s=found.jct_s, cost_usd=found.cost_usd, walked=())
     widest = max(stage.trials for lane in lanes for stage in lane.stages)
     return _sampled(lanes, [_draws(lane, widest, profile, offer, seed) for lane in lanes], offer)
 

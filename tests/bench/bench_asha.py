@@ -91,7 +91,8 @@ def figures(job: Job, runs: int) -> tuple[Figures, Figures]:
     """Return times and costs of the simulated runs that predict a job, and of virtual ones."""
     simulated = Simulations(job.stages[0], job.profile, job.offer, 0)
     actual = np.array([one_run(job, seed) for seed in range(runs)]).T
-    return simulated.figures(job.plan.stages[0], simulated.most), (actual[0], actual[1])
+    (found,) = simulated.figures(job.plan.stages, simulated.most)
+    return (found.jct_s, found.cost_usd), (actual[0], actual[1])
 
 
 def shares_within(predicted: Figures, actual: Figures) -> list[float]:

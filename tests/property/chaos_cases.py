@@ -14,12 +14,12 @@ from rubberband.executor.core.brackets import Bracket, brackets_of
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.fleet import AttemptFate, Messages, TrialEnd
-from rubberband.planner.asha import Draw, mean_times, simulate
 from rubberband.planner.model import predict
 from rubberband.spec.search import Search, Sha, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
+from tests.builders.asha_runs import steady_run
 from tests.builders.jobs import JOB
 
 LEASE_S = 600.0
@@ -248,23 +248,17 @@ def _widening(family: Family, room: float | None) -> Sha | None:
 
 def climb_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Offer) -> Prediction:
     """Simulate one run in which nothing goes wrong, and a trial with a lower number is better."""
-    startup_s, train_s = mean_times(stage, profile, choice.gpus_per_trial)
-    draw = Draw(
-        provision_s=offer.provision_delay_s,
-        init_s=offer.init_delay_s,
-        startup_s=startup_s,
-        train_s=train_s,
-        merits=[range(stage.trials)] * len(train_s),
-    )
-    trace = simulate(stage, choice, offer, draw)
+    assert stage.ladder is not None, "its trials climb"
+    runs = steady_run(stage, choice, profile, offer, [range(stage.trials)] * len(stage.ladder.totals))
+    starts_s, jct_s, cost_usd = (float(values[0, 0]) for values in (runs.starts_s, runs.jct_s, runs.cost_usd))
     one = StagePrediction(
         start_s=0.0,
-        provisioning_s=trace.starts_s,
-        duration_s=trace.jct_s - trace.starts_s,
-        cost_usd=trace.cost_usd,
+        provisioning_s=starts_s,
+        duration_s=jct_s - starts_s,
+        cost_usd=cost_usd,
         slots=slots(choice.instances, offer.gpus, choice.gpus_per_trial),
     )
-    return Prediction(jct_s=trace.jct_s, cost_usd=trace.cost_usd, stages=(one,))
+    return Prediction(jct_s=jct_s, cost_usd=cost_usd, stages=(one,))
 
 
 def _stages(source: Random) -> tuple[Stage, ...]:

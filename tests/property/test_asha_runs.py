@@ -18,11 +18,12 @@ from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.journal import Journal
 from rubberband.executor.result import jct_s
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
-from rubberband.planner.asha import Draw, Trace, mean_times, simulate
+from rubberband.planner.asha_runs import Runs
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, Prediction, StagePlan, StagePrediction
 from tests.bench.bench_asha import PROFILES, figures, job_of, shares_within
+from tests.builders.asha_runs import reached, steady_run
 from tests.builders.budget import examples
 from tests.builders.memory import MemoryJournal
 from tests.builders.strategies import faults, offers, profiles
@@ -55,18 +56,10 @@ def asha_jobs(draw: st.DrawFn, most_trials: int = 30) -> Job:
     )
 
 
-def simulated(job: Job, scores: list[list[float]]) -> Trace:
+def simulated(job: Job, scores: list[list[float]]) -> Runs:
     """Simulate a run in which trial `t` reports `scores[rung][t]` at the end of a rung: the highest is the best."""
-    stage, choice = job.stages[0], job.plan.stages[0]
-    startup_s, train_s = mean_times(stage, job.profile, choice.gpus_per_trial)
-    draw = Draw(
-        provision_s=job.offer.provision_delay_s,
-        init_s=job.offer.init_delay_s,
-        startup_s=startup_s,
-        train_s=train_s,
-        merits=[[-score for score in row] for row in scores],
-    )
-    return simulate(stage, choice, job.offer, draw)
+    merits = [[-score for score in row] for row in scores]
+    return steady_run(job.stages[0], job.plan.stages[0], job.profile, job.offer, merits)
 
 
 def scores_of(job: Job, seed: int) -> list[list[float]]:
@@ -95,11 +88,11 @@ def test_a_run_takes_and_costs_what_its_simulation_says(job: Job, seed: int) -> 
     controller, _, finish = run_virtual(job, backend=backend_of(job, scores))
     state, expected = controller.state, simulated(job, scores)
     assert finish.outcome == "done"
-    assert abs(jct_s(state, state.now) - expected.jct_s) < MILLISECOND
-    assert abs(bill_usd(controller.job, state, state.now) - expected.cost_usd) < CENT
+    assert abs(jct_s(state, state.now) - expected.jct_s[0, 0]) < MILLISECOND
+    assert abs(bill_usd(controller.job, state, state.now) - expected.cost_usd[0, 0]) < CENT
     assert job.ladder is not None
-    reached = tuple(sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
-    assert reached == expected.reached
+    found = tuple(sum(trial.rung >= rung for trial in state.trials) for rung in range(len(job.ladder.totals)))
+    assert found == reached(expected, len(job.ladder.totals))
     assert any(trial.status is TrialStatus.COMPLETED for trial in state.trials)
 
 
@@ -164,7 +157,7 @@ def test_a_sampler_that_learns_draws_every_trial_when_it_starts(job: Job, seed: 
     finish = drive(controller, backend_of(job, scores), journal, observers=[check], draw=draw)
     assert finish.outcome == "done"
     assert waited == list(range(job.num_trials))
-    assert abs(jct_s(controller.state, controller.state.now) - simulated(job, scores).jct_s) < MILLISECOND
+    assert abs(jct_s(controller.state, controller.state.now) - simulated(job, scores).jct_s[0, 0]) < MILLISECOND
     again = Controller(job)
     replay(again, journal)
     assert again.state == controller.state

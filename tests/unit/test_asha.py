@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,23 @@ def test_a_plan_keeps_the_deadline_with_the_confidence(deadline_s: float | None)
     assert planned.odds.p_both >= 0.95
     assert planned.prediction.jct is not None
     assert planned.prediction.jct.p90 > planned.prediction.jct.p10
+
+
+def test_a_tight_plan_keeps_its_promise_and_has_the_same_odds_at_every_door() -> None:
+    noisy = replace(PROFILE, trial_cv=0.2, mean_cv=0.05)
+    with pytest.raises(InfeasibleError) as error:
+        plan((CLIMB,), noisy, OFFER, PlanningConstraints(deadline_s=700.0, max_gpus_per_trial=8, confidence=0.9))
+    for deadline_s in (error.value.shortest_jct_s, 900.0, 1100.0, 1300.0, 1500.0):
+        limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=8, confidence=0.9)
+        found = plan((CLIMB,), noisy, OFFER, limits)
+        assert found.odds is not None
+        assert found.odds.p_both >= 0.9
+        problem = Problem(stages=(CLIMB,), profile=noisy, offer=OFFER, constraints=limits)
+        assert planner.planned(problem, found.plan) == found
+        others = planner.planned(replace(problem, seed=1), found.plan)  # samples that have not chosen it
+        assert others.odds is not None
+        assert others.odds.p_both == pytest.approx(found.odds.p_both, abs=0.03)
+        assert others.prediction.cost_usd == pytest.approx(found.prediction.cost_usd, rel=0.02)
 
 
 def test_equal_seeds_give_equal_plans_and_others_other_samples() -> None:
