@@ -5,7 +5,6 @@ Run: python -m tests.bench.bench_backup [virtual RUNS | real RUNS] [SEED]
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -60,24 +59,36 @@ def winner(result: Result) -> tuple[Any, ...]:
 
 def virtual(seed: int, place: Path) -> Outcome:
     """Back up a virtual run at a random instant, restore it after the run has ended, and resume it."""
+    _, folder, _, wanted = _story(seed, place)
+    folder.checkpoints.mkdir(parents=True)
+    command = [sys.executable, "-m", "tests.bench.bench_backup", "drive", str(seed), str(place)]
+    with keeping_files(folder.checkpoints), subprocess.Popen(command, cwd=ROOT) as driver:
+        while not folder.journal.exists() and driver.poll() is None:
+            time.sleep(0.002)
+        while driver.poll() is None and _events(folder) < wanted:
+            time.sleep(0.01)
+        was_alive = driver.poll() is None
+        return _outcome(seed, folder, place / "backup", driver.wait, was_alive, lambda: session.run(folder))
+
+
+def _story(seed: int, place: Path) -> tuple[Experiment, ExperimentFolder, float, int]:
+    """Return an experiment and its folder, the driver's pause after each event, and the events before the backup."""
     source = Random(f"backup {seed}")
-    home, target = place / "home", place / "backup"
     words = virtual_experiment(source.randrange(10_000))
     words["resources"] |= {"instance_type": "p3.8xlarge"}  # the catalogue has its spot price
     experiment = Experiment(**words)
-    folder = ExperimentFolder(home=home, name=experiment.name)
-    folder.checkpoints.mkdir(parents=True)
+    folder = ExperimentFolder(home=place / "home", name=experiment.name)
+    return experiment, folder, source.choice((0.0, 0.0005, 0.002)), source.randrange(300)
+
+
+def _drive(seed: int, place: Path) -> None:
+    experiment, folder, pause_s, _ = _story(seed, place)
+
+    def view(_job: object, _clock: object, _stack: ExitStack) -> Sequence[Observer]:
+        return [lambda *_: time.sleep(pause_s)]
+
     with keeping_files(folder.checkpoints):
-        pause_s = source.choice((0.0, 0.0005, 0.002))
-        driver = multiprocessing.get_context("fork").Process(target=_drive, args=(experiment, folder, pause_s))
-        driver.start()
-        while not folder.journal.exists() and driver.is_alive():
-            time.sleep(0.002)
-        wanted = source.randrange(300)
-        while driver.is_alive() and _events(folder) < wanted:
-            time.sleep(0.01)
-        was_alive = driver.is_alive()
-        return _outcome(seed, folder, target, driver.join, was_alive, lambda: session.run(folder))
+        run_experiment(experiment, folder, view=view)
 
 
 def real(seed: int, place: Path) -> Outcome:
@@ -104,13 +115,6 @@ def real(seed: int, place: Path) -> Outcome:
         time.sleep(0.05)
     was_alive = driver.poll() is None
     return _outcome(seed, folder, target, driver.wait, was_alive, resume, take)
-
-
-def _drive(experiment: Experiment, folder: ExperimentFolder, pause_s: float) -> None:
-    def view(_job: object, _clock: object, _stack: ExitStack) -> Sequence[Observer]:
-        return [lambda *_: time.sleep(pause_s)]
-
-    run_experiment(experiment, folder, view=view)
 
 
 def _outcome(
@@ -146,6 +150,9 @@ def _events(folder: ExperimentFolder) -> int:
 def main() -> None:
     """Run it, and print what came of it."""
     kind = sys.argv[1] if len(sys.argv) > 1 else "virtual"
+    if kind == "drive":
+        _drive(int(sys.argv[2]), Path(sys.argv[3]))
+        return
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else RUNS
     first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     began = time.perf_counter()

@@ -195,16 +195,11 @@ def test_the_checkpoints_that_a_copied_journal_names_are_in_the_backup(
     assert len(copies) > 1, "one that a copied journal names was replaced before it was held"
 
 
-def test_a_virtual_run_that_is_backed_up_at_a_random_instant_is_resumed_to_the_same_winner(tmp_path: Path) -> None:
-    found = bench_backup.virtual(3, tmp_path)
-    assert found.wrong == ""
-
-
 @pytest.mark.long
-def test_thirty_virtual_runs_are_restored_whole(tmp_path: Path) -> None:
-    outcomes = [bench_backup.virtual(seed, tmp_path / str(seed)) for seed in range(100, 130)]
+def test_virtual_runs_are_restored_whole_from_random_instants(tmp_path: Path) -> None:
+    outcomes = [bench_backup.virtual(seed, tmp_path / str(seed)) for seed in range(100, 112)]
     assert [outcome for outcome in outcomes if outcome.wrong] == []
-    assert sum(outcome.taken == "running" for outcome in outcomes) >= 10
+    assert sum(outcome.taken == "running" for outcome in outcomes) >= 4
 
 
 @pytest.mark.ray
