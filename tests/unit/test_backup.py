@@ -182,11 +182,13 @@ def test_the_checkpoints_that_a_copied_journal_names_are_in_the_backup(
     with keeping_files(folder.checkpoints):
         driver = threading.Thread(target=drive)
         driver.start()
-        later(16)
-        made = taken(folder.home, tmp_path / "backup")
-        assert not is_over.is_set(), copies
-        allowed.release(10_000)
-        driver.join()
+        try:
+            later(16)
+            made = taken(folder.home, tmp_path / "backup")
+            assert not is_over.is_set(), copies
+        finally:
+            allowed.release(10_000)
+            driver.join()
         expected = bench_backup.winner(read(folder))
         assert sum(name.endswith(".ckpt") for name in made.files) > 3
         put_back(tmp_path / "backup", folder.home)
