@@ -9,14 +9,16 @@ that is another service: no write of the earlier holder is committed after the l
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import sqlalchemy as sql
 from sqlalchemy.exc import SQLAlchemyError
 
-from rubberband.api.store.schema import NUMBERS
+from rubberband.api.store.schema import NUMBERS, SUBMISSIONS
 from rubberband.errors import JournalError
 from rubberband.executor.journal.database import Database
+from rubberband.states import ExperimentState
 
 _SERVING = 0x52424253
 """The advisory lock of the one server of a store."""
@@ -38,6 +40,18 @@ def id_of(home: str) -> str:
 def elsewhere(home: str) -> str:
     """Return the words for an experiment that the service of another home drives, at `HOST:PATH`."""
     return f"it belongs to the home {home}: only the service there, or a command there, starts, changes and ends it"
+
+
+def claim(connection: sql.Connection, home: str, is_here: Callable[[str], bool]) -> None:
+    """Make experiments those of `home`: its own, which may have moved, and as `Store.take` says those of no home."""
+    row = SUBMISSIONS.c
+    moved = sql.update(SUBMISSIONS).where(row.home.startswith(id_of(home)), row.home != home)
+    connection.execute(moved.values(home=home))
+    unnoted = connection.execute(sql.select(row.name, row.state, row.attempt).where(row.home == "")).all()
+    waiting = [one.name for one in unnoted if one.state == ExperimentState.QUEUED and not one.attempt]
+    if found := {*waiting, *(one.name for one in unnoted if is_here(one.name))}:
+        mine = sql.update(SUBMISSIONS).where(row.name == sql.bindparam("of")).values(home=home)
+        connection.execute(mine, [{"of": name} for name in found])
 
 
 class Holding:

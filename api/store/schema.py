@@ -17,7 +17,7 @@ from sqlalchemy.types import TypeDecorator
 
 from rubberband.errors import InputError
 from rubberband.states import ExperimentState
-from rubberband.values.submission import Submission
+from rubberband.values.submission import Submission, search_words
 
 Scope = Literal["read", "submit", "admin"]
 """read: see everything and preview plans; submit: also start, extend, resume and cancel; admin: also manage tokens."""
@@ -242,6 +242,13 @@ SUBMISSIONS = sql.Table(
     sql.Column("admitted_usd", sql.Double, nullable=False, server_default="0"),
     sql.Index("service_submissions_by_age", "created_at", "name"),
 )
+
+
+def found_by(search: str) -> list[sql.ColumnElement[bool]]:
+    """Return a condition for each word of a search."""
+    texts = (SUBMISSIONS.c.name, SUBMISSIONS.c.owner, SUBMISSIONS.c.state)
+    return [sql.or_(*(text.icontains(word, autoescape=True) for text in texts)) for word in search_words(search)]
+
 
 FEED = sql.Table(
     "service_feed",

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from rubberband.api.settings import KEEPING, Keeping
-from rubberband.api.store.holding import TAKEN, UNNOTED, Holding, elsewhere, id_of
+from rubberband.api.store.holding import TAKEN, UNNOTED, Holding, claim, elsewhere, id_of
 from rubberband.api.store.schema import (
     ACTS,
     FEED,
@@ -35,13 +35,14 @@ from rubberband.api.store.schema import (
     TokenRecord,
     cursor_of,
     first_entry,
+    found_by,
     read_cursor,
     state_entry,
 )
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.database import Database, make_private, parse_url
 from rubberband.states import ACTIVE, OVER, ExperimentState
-from rubberband.values.submission import Submission, Summary, search_words
+from rubberband.values.submission import Submission, Summary
 
 ACT_KEPT_S = 30 * 24 * 3600.0
 MAX_ID = 2**63 - 1
@@ -117,16 +118,8 @@ class Store:
                 shown = self._database.shown
                 raise InputError(f"another server uses the store {shown}; stop that one, or give another --store")
         if home:
-            moved = sql.update(SUBMISSIONS).where(_columns.home.startswith(id_of(home)), _columns.home != home)
-            mine = sql.update(SUBMISSIONS).where(_columns.name == sql.bindparam("of")).values(home=home)
-            unnoted = sql.select(_columns.name, _columns.state, _columns.attempt).where(_columns.home == "")
             with self._writing() as connection:
-                connection.execute(moved.values(home=home))
-                rows = connection.execute(unnoted).all()
-                waiting = [row.name for row in rows if row.state == ExperimentState.QUEUED and not row.attempt]
-                found = {*waiting, *(row.name for row in rows if is_here(row.name))}
-                if found:
-                    connection.execute(mine, [{"of": name} for name in found])
+                claim(connection, home, is_here)
 
     def keep(self) -> None:
         """Look whether this server still has the store, or take it again. Raises JournalError if another one has it."""
@@ -290,7 +283,7 @@ class Store:
         Every word of `search` is part of the name, owner or state (see `rubberband.values.submission.matches`).
         """
         query = sql.select(SUBMISSIONS).order_by(_columns.created_at.desc(), _columns.name.desc()).limit(limit + 1)
-        query = query.where(*_found_by(search))
+        query = query.where(*found_by(search))
         if states is not None:
             query = query.where(_columns.state.in_(list(states)))
         if after is not None:
@@ -304,7 +297,7 @@ class Store:
 
     def count_states(self, *, search: str = "") -> Mapping[str, int]:
         """Return state -> number of the experiments that `search` finds; states without any are missing."""
-        query = sql.select(_columns.state, sql.func.count()).group_by(_columns.state).where(*_found_by(search))
+        query = sql.select(_columns.state, sql.func.count()).group_by(_columns.state).where(*found_by(search))
         with self._database.reading() as connection:
             return {str(state): int(count) for state, count in connection.execute(query)}
 
@@ -587,12 +580,6 @@ class Store:
         """Record it in the transaction that has the effect."""
         absent = self._database.if_absent(ACTS).on_conflict_do_update(index_elements=["request"], set_={"acted_at": at})
         connection.execute(absent.values(request=request, acted_at=at))
-
-
-def _found_by(search: str) -> list[sql.ColumnElement[bool]]:
-    """Return a condition for each word of a search."""
-    texts = (_columns.name, _columns.owner, _columns.state)
-    return [sql.or_(*(text.icontains(word, autoescape=True) for text in texts)) for word in search_words(search)]
 
 
 def _summary(plain: Mapping[str, Any]) -> Summary:
