@@ -768,6 +768,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_money_doors.py",),
     ),
     Mutant(
+        name="profile-without-a-run-for-nothing",
+        harm="a profile that was measured before a plan failed is in no budget",
+        file="rubberband/app/measure.py",
+        old="error.spent_usd += spent_usd()",
+        new="error.spent_usd += 0.0",
+        tests=("tests/unit/test_money_doors.py",),
+    ),
+    Mutant(
         name="bill-of-earlier-months-in-this-one",
         harm="a run that goes on in the next month pays for both months there",
         file="executor/observed.py",

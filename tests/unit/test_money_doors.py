@@ -17,10 +17,14 @@ from rubberband.api.experiments.budgets import Budgets
 from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import REFUSED, UNAVAILABLE, Problem
 from rubberband.api.settings import ServiceLimits, Settings, SharedPool
+from rubberband.app import hosted
+from rubberband.app.measure import noting
+from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.events import CancelRequested
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import Ending, write_ending
-from rubberband.executor.journal.inbox import Inbox
+from rubberband.executor.journal.inbox import Desk, DriverRequest, Inbox
 from rubberband.executor.journal.journal import Header
 from rubberband.executor.observed import summary_of
 from rubberband.spec.pool import PoolFile, PoolFolder
@@ -31,6 +35,7 @@ from tests.builders.fake_runs import FakeService, fake_service, words
 from tests.builders.jobs import JOB
 from tests.builders.pools import mid_month as mid_month
 from tests.builders.service_runs import DONE, House, experiment, extend, until
+from tests.builders.stories import Story
 from tests.builders.virtual_runs import run_virtual
 
 pytestmark = pytest.mark.usefixtures("mid_month")
@@ -282,3 +287,19 @@ def test_a_summary_has_the_cost_of_the_profile_and_the_part_of_the_latest_month(
     assert within.month_cost_usd == pytest.approx(within.cost_usd)
     assert across.month_cost_usd == pytest.approx(whole_usd - half_usd)
     assert 0.0 < half_usd < whole_usd, "the profile and this half are the earlier month's"
+
+
+def test_an_error_carries_the_cost_of_the_profile_before_it() -> None:
+    error = InputError("no plan")
+    with pytest.raises(InputError), noting(lambda: 0.5), noting(lambda: 0.2):
+        raise error
+    assert hosted._failed(error) == (2, "no plan", pytest.approx(0.7))
+
+
+def test_a_driver_that_is_asked_to_end_for_money_says_so_in_its_result(tmp_path: Path) -> None:
+    inbox, story = Inbox(tmp_path), Story(JOB)
+    inbox.put(DriverRequest(id="budget-1", kind="cancel", asked_at=1.0, reason="budget of ann: spent"))
+    (event,) = Desk(inbox, lambda: False).asked(story.controller, story.state.now, at_once=True)
+    assert isinstance(event, CancelRequested)
+    story.controller.handle(event)
+    assert story.state.reason == "budget of ann: spent"
