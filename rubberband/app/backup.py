@@ -31,7 +31,7 @@ import rubberband
 from rubberband.api.store.copying import copy_file, dump
 from rubberband.atomic import make_directories, sync_directory, write_atomically
 from rubberband.errors import InputError
-from rubberband.executor.journal.database import first_line, shown_url
+from rubberband.executor.journal.database import first_line, parse_url, shown_url
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import journalled
 from rubberband.executor.journal.reading import read_file
@@ -129,6 +129,14 @@ def back_up(home: Path, target: Path, store: str | None, announce: Callable[[str
             f"the backup could not be written: {where}: {getattr(error, 'strerror', None) or first_line(error)}; make "
             "room or give access, or choose another folder"
         ) from None
+
+
+def store_file(url: str | None) -> Path | None:
+    """Return the SQLite file of a store; None for another database, or without a URL. Raises InputError."""
+    parsed = None if url is None else parse_url(url)
+    if parsed is None or parsed.get_backend_name() != "sqlite":
+        return None
+    return Path(os.path.realpath(str(parsed.database)))
 
 
 def _require_places(home: Path, target: Path) -> None:
@@ -333,6 +341,8 @@ class _Backup:
     def _is_left_out(self, place: Path, name: str) -> bool:
         path = place / name
         if place == self.home and (name in _NOT_COPIED or name.startswith(BEFORE)):
+            return True
+        if path == store_file(self.store):  # it is in the backup already
             return True
         if path.is_symlink() and path.is_dir() and path.resolve().is_relative_to(self.home):
             return True

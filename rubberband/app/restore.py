@@ -18,11 +18,11 @@ from pathlib import Path
 
 from rubberband.api.store.copying import limit_access, load, revoked
 from rubberband.api.store.sql import Store, open_store
-from rubberband.app.backup import BEFORE, HOME, LOCK, STORE, Manifest, read_manifest
+from rubberband.app.backup import BEFORE, HOME, LOCK, STORE, Manifest, read_manifest, store_file
 from rubberband.atomic import make_directories, sync_directory
 from rubberband.cloud.aws.intents import renew_requests
 from rubberband.errors import InputError, JournalError
-from rubberband.executor.journal.database import first_line, parse_url
+from rubberband.executor.journal.database import first_line
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import is_hosted
 from rubberband.executor.journal.journal import sqlite_url
@@ -63,9 +63,10 @@ def restore(
     with _unused(home), _taken(store) as present:
         ended = _stage(folder, manifest, home, present, keep_tokens)
         try:
-            if store is not None:
-                _put_store(home / RESTORING / STORE, store)
-            before = _swap(home / RESTORING, home)
+            file = store_file(store)
+            if store is not None and file is None:
+                load(home / RESTORING / STORE, store)
+            before = _swap(home / RESTORING, home, file)
         except JournalError:
             shutil.rmtree(home / RESTORING, ignore_errors=True)
             raise
@@ -185,8 +186,11 @@ def _revoked_here(home: Path) -> Mapping[str, bool]:
         return {}
 
 
-def _swap(staging: Path, home: Path) -> Path | None:
-    """Put the restored files in the place of the present ones. Until all are, no command uses the home."""
+def _swap(staging: Path, home: Path, store: Path | None) -> Path | None:
+    """Put the restored files in the place of the present ones, and a store that is a file beside them (or in the home).
+
+    Until all are, no command uses the home.
+    """
     present = [path for path in home.iterdir() if path.name not in _STAYING and not path.name.startswith(BEFORE)]
     begun = f"{BEFORE}{time.strftime('%Y%m%d-%H%M%S')}"
     names = itertools.chain([begun], (f"{begun}-{number}" for number in itertools.count(2)))
@@ -198,7 +202,9 @@ def _swap(staging: Path, home: Path) -> Path | None:
     for path in sorted((staging / HOME).iterdir(), key=lambda path: path.name == "server.db"):
         if path.name not in _STAYING:
             os.rename(path, home / path.name)
-    sync_directory(home)
+    if store is not None:
+        _put_file(staging / STORE, store)
+    os.sync()
     shutil.rmtree(staging)
     sync_directory(home)
     return before if present else None
@@ -211,24 +217,20 @@ def _taken(store: str | None) -> Iterator[Store | None]:
         yield None
         return
     with ExitStack() as stack:
-        url = parse_url(store)
-        if url.get_backend_name() == "sqlite":
-            path = f"{os.path.realpath(str(url.database))}.lock"
+        if (file := store_file(store)) is not None:
+            make_directories(file.parent)
+            path = f"{file}.lock"
             lock = stack.enter_context(open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b"))
             if not try_lock(lock, EXCLUSIVE):
-                raise InputError(f"the store {url.database} is in use by a service; stop it first")
-        present = stack.enter_context(closing(Store(url)))
+                raise InputError(f"the store {file} is in use by a service; stop it first")
+        present = stack.enter_context(closing(Store(store)))
         present.take("")
         yield present
 
 
-def _put_store(copy: Path, store: str) -> None:
-    """Replace the content of a store, all or nothing. Raises JournalError, OSError."""
-    url = parse_url(store)
-    if url.get_backend_name() != "sqlite":
-        load(copy, store)
-        return
-    path = Path(os.path.realpath(str(url.database)))
+def _put_file(copy: Path, path: Path) -> None:
+    """Put a SQLite store in the place of the present one and its logs. Raises OSError."""
+    make_directories(path.parent)
     draft = path.with_name(f".{path.name}.restored")
     draft.unlink(missing_ok=True)
     shutil.copyfile(copy, draft)

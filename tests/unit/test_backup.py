@@ -330,6 +330,22 @@ def test_a_store_beside_the_home_is_backed_up_with_the_journals_in_it(tmp_path: 
         store.add(Submission(name="a", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={}))
 
 
+def test_a_store_of_another_name_in_the_home_is_restored_with_limited_access(tmp_path: Path) -> None:
+    """It is not copied a second time, as a file of the home with all of its tokens."""
+    home = tmp_path / "home"
+    home.mkdir(0o700)
+    store_url = f"sqlite:///{home}/other.db"
+    run_experiment(experiment("one"), ExperimentFolder(home=home, name="one", store=store_url))
+    with closing(open_store(store_url, home)) as store:
+        Tokens(store).create("ann", "submit")
+        taken(home, tmp_path / "backup", store_url)
+        store.revoke_token(store.tokens()[0].id, at=5.0)
+    put_back(tmp_path / "backup", home, store_url)
+    assert ExperimentFolder(home=home, name="one", store=store_url).exists
+    with closing(open_store(store_url, home)) as store:
+        assert valid(store) == set()
+
+
 def test_the_damaged_journal_of_one_experiment_does_not_keep_others_from_being_backed_up(
     home: Path, tmp_path: Path
 ) -> None:
