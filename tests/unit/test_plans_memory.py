@@ -64,7 +64,7 @@ def test_an_answer_is_stored_however_many_others_are_given(tmp_path: Path) -> No
         async def others() -> None:
             for number in itertools.count():
                 plans._keep(stored(f"other-{number}"))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.001)
 
         plans._keep(stored("first"))
         busy = asyncio.create_task(others())
