@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from rubberband.api.plans.previews import Known, Memory, PlanAnswer, Plans
 from rubberband.api.problems import INVALID, Problem
@@ -59,13 +63,20 @@ def test_requests_are_forgotten_without_their_answers() -> None:
     assert [memory.recall(request, 0.0) is None for request in ("first", "second", "third")] == [True, False, False]
 
 
-def test_an_answer_is_stored_however_many_others_are_given(tmp_path: Path) -> None:
+def test_an_answer_is_stored_however_many_others_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(plans: Plans) -> None:
         async def others() -> None:
             for number in itertools.count():
                 plans._keep(stored(f"other-{number}"))
                 await asyncio.sleep(0.001)
 
+        keep_plans = plans._store.keep_plans
+
+        def slowly(answers: Sequence[StoredPlan]) -> None:  # others are answered meanwhile
+            time.sleep(0.02)
+            keep_plans(answers)
+
+        monkeypatch.setattr(plans._store, "keep_plans", slowly)
         plans._keep(stored("first"))
         busy = asyncio.create_task(others())
         try:
