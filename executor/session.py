@@ -327,9 +327,15 @@ def make_backend(
         clock = VirtualClock(last_event_at or 0.0)
         seed = f"{job.name} {setup.seeds[:1]}"
         noise = Noise(job.profile, job.offer, seed=seed, now=clock.now)
-        by = curves(job, seed)
         return VirtualBackend(
-            job.name, job.offer, job.profile, metric=job.metric, metric_of=by, clock=clock, faults=noise
+            job.name,
+            job.offer,
+            job.profile,
+            metric=job.metric,
+            metric_of=curves(job, seed),
+            clock=clock,
+            faults=noise,
+            checkpoint_every=1 if job.offer.spot is None else job.offer.spot.checkpoint_iterations,
         )
     known_points = () if job.profile.goodput is None else job.profile.goodput.points
     return make_ray_backend(

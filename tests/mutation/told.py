@@ -145,6 +145,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_ASHA,
     ),
     Mutant(
+        name="virtual-runs-checkpoint-each-iteration",
+        harm="virtual runs on spot repeat fewer iterations than their plan assumes",
+        file="executor/session.py",
+        old="checkpoint_every=1 if job.offer.spot is None else job.offer.spot.checkpoint_iterations,",
+        new="checkpoint_every=1,",
+        tests=("tests/unit/test_session.py",),
+    ),
+    Mutant(
         name="trials-as-fast-as-each-other",
         harm="odds and time are told as if all trials were equally fast",
         file="planner/sampling.py",

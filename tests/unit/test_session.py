@@ -32,6 +32,7 @@ from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits, BatchPoint, GoodputProfile, Throughput
 from rubberband.values.balance import Balance
+from rubberband.values.offer import Spot
 from rubberband.values.plan import Plan
 from tests.builders.jobs import JOB
 from tests.builders.sessions import Killed, dying_after, setup
@@ -414,3 +415,16 @@ def test_the_workers_learn_how_many_iterations_a_whole_trial_has(
     local = setup(provider="local", entrypoint=Entrypoint.parse("trial:train"), checkpoints=str(folder.checkpoints))
     session.make_backend(folder, local, JOB, None, open_store(str(folder.checkpoints)))
     assert made["max_iterations"] == 3  # 1 in the first stage, 2 in the second
+
+
+@pytest.mark.parametrize(
+    "spot", [None, Spot(price_usd_per_hour=1.0, interruptions_per_hour=1.0, checkpoint_iterations=3)]
+)
+def test_virtual_runs_write_checkpoints_as_often_as_their_plan_assumes(
+    folder: ExperimentFolder, monkeypatch: pytest.MonkeyPatch, spot: Spot | None
+) -> None:
+    made: dict[str, object] = {}
+    monkeypatch.setattr(session, "VirtualBackend", lambda *_, **words: made.update(words))
+    job = dataclasses.replace(JOB, offer=dataclasses.replace(JOB.offer, spot=spot))
+    session.make_backend(folder, setup(), job, None, None)
+    assert made["checkpoint_every"] == (3 if spot else 1)
