@@ -84,6 +84,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = (folder / MANIFEST).read_bytes()
     except OSError:
+        if not folder.is_dir():
+            raise InputError(f"there is no backup at {folder}; name the folder of one") from None
         raise InputError(
             f"{folder} is no whole backup: it has no {MANIFEST}, which is written last; take another backup"
         ) from None
@@ -140,7 +142,7 @@ def store_file(url: str | None) -> Path | None:
 
 
 def _require_places(home: Path, target: Path) -> None:
-    if not (home / "experiments").is_dir() and not (home / "server.db").exists():
+    if not any((home / name).exists() for name in ("experiments", "pools", "server.db")):
         raise InputError(f"{home} is no home of rubberband; set RUBBERBAND_HOME to the folder to back up")
     place = target.resolve()
     if place.is_relative_to(home) or home.is_relative_to(place):

@@ -245,6 +245,8 @@ def test_a_backup_that_was_cut_off_is_not_restored(home: Path, tmp_path: Path) -
     (tmp_path / "backup" / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"is no whole backup: it has no manifest\.json"):
         put_back(tmp_path / "backup", home)
+    with pytest.raises(InputError, match=r"there is no backup at .*/other; name the folder"):
+        put_back(tmp_path / "other", home)
 
 
 @pytest.mark.parametrize(
