@@ -36,12 +36,12 @@ from rubberband.values.plan import (
 )
 from rubberband.values.profile import Profile
 
-_SAMPLES_OF_ONE = 14_000
-_MOST_SAMPLES, _FEWEST_SAMPLES = 3000, 200
+_SAMPLES_OF_ONE = 33_000
+_MOST_SAMPLES, _FEWEST_SAMPLES = 3000, 300
 """Samples of a chosen plan: fewer of many trials, whose mean varies less."""
 _FEW = 10
 """Share of them that candidates are compared with."""
-_BETWEEN = ((_FEW, 125), (3, 300))
+_BETWEEN = ((_FEW, 100), (3, 300))
 """Parts of them that rule candidates out, and the fewest samples for that: fewer save no time."""
 _MOST_CELLS = 4_000_000
 """Trials that are simulated side by side."""
@@ -68,7 +68,7 @@ _NEAR = 1.1
 """A plan that another one beats by this factor in time and in cost is not on the frontier."""
 _EXTREMES = 8
 """Fastest candidates, and cheapest ones, that show what is within reach."""
-_TOGETHER = 4
+_TOGETHER = 10
 """Candidates that are looked at side by side."""
 
 
@@ -111,7 +111,7 @@ class Simulations:
     @property
     def ends(self) -> list[int]:
         """Numbers of samples: all plans are looked at with the first, and fewer and fewer plans with more."""
-        most = min(_MOST_SAMPLES, max(_FEWEST_SAMPLES, int(_SAMPLES_OF_ONE / math.sqrt(self.stage.trials))))
+        most = min(_MOST_SAMPLES, max(_FEWEST_SAMPLES, int(_SAMPLES_OF_ONE / self.stage.trials**0.75)))
         rough, most = self.effort.rough_samples, int(most * self.effort.share)
         return [rough, *(most // part for part, least in _BETWEEN if most // part >= least), most]
 

@@ -107,7 +107,7 @@ class _Runs:
         size = self.rows * stage.trials
         self.rung, self.slot = np.zeros(size, np.int64), np.full(size, -1)
         self.most_instances = int(self.instances.max())
-        bits = int(stage.trials + self.most_instances).bit_length()
+        bits = (stage.trials + offer.max_instances).bit_length()  # the same whatever runs beside it
         self.mask, self.half = np.int64((1 << bits) - 1), np.int64(1 << bits - 1)
         self.num_slots = int((self.hosts * self.per).max())
         self.keys = np.full((self.num_slots + self.extra_keys * self.most_instances, self.rows), _NEVER)
