@@ -25,9 +25,11 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """NFS without its lock service; Lustre mounted without `-o flock`, and others."""
 _MOUNTS = Path("/proc/self/mountinfo")
 _REMOTE = {
-    "afs", "beegfs", "ceph", "cifs", "coda", "fhgfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
-    "ocfs2", "orangefs", "panfs", "pvfs2", "quobyte", "smb3", "smbfs", "weka", "wekafs",
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fhgfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs",
+    "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "quobyte", "smb3", "smbfs", "vboxsf", "virtiofs", "weka",
+    "wekafs",
 }  # fmt: skip
+"""Those of other machines, and of the host of a virtual one (WSL, Docker Desktop): memory is not shared with it."""
 _LOCAL_FUSE = {"fuse-overlayfs", "ntfs-3g", "mergerfs", "bindfs", "lxcfs", "gocryptfs", "encfs", "cryfs"}
 """File systems in user space that are of this machine; any other one, such as sshfs, is taken for remote."""
 

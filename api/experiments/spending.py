@@ -52,13 +52,18 @@ class Spending:
         return ""
 
     def to_end(self, rows: Iterable[Submission]) -> list[tuple[Submission, str]]:
-        """Return the running experiments whose owners have spent their budgets of the month, and why they end: once."""
+        """Return the running experiments whose owners have spent their budgets of the month, and why they end.
+
+        Those that `ends` was called with are left out.
+        """
         begin = time.monotonic()
         if self.budgets is None or begin < self._count_at:
             return []
         at_work = [row for row in rows if row.state in AT_WORK and (row.name, row.attempt) not in self._told]
         why = self.budgets.used_up({row.owner for row in at_work}, time.time())
         self._count_at = time.monotonic() + max(COUNT_EVERY_S, (time.monotonic() - begin) / COUNTING_SHARE)
-        found = [(row, why[row.owner]) for row in at_work if row.owner in why]
-        self._told |= {(row.name, row.attempt) for row, _ in found}
-        return found
+        return [(row, why[row.owner]) for row in at_work if row.owner in why]
+
+    def ends(self, row: Submission) -> None:
+        """Note that an experiment was asked to end."""
+        self._told.add((row.name, row.attempt))

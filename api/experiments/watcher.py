@@ -395,8 +395,10 @@ class Watcher:
 
     def _end(self, name: str, why: str) -> None:
         """Ask an experiment to end, as its owner's budget is used up."""
-        asked = DriverRequest(id=f"budget-{self._rows[name].attempt}", kind="cancel", asked_at=time.time(), reason=why)
+        row = self._rows[name]
+        asked = DriverRequest(id=f"budget-{row.attempt}", kind="cancel", asked_at=time.time(), reason=why)
         Inbox(self.folder(name).inbox).put(asked)
+        self._spending.ends(row)  # only now: if the disk was full, it is asked again
         log.warning("experiment %s: %s", name, why)
 
     def _restart(self, row: Submission, act: str, expected: Forecast | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -31,9 +32,14 @@ def copy_file(source: Path, target: Path) -> None:
     """
     os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     place = f"file:{quote(str(source.absolute()))}?mode=rw"
-    with closing(sqlite3.connect(place, uri=True, timeout=30.0)) as live, closing(sqlite3.connect(target)) as copy:
-        live.backup(copy)
-        copy.execute("PRAGMA journal_mode=DELETE")
+    try:
+        with closing(sqlite3.connect(place, uri=True, timeout=30.0)) as live, closing(sqlite3.connect(target)) as copy:
+            live.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_CANTOPEN or not source.exists():
+            raise
+        raise PermissionError(errno.EACCES, str(error), str(source)) from None
 
 
 def dump(url: str, target: Path, begun: Callable[[], None]) -> None:

@@ -1,8 +1,9 @@
 """The right to change a PostgreSQL store: one service has it at a time.
 
 It is an advisory lock, which lives as long as a connection: a restart of the database, a failover or a firewall that
-ends idle connections frees it, and another service may take it. So its holder looks at that connection in each round,
-and takes the lock again if it is free. Each write reads in its transaction who took the lock last, and is given up if
+ends idle connections frees it, and another service may take it. So does a pooler that gives the connection to others,
+while it still answers. So its holder looks in each round, by that connection, whether it took the lock last, and takes
+it again if it is free. Each write reads in its transaction who took the lock last, and is given up if
 that is another service: no write of the earlier holder is committed after the later one has begun ("fencing").
 """
 
@@ -22,7 +23,7 @@ from rubberband.states import ExperimentState
 
 _SERVING = 0x52424253
 """The advisory lock of the one server of a store."""
-_HOLDER = sql.select(NUMBERS.c.value).where(NUMBERS.c.name == "server").with_for_update(read=True)
+_HOLDER = sql.select(NUMBERS.c.value).where(NUMBERS.c.name == "server")
 _NOTICE_THE_END = "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 """The database frees the lock of a machine that is gone after half a minute; its default is two hours."""
 TAKEN = "another server uses this service's store; send the request there, or try again when that one has stopped"
@@ -97,13 +98,13 @@ class Holding:
 
     def _answers(self) -> bool:
         try:
-            return self._connection is not None and bool(self._connection.exec_driver_sql("SELECT 1").scalar_one())
+            return self._connection is not None and self._connection.execute(_HOLDER).scalar() == self._id
         except SQLAlchemyError:
             return False
 
     def require(self, connection: sql.Connection) -> None:
         """Raise JournalError, in the transaction of a write, if another server took it. None can until it ends."""
-        if connection.execute(_HOLDER).scalar() != self._id:
+        if connection.execute(_HOLDER.with_for_update(read=True)).scalar() != self._id:
             raise JournalError(TAKEN)
 
     def close(self) -> None:

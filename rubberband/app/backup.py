@@ -128,7 +128,7 @@ def back_up(home: Path, target: Path, store: str | None, announce: Callable[[str
             raise
         where = getattr(error, "filename", None) or target
         raise InputError(
-            f"the backup could not be written: {where}: {getattr(error, 'strerror', None) or first_line(error)}; make "
+            f"the backup could not be taken: {where}: {getattr(error, 'strerror', None) or first_line(error)}; make "
             "room or give access, or choose another folder"
         ) from None
 
@@ -287,13 +287,13 @@ class _Backup:
             if copy.exists():
                 self.announce(f"note: {folder.name}: {first_line(error)}; it is copied as it is")
             return None
-        needed = set()
+        needed, place = set(), folder.checkpoints.resolve()
         for trial in found.controller.state.trials:
             for ref in (trial.checkpoint, trial.before):
                 if ref is None or ref.url.startswith("virtual:"):
                     continue
                 path = Path(unquote(urlsplit(ref.url).path))
-                if path.parent == folder.checkpoints:
+                if path.parent.resolve() == place:  # also by a link to the home, or from it
                     needed.add(self.held / folder.name / path.name)
                 else:
                     self.elsewhere.setdefault(found.header.setup["checkpoints"], {})[folder.name] = None
@@ -325,7 +325,7 @@ class _Backup:
     # All other files
 
     def _copy_rest(self) -> None:
-        for directory, names, found in os.walk(self.home, followlinks=True):
+        for directory, names, found in os.walk(self.home, followlinks=True, onerror=_require_gone):
             place = Path(directory)
             names[:] = [name for name in names if not self._is_left_out(place, name)]
             for name in found:
@@ -346,7 +346,11 @@ class _Backup:
             return True
         if path == store_file(self.store):  # it is in the backup already
             return True
-        if path.is_symlink() and path.is_dir() and path.resolve().is_relative_to(self.home):
+        real = Path(os.path.realpath(path))
+        if real == self.target.resolve() or (path.is_symlink() and path.is_dir() and real.is_relative_to(self.home)):
+            return True
+        if path.is_symlink() and place.resolve().is_relative_to(real):
+            self.announce(f"note: {path} leads back to {real}, which has it; it is not copied")
             return True
         if _CHECKPOINT.fullmatch(name) and place.name == "checkpoints":
             return place.parent.name in self.done
@@ -392,6 +396,12 @@ class _Backup:
 
     def _key(self, copy: Path) -> str:
         return copy.relative_to(self.target).as_posix()
+
+
+def _require_gone(error: OSError) -> None:
+    """Raise the error of a folder that cannot be read: a backup that lacks it would not be whole."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _link(source: Path, link: Path) -> None:

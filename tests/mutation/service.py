@@ -589,7 +589,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="write-of-a-replaced-server",
         harm="a write that began before the store changed hands ends after it",
         file="api/store/holding.py",
-        old="if connection.execute(_HOLDER).scalar() != self._id:",
+        old="if connection.execute(_HOLDER.with_for_update(read=True)).scalar() != self._id:",
         new="if self.is_taken:",
         tests=("tests/unit/test_store_holding.py",),
     ),

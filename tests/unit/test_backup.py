@@ -234,10 +234,86 @@ def test_a_full_disk_is_one_line_and_leaves_no_backup(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(backup._Backup, "_copy_rest", full)
-    with pytest.raises(InputError, match=r"the backup could not be written: .*No space left on device; make room"):
+    with pytest.raises(InputError, match=r"the backup could not be taken: .*No space left on device; make room"):
         taken(home, tmp_path / "backup")
     assert not (tmp_path / "backup").exists()
     assert not (home / "backup.held").exists()
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_not_left_out(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup without it would be taken for a whole one."""
+    real, closed = os.scandir, home / "experiments" / "one" / "logs"
+
+    def scandir(path: Any) -> Any:
+        if path == str(closed):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    closed.mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match=f"could not be taken: {closed}: Permission denied"):
+        taken(home, tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
+
+
+def test_a_journal_that_cannot_be_opened_is_named(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = ExperimentFolder(home=home, name="one").journal
+    real = sqlite3.connect
+
+    def connect(place: Any, **options: Any) -> Any:
+        if str(journal) in str(place):
+            return real(f"file:{home}?mode=rw", **options)  # a folder: the same error as without access
+        return real(place, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(InputError, match=f"could not be taken: {journal}: unable to open database file; .*give access"):
+        taken(home, tmp_path / "backup")
+
+
+def test_checkpoints_in_a_home_that_is_reached_by_a_link_are_in_its_backup(tmp_path: Path) -> None:
+    """The home was moved to another disk, or restored on another machine: its journals name the earlier path."""
+    kept = ExperimentFolder(home=tmp_path / "home", name="one")
+    half_a_run_with_files(kept)
+    shutil.move(tmp_path / "home", tmp_path / "disk")
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    made = taken(tmp_path / "home", tmp_path / "backup")
+    named = {
+        Path(trial.checkpoint.url).name for trial in read_at_once(kept).controller.state.trials if trial.checkpoint
+    }
+    assert named
+    assert named <= {Path(name).name for name in made.files}
+
+
+def half_a_run_with_files(folder: ExperimentFolder) -> None:
+    """Run an experiment, whose checkpoints are files, until some are there."""
+
+    class Killed(BaseException):
+        pass
+
+    def die_at_once(*_: object) -> None:
+        if len([*folder.checkpoints.glob("*.ckpt")]) == 4:
+            raise Killed
+
+    words = experiment(folder.name).model_dump(mode="json", by_alias=True, exclude_none=True)
+    words["search"]["scheduler"] |= {"num_samples": 4, "grace_period": 20, "max_t": 20}
+    folder.checkpoints.mkdir(parents=True)
+    with keeping_files(folder.checkpoints), pytest.raises(Killed):
+        run_experiment(Experiment(**words), folder, view=lambda *_: [die_at_once])
+
+
+def test_links_that_lead_back_to_what_has_them_end_no_backup(home: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (disk / "data.txt").write_text("data")
+    (home / "linked").symlink_to(disk)
+    (disk / "back").symlink_to(disk)
+    (home / "itself").symlink_to(home / "itself")
+    said: list[str] = []
+    made = back_up(home, disk / "backup", None, said.append)
+    assert [name for name in made.files if "linked" in name] == ["home/linked/data.txt"]
+    assert said == [f"note: {home}/linked/back leads back to {disk}, which has it; it is not copied"]
 
 
 def test_a_backup_that_was_cut_off_is_not_restored(home: Path, tmp_path: Path) -> None:

@@ -138,6 +138,31 @@ def test_a_running_experiment_ends_once_its_owner_has_spent_the_budget(house: Ho
     assert asked.reason.endswith("are spent this month; resume it next month, or once the budget is raised")
 
 
+def test_an_end_that_a_full_disk_kept_from_being_asked_is_asked_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.tell(one="hold")
+    limited(house, 0.5)
+    real, tries = Inbox.put, list[str]()
+
+    def put(inbox: Inbox, request: DriverRequest) -> None:
+        tries.append(request.id)
+        if len(tries) == 1:
+            raise InputError("inbox cannot be written (No space left on device)")
+        real(inbox, request)
+
+    monkeypatch.setattr(Inbox, "put", put)
+    monkeypatch.setattr(spending, "COUNT_EVERY_S", 0.01)
+    with house.open() as runs:
+        runs.submit(experiment())
+        house.wait("one", RUNNING)
+        spend(house, 0.6)
+        until(lambda: Inbox(ExperimentFolder(home=house.home, name="one").inbox).pending() or None)
+        house.go()
+        house.wait("one", DONE)
+    assert tries == ["budget-1"] * 2
+
+
 def test_two_submissions_at_the_same_moment_do_not_get_the_same_money(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,20 @@ def test_a_restart_of_the_database_frees_the_store_and_its_server_takes_it_again
     assert first.add(submission("a"))
 
 
+def test_a_server_whose_lock_a_pooler_has_freed_notices_that_another_has_the_store(stores: tuple[Store, Store]) -> None:
+    """Its connection still answers, but is another one of the database: PgBouncer with pool_mode=transaction."""
+    first, second = stores
+    assert first._holding is not None
+    assert first._holding._connection is not None
+    first._holding._connection.exec_driver_sql("SELECT pg_advisory_unlock_all()")
+    first.keep()
+    second.take(BEN)
+    with pytest.raises(JournalError, match="another server uses this service's store"):
+        first.keep()
+    assert first.is_taken
+    second.keep()
+
+
 def test_a_server_that_was_replaced_changes_nothing_until_it_has_the_store_again(
     stores: tuple[Store, Store], postgresql_url: str
 ) -> None:
