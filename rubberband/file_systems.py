@@ -29,7 +29,7 @@ _REMOTE = {
     "nfs4", "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "quobyte", "smb3", "smbfs", "vboxsf", "virtiofs", "weka",
     "wekafs",
 }  # fmt: skip
-"""Those of other machines, and of the host of a virtual one (WSL, Docker Desktop): memory is not shared with it."""
+"""File systems of other machines, or of the host of a virtual one (WSL, Docker Desktop), which share no memory."""
 _LOCAL_FUSE = {"fuse-overlayfs", "ntfs-3g", "mergerfs", "bindfs", "lxcfs", "gocryptfs", "encfs", "cryfs"}
 """File systems in user space that are of this machine; any other one, such as sshfs, is taken for remote."""
 
