@@ -260,11 +260,16 @@ class _Search:
         return range(wide, min(offer.max_instances, most) + 1, wide)
 
     def best(self) -> StagePlan | None:
-        """Return the best candidate that keeps the limits, or one near it."""
-        first = self._hopeful(self.candidates, self.runs.rough)[:1]
+        """Return the best candidate that keeps the limits, on spot alone first where that is preferred."""
+        on_spot = [one for one in self.candidates if one.market == "spot"] if self.problem.prefers_spot else []
+        return self._best(on_spot) or self._best(list(self.candidates))
+
+    def _best(self, candidates: Sequence[StagePlan]) -> StagePlan | None:
+        """Return the best of some candidates that keeps the limits, or one near it."""
+        first = self._hopeful(candidates, self.runs.rough)[:1]
         near = [one for choice in first for one in self._near(choice)]
         self.candidates += near
-        found = self._confirmed(self.candidates)
+        found = self._confirmed([*candidates, *near])
         if found is None or found in [*first, *near]:
             return found
         near = list(self._near(found))

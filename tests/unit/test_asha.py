@@ -139,6 +139,12 @@ def test_spot_is_bought_where_it_is_cheaper() -> None:
     assert planned.plan.stages[0].market == "spot"
 
 
+def test_spot_comes_first_where_the_objective_is_time() -> None:
+    offer = replace(OFFER, spot=Spot(price_usd_per_hour=4.0, interruptions_per_hour=0.5, restart_s=60.0))
+    found = plan((CLIMB,), PROFILE, offer, PlanningConstraints(max_gpus_per_trial=4), objective="min_time")
+    assert found.plan.stages[0].market == "spot"
+
+
 def test_estimates_show_the_other_scheduler_beside() -> None:
     case = Case(offer=OFFER, profile=PROFILE, constraints=PlanningConstraints(deadline_s=7200.0, max_gpus_per_trial=4))
     with_sync = estimate([CHAIN], [case], clock=time.perf_counter, beside=Beside(scheduler="asha", stages=(CLIMB,)))
