@@ -98,6 +98,8 @@ class TrialCheck:
     """TorchTrial, Trial or function."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     checkpoint_bytes: int | None = None
+    checkpoint_every: int | None = None
+    """Iterations between the checkpoints of its class; None: a function chooses them."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Step -> its seconds: import, set-up, iteration, save, restore, and perhaps continue and gang."""
     problems: list[Problem] = field(default_factory=list)
@@ -261,6 +263,8 @@ class _Check:
         try:
             with self._step("set-up"):
                 runner = self._made(segment, resources)
+            if self._found.kind != "function":
+                self._found.checkpoint_every = runner.checkpoint_every
             begun = self._attributes(runner)
             metrics = self._iterate(runner, segment)
             with self._step("save"):

@@ -153,7 +153,7 @@ def check_first(
             "Python check=False, runs it all the same)"
         )
     announce(f"checked {entrypoint}: {report.summary()}, restored")
-    for remark in _not_reported(experiment, report.trial):
+    for remark in _remarks(experiment, report.trial):
         announce(remark)
     if passed is not None:
         with suppress(OSError):  # a full disk
@@ -222,12 +222,28 @@ def _checked(
             configuration=configuration,
             trial=found,
             problems=(*problems, *found.problems, *_unfinished(found, limit_s)),
-            remarks=(*found.remarks, *_not_reported(experiment, found), *(() if found.problems else failed)),
+            remarks=(*found.remarks, *_remarks(experiment, found), *(() if found.problems else failed)),
         )
         if not found.problems or any(problem.is_final for problem in found.problems) or time.monotonic() > until:
             break
         failed.append(f"trial {number} ({brief(configuration)}) fails: {found.problems[0].line}")
     return report
+
+
+def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:
+    return _not_reported(experiment, found) + _planned_otherwise(experiment, found)
+
+
+def _planned_otherwise(experiment: Experiment, found: TrialCheck) -> list[str]:
+    """Return a remark where plans for spot assume other checkpoints than the trial writes."""
+    resources, written = experiment.resources, found.checkpoint_every
+    if resources.market != "spot" or written in (None, resources.spot.checkpoint_iterations):
+        return []
+    planned = resources.spot.checkpoint_iterations
+    return [
+        f"the trial's checkpoint_every is {written}, and plans assume resources.spot.checkpoint_iterations={planned}: "
+        f"what an interruption costs is told wrong; write -s resources.spot.checkpoint_iterations={written}"
+    ]
 
 
 def _not_reported(experiment: Experiment, found: TrialCheck) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,9 @@ class Good(rubberband.Trial):
         return {"score": FACTOR * self.config["x"] * self.iterations}
     def save(self): return bytes(1_000_000 + self.iterations)
     def load(self, state): self.iterations = len(state) - 1_000_000
+
+class Seldom(Good):
+    checkpoint_every = 5
 
 class Misnamed(Good):
     def iterate(self): return {"scores": 1.0}
@@ -138,6 +142,18 @@ def test_a_good_trial_passes_whatever_threads_it_leaves(code: Path) -> None:
     assert 1_000_000 < report.trial.checkpoint_bytes < 1_001_000
     assert list(report.trial.seconds) == ["import", "set-up", "iteration", "save", "restore", "continue"]
     assert json.loads(json.dumps(report.to_json()))["kind"] == "Trial"
+
+
+def test_plans_on_spot_that_assume_other_checkpoints_than_the_trial_writes_are_named(code: Path) -> None:
+    def remarks(**words: Any) -> Sequence[str]:
+        resources = {**experiment(None).resources.model_dump(exclude_unset=True, by_alias=True), **words}
+        return checked(code, "Seldom", resources=resources).remarks
+
+    (told,) = remarks(market="spot")
+    assert "checkpoint_every is 5" in told
+    assert told.endswith("write -s resources.spot.checkpoint_iterations=5")
+    assert not remarks(market="spot", spot={"checkpoint_iterations": 5})
+    assert not remarks()
 
 
 @pytest.mark.long
