@@ -235,14 +235,14 @@ def _remarks(experiment: Experiment, found: TrialCheck) -> list[str]:
 
 
 def _planned_otherwise(experiment: Experiment, found: TrialCheck) -> list[str]:
-    """Return a remark where plans for spot assume other checkpoints than the trial writes."""
+    """Return a remark where plans for spot assume more checkpoints than the trial writes."""
     resources, written = experiment.resources, found.checkpoint_every
-    if resources.market != "spot" or written in (None, resources.spot.checkpoint_iterations):
+    if resources.market != "spot" or written is None or written <= resources.spot.checkpoint_iterations:
         return []
     planned = resources.spot.checkpoint_iterations
     return [
         f"the trial's checkpoint_every is {written}, and plans assume resources.spot.checkpoint_iterations={planned}: "
-        f"what an interruption costs is told wrong; write -s resources.spot.checkpoint_iterations={written}"
+        f"interruptions cost more than planned; write -s resources.spot.checkpoint_iterations={written}"
     ]
 
 
