@@ -49,6 +49,8 @@ def dump(url: str, target: Path, begun: Callable[[], None]) -> None:
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
+        if not Path(str(parsed.database)).exists():
+            raise JournalError(f"the store {parsed.database} does not exist; name the one that the service uses")
         copy_file(Path(str(parsed.database)), target)
         begun()
         return

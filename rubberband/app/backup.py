@@ -193,6 +193,8 @@ class _Backup:
 
     def write(self) -> Manifest:
         """Write it all. Raises InputError, JournalError, OSError or sqlite3.Error."""
+        if self.store is None:
+            self._require_journals()
         server = self.home / "server.db"
         if server.exists():  # before the journals: a feed that is ahead of its journal would skip events
             self._copy_database(server)
@@ -219,6 +221,17 @@ class _Backup:
         return manifest
 
     # Journals, and the checkpoints that they name
+
+    def _require_journals(self) -> None:
+        """Note experiments whose journals are no files of the home. Raises InputError if those of all are not."""
+        without = [path for path in sorted((self.home / "experiments").glob("*")) if (path / "driver.lock").exists()]
+        without = [path for path in without if not (path / "journal.db").exists()]
+        if not without:
+            return
+        told = f"the journals of {', '.join(path.name for path in without[:3])}{' ...' * (len(without) > 3)}"
+        if not any((self.home / "experiments").glob("*/journal.db")):
+            raise InputError(f"{told} are not in {self.home}; name their store: --store URL, or RUBBERBAND_STORE")
+        self.announce(f"note: {told} are not in this backup; if a store has them, name it: --store URL")
 
     def _copy_store(self, url: str) -> None:
         copy = self.target / STORE

@@ -25,7 +25,7 @@ from rubberband.app import restore as restoring
 from rubberband.app.backup import Manifest, back_up, read_manifest
 from rubberband.app.restore import Restored, restore
 from rubberband.app.run import run_experiment
-from rubberband.errors import InputError
+from rubberband.errors import InputError, JournalError
 from rubberband.executor import session
 from rubberband.executor.driver import Observer
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -301,6 +301,21 @@ def half_a_run_with_files(folder: ExperimentFolder) -> None:
     folder.checkpoints.mkdir(parents=True)
     with keeping_files(folder.checkpoints), pytest.raises(Killed):
         run_experiment(Experiment(**words), folder, view=lambda *_: [die_at_once])
+
+
+def test_a_backup_without_the_store_of_its_journals_is_refused_and_says_what_it_lacks(tmp_path: Path) -> None:
+    """Cron does not have the variables of the service."""
+    home, store = tmp_path / "home", f"sqlite:///{tmp_path / 'store.db'}"
+    run_experiment(experiment("one"), ExperimentFolder(home=home, name="one", store=store))
+    with pytest.raises(InputError, match=rf"journals of one are not in {home}; .* --store URL, or RUBBERBAND_STORE"):
+        taken(home, tmp_path / "backup")
+    with pytest.raises(JournalError, match=r"store .*other\.db does not exist; name the one that the service uses"):
+        taken(home, tmp_path / "backup", f"sqlite:///{tmp_path / 'other.db'}")
+    run_experiment(experiment("two"), ExperimentFolder(home=home, name="two"))
+    said: list[str] = []
+    back_up(home, tmp_path / "backup", None, said.append)
+    assert said == ["note: the journals of one are not in this backup; if a store has them, name it: --store URL"]
+    assert not (tmp_path / "other.db").exists()
 
 
 def test_links_that_lead_back_to_what_has_them_end_no_backup(home: Path, tmp_path: Path) -> None:
