@@ -48,7 +48,7 @@ class Ask:
 
 
 PLAN = Ask(what="this plan", instead="submit a cheaper one")
-UNPLANNED = Ask(what="its max_cost, which counts until it is planned,", instead="lower that")
+UNPLANNED = Ask(what="an experiment without a profile, which counts with its max_cost,", instead="lower that")
 RESUME = Ask(what="the rest of it", instead="resume it once others have ended", counts=True)
 EXTENSION = Ask(what="the extension", instead="extend it by less", counts=True)
 START = Ask(what="this experiment", instead="it starts once others have ended", queued=False)
@@ -100,7 +100,8 @@ class Budgets:
         month = "this month" if this_month else f"in {datetime.fromtimestamp(short.month, UTC):%B %Y}"
         told = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned {month}"
         asked = f"{ask.what} costs {format_usd(expense.cost_usd)}{short.part_words()}"
-        raise Problem(REFUSED, f"budget of {owner}: {told}, and {asked}; {ask.instead}, or next month")
+        later = "next month" if short.next_at is not None else "ask the operator for a larger budget"
+        raise Problem(REFUSED, f"budget of {owner}: {told}, and {asked}; {ask.instead}, or {later}")
 
     def require_resume(
         self, row: Submission, expected: Forecast | None, now: float, *, bill_usd: float | None

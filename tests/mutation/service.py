@@ -633,4 +633,28 @@ MUTANTS: tuple[Mutant, ...] = (
         new="        path.mkdir(mode, exist_ok=True)\n",
         tests=("tests/unit/test_inbox.py", "tests/unit/test_service_runs_standing.py"),
     ),
+    Mutant(
+        name="slots-without-an-end",
+        harm="all queued experiments start at once, whatever --max-running says",
+        file="api/experiments/watcher.py",
+        old="                running[owner] += 1\n",
+        new="                pass\n",
+        tests=("tests/unit/test_service_runs.py", "tests/unit/test_queue.py", "tests/unit/test_service_runs_again.py"),
+    ),
+    Mutant(
+        name="turns-not-noted",
+        harm="an owner with many experiments stands before all others again",
+        file="api/experiments/watcher.py",
+        old="                self._queue.took_turn(owner)\n",
+        new="",
+        tests=("tests/unit/test_service_runs.py", "tests/unit/test_queue.py", "tests/unit/test_service_runs_again.py"),
+    ),
+    Mutant(
+        name="lock-of-a-pooler-believed",
+        harm="a service whose lock a pooler freed goes on as if it had the store",
+        file="api/store/holding.py",
+        old="self._connection.execute(_HOLDER).scalar() == self._id",
+        new="bool(self._connection.execute(sql.select(1)).scalar())",
+        tests=("tests/unit/test_store_holding.py",),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 
 from rubberband import installation
 from rubberband.api.security.tokens import Tokens
+from rubberband.api.store.copying import dump
 from rubberband.api.store.sql import Store, open_store
 from rubberband.app import backup
 from rubberband.app import restore as restoring
@@ -30,6 +32,7 @@ from rubberband.executor import session
 from rubberband.executor.driver import Observer
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.reading import read, read_at_once
+from rubberband.file_systems import EXCLUSIVE, try_lock
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
@@ -316,6 +319,101 @@ def test_a_backup_without_the_store_of_its_journals_is_refused_and_says_what_it_
     back_up(home, tmp_path / "backup", None, said.append)
     assert said == ["note: the journals of one are not in this backup; if a store has them, name it: --store URL"]
     assert not (tmp_path / "other.db").exists()
+
+
+def test_the_store_is_copied_before_the_journals(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A feed that is ahead of a journal would skip the events between them."""
+    copied: list[str] = []
+    real = backup.copy_file
+
+    def copy_file(source: Path, target: Path) -> None:
+        copied.append(source.name)
+        real(source, target)
+
+    monkeypatch.setattr(backup, "copy_file", copy_file)
+    taken(home, tmp_path / "backup")
+    assert copied == ["server.db", "journal.db"]
+
+
+def test_a_log_that_grows_as_it_is_read_ends(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = home / "experiments" / "one" / "logs" / "trial-000.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("begin")
+    real = hashlib.sha256
+
+    class Growing:
+        def __init__(self) -> None:
+            self._digest = real()
+
+        def update(self, chunk: bytes) -> None:
+            self._digest.update(chunk)
+            if chunk.startswith((b"begin", b"more")) and log.stat().st_size < 5000:
+                with open(log, "a") as file:
+                    file.write("more")
+
+        def hexdigest(self) -> str:
+            return self._digest.hexdigest()
+
+    monkeypatch.setattr(hashlib, "sha256", Growing)
+    made = taken(home, tmp_path / "backup")
+    assert made.files[f"home/{log.relative_to(home)}"][0] == len("begin")
+
+
+def test_a_run_that_begins_while_a_restore_copies_keeps_its_home(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken(home, tmp_path / "backup")
+    real = restoring._copy
+    with ExitStack() as stack:
+
+        def copy(*given: Any) -> None:
+            real(*given)
+            stack.enter_context(ExperimentFolder(home=home, name="one").driving())
+
+        monkeypatch.setattr(restoring, "_copy", copy)
+        with pytest.raises(InputError, match="experiment 'one' runs"):
+            put_back(tmp_path / "backup", home)
+    assert not (home / installation.RESTORING).exists()
+
+
+def test_a_store_beside_the_home_is_replaced_with_its_log_unless_it_is_in_use(tmp_path: Path) -> None:
+    home, path = tmp_path / "home", tmp_path / "store.db"
+    url = f"sqlite:///{path}"
+    run_experiment(experiment("one"), ExperimentFolder(home=home, name="one", store=url))
+    with closing(Store(url)):
+        pass
+    taken(home, tmp_path / "backup", url)
+    write = """
+import os, sys
+from rubberband.api.store.sql import Store
+from rubberband.states import ExperimentState
+from rubberband.values.submission import Submission
+
+Store(sys.argv[1]).add(Submission(name="late", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={}))
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", write, url], check=False, cwd=bench_backup.ROOT)
+    assert Path(f"{path}-wal").stat().st_size > 0
+    with open(f"{path}.lock", "a") as lock:
+        assert try_lock(lock, EXCLUSIVE)
+        with pytest.raises(InputError, match="is in use by a service; stop it first"):
+            put_back(tmp_path / "backup", home, url)
+    put_back(tmp_path / "backup", home, url)
+    with closing(Store(url)) as store:
+        assert store.submissions().items == []
+
+
+def test_a_copy_of_a_postgresql_store_is_of_one_instant(tmp_path: Path, postgresql_url: str) -> None:
+    late = Submission(name="late", state=ExperimentState.DONE, created_at=1.0, changed_at=1.0, words={})
+    with closing(Store(postgresql_url)) as store:
+        store.take("1a host:/home")
+        dump(postgresql_url, tmp_path / "copy.db", lambda: assert_(store.add(late)))
+    with closing(Store(f"sqlite:///{tmp_path / 'copy.db'}")) as copied:
+        assert copied.submissions().items == []
+
+
+def assert_(condition: bool) -> None:
+    assert condition
 
 
 def test_links_that_lead_back_to_what_has_them_end_no_backup(home: Path, tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ def test_folders_of_the_host_of_a_virtual_machine_count_as_remote(
     assert is_remote(tmp_path / "home")
 
 
+def test_the_latest_mount_at_a_place_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The automounter is there first, and then what it mounts."""
+    (tmp_path / "mounts").write_text(f"1 0 0:1 / {tmp_path} rw - autofs x rw\n2 1 0:2 / {tmp_path} rw - nfs x rw\n")
+    monkeypatch.setattr(file_systems, "_MOUNTS", tmp_path / "mounts")
+    assert file_system(tmp_path / "home") == "nfs"
+
+
 def test_a_home_on_a_network_has_no_write_ahead_log_and_a_note_says_so(on_nfs: Path) -> None:
     """SQLite keeps the index of such a log in memory, which another machine does not see."""
     (note,) = require_home(on_nfs)

@@ -204,6 +204,46 @@ def test_an_extended_experiment_of_the_queue_counts_with_its_new_plan(house: Hou
             monkey.require_extension(row, replace(_extension(after), after=dearer), now, bill_usd=None)
 
 
+def test_an_extension_of_an_ended_experiment_asks_for_what_it_adds(house: House) -> None:
+    limited(house, 10.0, limits=ServiceLimits(max_running=0))
+    with house.open() as runs:
+        runs.submit(experiment(deadline="10m", max_cost=5.0, objective="min_time"), admitted_usd=0.01)
+        after = extend(runs, house.home, "one", max_cost_usd=6.0, request="more").after
+    house.store.change("one", at=time.time(), state=ExperimentState.CANCELLED, summary=Summary(cost_usd=0.1))
+    granted = replace(_extension(replace(after, cost_usd=0.55)), before=replace(after, cost_usd=0.5))
+    spend(house, 0.8)
+    budgets = Budgets(replace(POOL, budgets_usd={"": 1.0}), house.store)
+    assert budgets.require_extension(house.row("one"), granted, time.time(), bill_usd=None) == pytest.approx(0.15)
+
+
+def test_a_start_asks_for_the_pools_own_bill(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the idle time of instances, which no experiment has."""
+    folder = PoolFolder(path=house.home / "pools" / "team")
+    monkeypatch.setattr("rubberband.api.experiments.budgets.RemotePool.month_usd", lambda *_, **__: 4.9)
+    budgets = Budgets(replace(POOL, folder=str(folder.path), max_usd_per_month=5.0), house.store)
+    row = Submission(
+        name="one", state=QUEUED, created_at=1.0, changed_at=1.0, words=experiment().to_words(), admitted_usd=0.2
+    )
+    assert house.store.add(row)
+    with pytest.raises(
+        Problem, match=r"4\.90 USD of 5\.00 USD are spent or planned .* this experiment costs 0\.20 USD"
+    ):
+        budgets.require_start(row, time.time())
+
+
+def test_each_attempt_is_asked_to_end_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spending, "COUNT_EVERY_S", 0.0)
+    monkeypatch.setattr(spending, "COUNTING_SHARE", 1e9)
+    spend(house, 0.6)
+    found = spending.Spending(replace(POOL, budgets_usd={"": 0.5}), house.store)
+    first = Submission(name="one", state=RUNNING, created_at=1.0, changed_at=1.0, attempt=1)
+    second = replace(first, attempt=2)
+    assert [row for row, _ in found.to_end([first])] == [first]
+    found.ends(first)
+    assert found.to_end([first]) == []
+    assert [row for row, _ in found.to_end([second])] == [second]
+
+
 def _extension(outlook: Any) -> Any:
     from rubberband.executor.core.extending import Extension
 
