@@ -150,8 +150,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="log-copied-as-it-grows",
         harm="a backup of a run whose log grows as quickly as it is read never ends",
         file="rubberband/app/backup.py",
-        old="(chunk := source.read(min(_CHUNK, rest)))",
-        new="(chunk := source.read(_CHUNK))",
+        old="while rest and (chunk := source.read(min(_CHUNK, rest))):",
+        new="while chunk := source.read(_CHUNK):",
         tests=_BACKUP,
     ),
     Mutant(
