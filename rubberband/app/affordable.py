@@ -98,6 +98,8 @@ def with_remedies(
     if not remedies and most_usd is None:
         return found
     fix = advice(remedies[0]) if remedies else none_within(most_usd)
+    if used != Spent():
+        fix = f"measuring took {format_duration(used.seconds)} and {format_usd(used.cost_usd)} of the limits; {fix}"
     return replace(found, remedies=remedies, reason=f"{found.obstacle}; {fix}")
 
 

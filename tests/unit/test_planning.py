@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rubberband.app.cases import Spent
 from rubberband.app.run import plan_job
 from rubberband.app.terms import Terms, answer
 from rubberband.errors import InfeasibleError, InputError
@@ -44,6 +45,14 @@ def test_a_plan_leaves_what_giving_its_instances_back_may_cost() -> None:
     assert run_virtual(enough)[2].outcome == "done"
     with pytest.raises(InfeasibleError, match="with the release of its instances; raise max_cost to"):
         planned({"max_cost": cost_usd + 0.001})
+
+
+def test_limits_that_measuring_has_taken_too_much_of_are_told_with_what_it_took() -> None:
+    soonest = planned({"objective": "min_time", "max_cost": 1000})
+    deadline = {"deadline": f"{soonest.prediction.jct_s + 5.0:.0f}s"}
+    told = r"cannot be met: .*; measuring took 40s and 0\.0200 USD of the limits; raise the deadline to"
+    with pytest.raises(InfeasibleError, match=told):
+        plan_job(experiment(deadline, **FREE), PROFILE, spent=Spent(seconds=40.0, cost_usd=0.02), most_usd=5.0)
 
 
 @pytest.mark.parametrize("max_cost_usd", [0.01, 0.5, 0.7])
