@@ -47,7 +47,7 @@ def test_a_plan_leaves_what_giving_its_instances_back_may_cost() -> None:
         planned({"max_cost": cost_usd + 0.001})
 
 
-def test_limits_that_measuring_has_taken_too_much_of_are_told_with_what_it_took() -> None:
+def test_a_refusal_after_measuring_says_what_that_took_of_the_limits() -> None:
     soonest = planned({"objective": "min_time", "max_cost": 1000})
     deadline = {"deadline": f"{soonest.prediction.jct_s + 5.0:.0f}s"}
     told = r"cannot be met: .*; measuring took 40s and 0\.0200 USD of the limits; raise the deadline to"
