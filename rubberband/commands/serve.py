@@ -330,8 +330,8 @@ def _pool(file: Path | None, weights: Sequence[str], budgets: Sequence[str]) -> 
         able = ", ".join(name for name in POLICIES if keeps_promises(name))
         raise InputError(f"{file}: policy: {found.policy!r} knows no promises, which a service makes; use {able}")
     by_name = {
-        "weights": dict(_by_name("--weight", text, float) for text in weights),
-        "budgets_usd": dict(_by_name("--budget", text, parse_usd) for text in budgets),
+        "weights": _by_name("--weight", weights, float),
+        "budgets_usd": _by_name("--budget", budgets, parse_usd),
     }
     folder = None if found.kind.is_simulated else bring_up(found, default_home(), _say)
     priced = simulated(found) if folder is None else PoolFile(**folder.read())
@@ -360,16 +360,21 @@ def _providers(given: Sequence[str] | None, pool: SharedPool | None) -> Sequence
     return found
 
 
-def _by_name(option: str, text: str, read: Callable[[str], float]) -> tuple[str, float]:
-    """Return a token's name and its number from NAME=N. Raises InputError."""
-    name, equals, number = text.rpartition("=")
-    try:
-        amount = read(number)
-    except (ValueError, InputError):
-        amount = math.nan
-    if not (name and equals and math.isfinite(amount) and amount > 0.0):
-        raise InputError(f"{option} {shown(text)} is not NAME=N with N above 0; write ci=2")
-    return name, amount
+def _by_name(option: str, given: Sequence[str], read: Callable[[str], float]) -> dict[str, float]:
+    """Return the names of tokens -> their numbers, from NAME=N each. Raises InputError."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, equals, number = text.rpartition("=")
+        try:
+            amount = read(number)
+        except (ValueError, InputError):
+            amount = math.nan
+        if not (name and equals and math.isfinite(amount) and amount > 0.0):
+            raise InputError(f"{option} {shown(text)} is not NAME=N with N above 0; write ci=2")
+        if name in found:
+            raise InputError(f"{option} {shown(text)}: {name} has {found[name]:g} by an earlier {option}; give one")
+        found[name] = amount
+    return found
 
 
 def _key(certfile: Path | None, keyfile: Path | None) -> Path | None:

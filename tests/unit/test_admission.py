@@ -393,6 +393,10 @@ def test_a_months_budget_counts_what_is_spent_and_what_is_planned(tmp_path: Path
         (["--weight", "ci=2"], "--weight 'ci=2' needs a pool"),
         (["--pool", "pool.yaml", "--weight", "ci=0"], "--weight 'ci=0' is not NAME=N with N above 0"),
         (["--pool", "pool.yaml", "--budget", "ci"], "--budget 'ci' is not NAME=N"),
+        (
+            ["--pool", "pool.yaml", "--budget", "a=1", "--budget", "a=2"],
+            "'a=2': a has 1 by an earlier --budget; give one",
+        ),
         (["--pool", "wrong.yaml"], "policy 'nosuch' does not exist"),
         (["--pool", "blind.yaml"], "policy: 'tiresias' knows no promises, which a service makes; use default, "),
         (["--pool", "dear.yaml"], "max_usd_per_hour: 3.00 USD does not cover one instance (4.00 USD); raise it"),
