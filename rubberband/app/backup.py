@@ -348,7 +348,7 @@ class _Backup:
                 with suppress(FileNotFoundError):
                     if not path.is_file():  # a socket, a pipe, or gone
                         continue
-                    if name.endswith(".db"):
+                    if name.endswith(".db") and _is_sqlite(path):
                         self._copy_database(path)
                     else:
                         self._copy(path, self._place(path))
@@ -409,6 +409,12 @@ class _Backup:
 
     def _key(self, copy: Path) -> str:
         return copy.relative_to(self.target).as_posix()
+
+
+def _is_sqlite(path: Path) -> bool:
+    """Whether a file is a SQLite database, which trials may keep as well as other files with such a name."""
+    with open(path, "rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
 
 
 def _require_gone(error: OSError) -> None:

@@ -416,6 +416,12 @@ def assert_(condition: bool) -> None:
     assert condition
 
 
+def test_a_file_that_is_no_database_is_copied_as_it_is(home: Path, tmp_path: Path) -> None:
+    (home / "experiments" / "one" / "cache.db").write_bytes(b"\1" * 5000)
+    made = taken(home, tmp_path / "backup")
+    assert made.files["home/experiments/one/cache.db"][0] == 5000
+
+
 def test_links_that_lead_back_to_what_has_them_end_no_backup(home: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
