@@ -114,11 +114,12 @@ def resume(name: Name, server: ServerOption = None) -> None:
 def _require_money(folder: ExperimentFolder) -> None:
     """Raise InfeasibleError where the cap of its pool's month does not cover the rest of an experiment."""
     from rubberband.app.month_cap import require_money
+    from rubberband.executor.journal.reading import explaining
     from rubberband.executor.observed import Observed
 
     if not folder.exists:
         return
-    with closing(Observed(folder)) as observed:
+    with explaining(folder), closing(Observed(folder)) as observed:
         observed.refresh(live=False)
         path = observed.header.setup["experiment"].get("resources", {}).get("pool")
         if path is not None and observed.goes_on():

@@ -65,6 +65,8 @@ DONE = (
     "sweep",
     "pool up --help",
     "token list",
+    "backup saved",
+    "restore saved",
 )
 """What the core does alone, in this order."""
 LACKS = {

@@ -50,7 +50,7 @@ def completed(program: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["re"], ["resume", "report"]),
+        (["re"], ["resume", "report", "restore"]),
         (["image", ""], ["build", "list", "delete"]),
         (["extend", "digits-one", "--d"], ["--deadline", "--dry-run"]),
         (["estimate", "x.yaml", "--policy", "st"], ["static"]),
