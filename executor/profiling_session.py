@@ -309,7 +309,7 @@ class ProfilingSession:
                 break
             each_s = max(map(fmean, times))
         if blocks and _is_steady(list(map(_iterations, blocks[-1].values()))):
-            blocks = blocks[-1:]  # whatever disturbed the others is over
+            blocks = blocks[-1:]  # what disturbed the others is over
         return self._timed_of(gangs, warm, blocks, cold & ended.keys())
 
     def _timed_of(

@@ -62,7 +62,7 @@ class Settled:
 
 
 class LockOfEach:
-    """A lock for each experiment: whatever takes long under it, such as reading a journal, holds up no other one."""
+    """A lock for each experiment: slow work under it, such as reading a journal, holds up no other one."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()

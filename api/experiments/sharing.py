@@ -41,7 +41,7 @@ from rubberband.values.kinds import KINDS
 from rubberband.values.submission import Submission
 
 DECIDE_EVERY_S = 30.0
-"""Time after which it decides again, whatever happened."""
+"""Time after which it decides again in any case."""
 KEPT_S = 300.0
 """Time for which promised GPUs stay free for an experiment that is interrupted, or waits for its checkpoint store."""
 LAPSED = f"; its promise of GPUs has ended after {KEPT_S / 60.0:.0f}m"
@@ -271,7 +271,7 @@ class Sharing:
         self._put(row, Grant(max_instances=0, promised_instances=most // each or None))
 
     def round(self, members: Iterable[Member]) -> None:
-        """Decide, if anything happened since the latest decision, and ask whoever does not obey.
+        """Decide, if anything happened since the latest decision, and ask the experiments that do not obey.
 
         Raises JournalError, and InputError where an inbox cannot be written: the next round asks again.
         """

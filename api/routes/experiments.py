@@ -366,7 +366,7 @@ async def _promised(
         summary=planned,
         admitted_usd=admission.budgets.most_usd(experiment, owner, planned.planned_cost_usd),
     )
-    await service.plans.keep()  # whoever submits next counts it
+    await service.plans.keep()  # the next submission counts it
     made = await run_in_threadpool(accept, experiment, plan=seen or found.id)
     return _accepted(made, experiment.notes)
 

@@ -1,4 +1,4 @@
-"""Copies of a store for backups: a SQLite file with the same tables, whatever database the store is in."""
+"""Copies of a store for backups: a SQLite file with the same tables, from any database."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 import sqlalchemy as sql
 
-from rubberband.api.store.schema import METADATA, NUMBERS
+from rubberband.api.store.schema import METADATA, NUMBERS, SUBMISSIONS
 from rubberband.api.store.sql import Store
 from rubberband.errors import JournalError
 from rubberband.executor.journal.database import Database, first_line, parse_url
 from rubberband.executor.journal.journal import TABLES as JOURNALS
-from rubberband.executor.journal.journal import sqlite_url
+from rubberband.executor.journal.journal import journalled, sqlite_url
 
 _AT_ONCE = 1000
 """Rows per statement."""
@@ -108,6 +108,12 @@ def _copy_rows(reader: sql.Connection, writer: sql.Connection) -> None:
         rows = reader.execution_options(yield_per=_AT_ONCE).execute(sql.select(table)).mappings()
         for some in rows.partitions(_AT_ONCE):
             writer.execute(sql.insert(table), [dict(row) for row in some])
+
+
+def experiments(url: str) -> set[str]:
+    """Return the names of all experiments of a store, of every home that uses it. Raises JournalError."""
+    with closing(Database(url, what="the service's store", remedy="")) as store, store.reading() as connection:
+        return {*connection.scalars(sql.select(SUBMISSIONS.c.name)), *journalled(url)}
 
 
 def revoked(store: Store) -> Mapping[str, bool]:

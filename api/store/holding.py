@@ -115,6 +115,6 @@ class Holding:
                 connection.execute(sql.select(sql.func.pg_advisory_unlock(_SERVING)))
         with suppress(JournalError, SQLAlchemyError):
             if connection is not None:
-                connection.invalidate()  # its socket is closed: nobody gets it from the pool
+                connection.invalidate()  # its socket is closed: the pool gives it to no one
         with suppress(JournalError):
             self._stack.close()

@@ -78,7 +78,7 @@ class Inbox(Requests):
         self._folder = folder
 
     def put(self, request: DriverRequest) -> None:
-        """Leave a request behind all that wait, whatever the clocks say. Idempotent by its id.
+        """Leave a request behind all that wait, by no clock. Idempotent by its id.
 
         Raises InputError if its id is invalid or it cannot be written.
         """

@@ -74,9 +74,9 @@ class Manifest:
         return sum(size for size, _ in self.files.values())
 
     @property
-    def experiments(self) -> int:
-        """Number of the experiments' folders."""
-        return len({name.split("/")[2] for name in self.files if re.match(f"{HOME}/experiments/[^/]+/", name)})
+    def experiments(self) -> set[str]:
+        """Names of the experiments that have a folder."""
+        return {name.split("/")[2] for name in self.files if re.match(f"{HOME}/experiments/[^/]+/", name)}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -126,10 +126,12 @@ def back_up(home: Path, target: Path, store: str | None, announce: Callable[[str
             shutil.rmtree(target, ignore_errors=True)
         if not isinstance(error, OSError | sqlite3.Error):
             raise
-        where = getattr(error, "filename", None) or target
+        where = Path(os.fsdecode(getattr(error, "filename", None) or target))
+        remedy = "make room or give access, or choose another folder"
+        if where.is_relative_to(home):
+            remedy = "give access: a backup keeps its lock and links to checkpoints there"
         raise InputError(
-            f"the backup could not be taken: {where}: {getattr(error, 'strerror', None) or first_line(error)}; make "
-            "room or give access, or choose another folder"
+            f"the backup could not be taken: {where}: {getattr(error, 'strerror', None) or first_line(error)}; {remedy}"
         ) from None
 
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rubberband.api.store.copying import limit_access, load, revoked
+from rubberband.api.store.copying import experiments, limit_access, load, revoked
 from rubberband.api.store.sql import Store, open_store
 from rubberband.app.backup import BEFORE, HOME, LOCK, STORE, Manifest, read_manifest, store_file
 from rubberband.atomic import make_directories, sync_directory
@@ -46,9 +46,18 @@ class Restored:
 
 
 def restore(
-    folder: Path, home: Path, store: str | None, *, keep_tokens: bool, announce: Callable[[str], None]
+    folder: Path,
+    home: Path,
+    store: str | None,
+    *,
+    keep_tokens: bool,
+    announce: Callable[[str], None],
+    all_homes: bool = False,
 ) -> Restored:
     """Put a backup in the place of the home, and of the store at the URL `store`.
+
+    The store is replaced as a whole. Experiments in it that this home does not know, which other homes may drive, are
+    replaced with `all_homes` only.
 
     Raises InputError if the backup is not whole, if it is of another home, if the home is in use, or if it cannot be
     written, and JournalError if the store cannot be written; the home is unchanged then.
@@ -61,6 +70,8 @@ def restore(
     for note in require_home(home):
         announce(note)
     with _unused(home), _taken(store) as present:
+        if store is not None and not all_homes:
+            _require_own(store, home, manifest)
         ended = _stage(folder, manifest, home, present, keep_tokens)
         try:
             file = store_file(store)
@@ -113,6 +124,17 @@ def _require_match(manifest: Manifest, home: Path, store: str | None) -> None:
         there = "needs none: unset RUBBERBAND_STORE" if manifest.store is None else f"is of the store {manifest.store}"
         remedy = "" if manifest.store is None else "; name the store to restore to: --store URL, or RUBBERBAND_STORE"
         raise InputError(f"this backup {there}{remedy}")
+
+
+def _require_own(store: str, home: Path, manifest: Manifest) -> None:
+    """Raise InputError if a store has experiments that are neither in the home nor in the backup."""
+    own = {path.name for path in (home / "experiments").glob("*")} | manifest.experiments
+    if others := sorted(experiments(store) - own):
+        named = f"{', '.join(others[:3])}{' ...' * (len(others) > 3)}"
+        raise InputError(
+            f"the store has experiments that are not of this home ({named}), and a restore replaces them too; stop "
+            "what runs in their homes, and add --all-homes"
+        )
 
 
 @contextmanager

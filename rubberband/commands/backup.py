@@ -30,7 +30,7 @@ def backup(
 
     made = back_up(default_home(), folder, store or default_store(), _say)
     size = f"{made.size_bytes / 1e6:.1f} MB"
-    print(f"backed up {made.home} to {folder}: {counted(made.experiments, 'experiment')}, {size}")
+    print(f"backed up {made.home} to {folder}: {counted(len(made.experiments), 'experiment')}, {size}")
 
 
 def restore(
@@ -38,6 +38,9 @@ def restore(
     store: StoreUrl = None,
     keep_tokens: Annotated[
         bool, typer.Option("--keep-tokens", help="Keep tokens that the present store does not know.")
+    ] = False,
+    all_homes: Annotated[
+        bool, typer.Option("--all-homes", help="Replace a store's experiments of other homes too.")
     ] = False,
 ) -> None:
     """Restore a home from a backup.
@@ -51,7 +54,9 @@ def restore(
     from rubberband.installation import default_store, restored_home
     from rubberband.units import counted
 
-    done = put_back(folder, restored_home(), store or default_store(), keep_tokens=keep_tokens, announce=_say)
+    done = put_back(
+        folder, restored_home(), store or default_store(), keep_tokens=keep_tokens, announce=_say, all_homes=all_homes
+    )
     if done.before is not None:
         _say(f"the files that were there are in {done.before}; delete them when you need them no more")
     if done.revoked:
@@ -59,8 +64,9 @@ def restore(
             f"{counted(done.revoked, 'token')} revoked that the present store does not know as valid; make new ones "
             "with `rubberband token create`"
         )
+    experiments = counted(len(done.manifest.experiments), "experiment")
     print(
-        f"restored {done.manifest.home} from {folder}: {counted(done.manifest.experiments, 'experiment')}; continue "
+        f"restored {done.manifest.home} from {folder}: {experiments}; continue "
         "those that ran with `rubberband resume NAME`, or start the service"
     )
 

@@ -228,6 +228,7 @@ def summary(settings: Settings, address: str, store: Store) -> list[str]:
     else:
         tokens = f"not needed: every user who reaches {settings.host} may do everything (--auth)"
     pool = settings.pool
+    unknown = _unknown_names(pool, store) if settings.auth and pool is not None else ""
     shared = "" if pool is None else f"{pool.name}: {pool.instances} x {pool.gpus_per_instance} GPU"
     return [
         f"serving on   {address}",
@@ -235,7 +236,17 @@ def summary(settings: Settings, address: str, store: Store) -> list[str]:
         f"may be run   {may_run}",
         f"tokens       {tokens}",
         *([] if pool is None else [f"pool         {shared}, shared by {pool.policy}{_scaled_words(pool)}"]),
+        *([unknown] if unknown else []),
     ]
+
+
+def _unknown_names(pool: SharedPool, store: Store) -> str:
+    """Return a remark on names of --budget and --weight that no valid token has; empty if there are none."""
+    valid = {record.name for record in store.tokens() if record.revoked_at is None}
+    names = sorted((pool.budgets_usd.keys() | pool.weights.keys()) - valid)
+    return (
+        f"note         --budget and --weight name {', '.join(names)}, and no valid token has that name" if names else ""
+    )
 
 
 def _say(line: str) -> None:

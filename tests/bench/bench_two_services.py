@@ -1,7 +1,7 @@
 """Two services on one PostgreSQL that is restarted at random, while each runs experiments in a home of its own.
 
-Both try again and again to serve the store, as a supervisor lets them. Whoever gets the lock submits and starts its
-experiments; whoever loses it stands still until it has it again. Experiments are real processes on a slowed virtual
+Both try again and again to serve the store, as a supervisor lets them. The one that gets the lock submits and starts its
+experiments; the one that loses it stands still until it has it again. Experiments are real processes on a slowed virtual
 clock, whose journals are in the same PostgreSQL. At the end each journal must be whole and have had one driver, no
 experiment was ever interrupted, and each bill equals that of an undisturbed run.
 
@@ -112,7 +112,7 @@ class Service:
 
 
 def story(folder: Path, restarts: int, seed: int) -> list[str]:
-    """Return what is wrong after so many restarts of the database; print figures."""
+    """Restart the database this number of times; return what is wrong then, and print figures."""
     bin, chance = programs(), random.Random(seed)
     assert bin is not None, "PostgreSQL is installed"
     undisturbed = run_experiment(experiment("alone"), ExperimentFolder(home=folder, name="alone")).actual_cost_usd
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     began_at = time.monotonic()
-    logging.disable(logging.CRITICAL)  # each restart is told by every part
+    logging.disable(logging.CRITICAL)  # every part logs each restart
     with tempfile.TemporaryDirectory() as folder:
         wrong = story(Path(folder), asked.restarts, asked.seed)
     print(f"{asked.restarts} restarts in {time.monotonic() - began_at:.0f} s; wrong: {len(wrong)}")

@@ -10,6 +10,14 @@ _FILE_SYSTEMS = ("tests/unit/test_file_systems.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
+        name="restore-replaces-other-homes",
+        harm="restoring one home puts the journals of another home's running experiments back",
+        file="rubberband/app/restore.py",
+        old="others := sorted(experiments(store) - own)",
+        new="others := []",
+        tests=_BACKUP,
+    ),
+    Mutant(
         name="unknown-fields-of-events-dropped",
         harm="after a downgrade, a run goes on without a limit that its journal has",
         file="executor/journal/journal.py",

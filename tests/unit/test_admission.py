@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,11 @@ from rubberband.api.experiments.sharing import Sharing
 from rubberband.api.experiments.watcher import Watcher
 from rubberband.api.plans.previews import Plans, Preview
 from rubberband.api.problems import Problem
+from rubberband.api.security.tokens import Tokens
 from rubberband.api.settings import Settings, SharedPool
 from rubberband.api.store.schema import Promise
+from rubberband.api.store.sql import open_store
+from rubberband.commands import serve
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.spec.experiment import Experiment
@@ -419,6 +423,17 @@ def test_options_of_a_pool_are_refused_in_one_line(
     done = CliRunner().invoke(cli.app, ["serve", *options])
     assert told in str(done.exception)
     assert "\n" not in str(done.exception)
+
+
+def test_a_budget_of_a_token_that_does_not_exist_is_named_when_the_service_starts(tmp_path: Path) -> None:
+    pool = SharedPool(
+        name="team", instances=2, gpus_per_instance=1, provider="virtual", budgets_usd={"ann": 1.0, "anne": 1.0}
+    )
+    settings = Settings(home=tmp_path, auth=True, pool=pool)
+    with closing(open_store(None, tmp_path)) as store:
+        Tokens(store).create("ann", "submit")
+        shown = serve.summary(settings, "http://here", store)
+    assert shown[-1] == "note         --budget and --weight name anne, and no valid token has that name"
 
 
 def test_a_service_shares_as_many_instances_as_the_cap_per_hour_pays_for(

@@ -63,8 +63,8 @@ def taken(home: Path, target: Path, store: str | None = None) -> Manifest:
     return made
 
 
-def put_back(target: Path, home: Path, store: str | None = None, *, keep_tokens: bool = False) -> Restored:
-    return restore(target, home, store, keep_tokens=keep_tokens, announce=lambda _: None)
+def put_back(target: Path, home: Path, store: str | None = None, **options: bool) -> Restored:
+    return restore(target, home, store, **{"keep_tokens": False, "announce": lambda _: None, **options})  # type: ignore[arg-type]
 
 
 def valid(store: Store) -> set[str]:
@@ -74,7 +74,7 @@ def valid(store: Store) -> set[str]:
 def test_a_restored_home_has_what_was_backed_up_and_nothing_else(home: Path, tmp_path: Path) -> None:
     before = read(ExperimentFolder(home=home, name="one"))
     made = taken(home, tmp_path / "backup")
-    assert made.experiments == 1
+    assert made.experiments == {"one"}
     run_experiment(experiment("later"), ExperimentFolder(home=home, name="later"))
     done = put_back(tmp_path / "backup", home)
     assert sorted(path.name for path in (home / "experiments").iterdir()) == ["one"]
@@ -398,9 +398,23 @@ os.kill(os.getpid(), 9)
         assert try_lock(lock, EXCLUSIVE)
         with pytest.raises(InputError, match="is in use by a service; stop it first"):
             put_back(tmp_path / "backup", home, url)
-    put_back(tmp_path / "backup", home, url)
+    put_back(tmp_path / "backup", home, url, all_homes=True)
     with closing(Store(url)) as store:
         assert store.submissions().items == []
+
+
+def test_experiments_of_other_homes_are_not_replaced_unless_that_is_asked_for(tmp_path: Path, store_url: str) -> None:
+    home, theirs = tmp_path / "home", tmp_path / "theirs"
+    with closing(open_store(store_url, home)):
+        run_experiment(experiment("one"), ExperimentFolder(home=home, name="one", store=store_url))
+    taken(home, tmp_path / "backup", store_url)
+    other = ExperimentFolder(home=theirs, name="other", store=store_url)
+    run_experiment(experiment("other"), other)
+    with pytest.raises(InputError, match=r"not of this home \(other\), .* add --all-homes"):
+        put_back(tmp_path / "backup", home, store_url)
+    assert other.exists
+    put_back(tmp_path / "backup", home, store_url, all_homes=True)
+    assert not other.exists
 
 
 def test_a_copy_of_a_postgresql_store_is_of_one_instant(tmp_path: Path, postgresql_url: str) -> None:

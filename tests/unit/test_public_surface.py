@@ -151,7 +151,7 @@ COMMANDS = {
     "pool status": {"name", "--html", "--output", "-o"},
     "pool down": {"name", "--yes", "-y"},
     "backup": {"folder", "--store"},
-    "restore": {"folder", "--store", "--keep-tokens"},
+    "restore": {"folder", "--store", "--keep-tokens", "--all-homes"},
     "token create": {"name", "--expires", "--scope", "--store"},
     "token list": {"--store"},
     "token revoke": {"id", "--store"},
