@@ -1,9 +1,9 @@
 """Two services on one PostgreSQL that is restarted at random, while each runs experiments in a home of its own.
 
-Both try again and again to serve the store, as a supervisor lets them. The one that gets the lock submits and starts its
-experiments; the one that loses it stands still until it has it again. Experiments are real processes on a slowed virtual
-clock, whose journals are in the same PostgreSQL. At the end each journal must be whole and have had one driver, no
-experiment was ever interrupted, and each bill equals that of an undisturbed run.
+Both try again and again to serve the store, as a supervisor lets them. The one that gets the lock submits and starts
+its experiments; the one that loses it stands still until it has it again. Experiments are real processes on a slowed
+virtual clock, whose journals are in the same PostgreSQL. At the end each journal must be whole and have had one
+driver, no experiment was ever interrupted, and each bill equals that of an undisturbed run.
 
 Prints figures; `story` returns what is wrong. Run: python -m tests.bench.bench_two_services [--restarts 200] [--seed 1]
 """
