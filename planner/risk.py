@@ -421,9 +421,14 @@ class _Search:
         A refused candidate has kept dearer ones from being looked at: the steps are taken again without it.
         """
         self.improve()
-        self.judge.best()
-        self.improve()
-        return self.judge.best()
+        before = self.judge.best()
+        for _ in range(_ROUNDS):
+            self.improve()
+            chosen = self.judge.best()
+            if chosen == before:
+                break
+            before = chosen
+        return chosen
 
     def improve(self) -> None:
         """Step from the best candidates to better neighbours until there are none."""
