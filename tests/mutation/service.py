@@ -314,9 +314,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="plan-not-stored-before-it-counts",
-        harm="the plan of what was just accepted costs nothing for whoever submits next",
+        harm="the plan of what was just accepted costs nothing for the next submission",
         file="api/routes/experiments.py",
-        old="    await service.plans.keep()  # whoever submits next counts it\n",
+        old="    await service.plans.keep()  # the next submission counts it\n",
         new="",
         tests=("tests/unit/test_admission.py",),
     ),
