@@ -26,7 +26,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Promise, StoredPlan
 from rubberband.api.store.sql import Store, open_store
 from rubberband.executor.core.extending import Extension, Outlook
-from rubberband.executor.log_pages import PrintedLine
+from rubberband.executor.log_pages import TAIL, PrintedLine
 from rubberband.executor.result import Result, summarise
 from rubberband.spec.experiment import Experiment
 from rubberband.states import ACTIVE, Action, ExperimentState, possible
@@ -118,8 +118,9 @@ class FakeRuns:
         return self.results.get(name)
 
     def lines(self, name: str, **options: Any) -> tuple[Sequence[PrintedLine], str]:
-        begin = int(options.get("cursor") or 0)
-        found = self.printed[begin : begin + options["limit"]]
+        cursor, limit = options.get("cursor") or 0, options["limit"]
+        begin = max(0, len(self.printed) - limit) if cursor == TAIL else int(cursor)
+        found = self.printed[begin : begin + limit]
         return found, str(begin + len(found))
 
     def _known(self, name: str) -> Submission:
