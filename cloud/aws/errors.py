@@ -22,7 +22,7 @@ _UNKNOWN = frozenset(
     {
         "InternalError", "InternalFailure", "InternalServerError", "InternalServiceError", "ServerInternal",
         "ServiceUnavailable", "ServiceUnavailableException", "Unavailable", "RequestTimeout",
-        "RequestTimeoutException", "PriorRequestNotComplete",
+        "RequestTimeoutException", "PriorRequestNotComplete", "ConflictException",
     }
 )  # fmt: skip
 _THROTTLED = frozenset(
@@ -108,6 +108,8 @@ def verdict(error: BaseException) -> Verdict:
     lost = boto.HTTPClientError | boto.ResponseStreamingError | boto.ConnectionError | ResponseParserError | OSError
     if isinstance(error, lost):
         return "unknown"
+    if isinstance(error, boto.CredentialRetrievalError | boto.MetadataRetrievalError):
+        return "throttled"  # the request was not sent; the credentials of an instance's role are there again shortly
     return "refused"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,13 +25,17 @@ SLACK_S = 900.0
 LEAST_SLACK_S = 300.0
 """A guard with less slack is moved: one call in ten minutes for each instance."""
 _RETRY_S = 60.0
-"""Pause after a request that the scheduler did not answer."""
+"""Pause after a request that the scheduler did not answer, or refused."""
 _TRIES_S = 3600
 """The scheduler tries to terminate an instance for this long."""
 
 
 class Schedules:
-    """Schedules of one run's instances. If AWS refuses them, one warning reports it, and the run continues."""
+    """Schedules of one run's instances. While AWS refuses them, one warning reports it, and the run continues.
+
+    They are requested again each minute, whatever the refusal was: those that exist run at their time, and would end
+    healthy instances if they were not moved.
+    """
 
     def __init__(
         self,
@@ -48,17 +52,16 @@ class Schedules:
         """Instance id -> when its guard terminates it, for those that have one."""
         self._working = threading.Lock()
         self._not_before = 0.0
-        self._refused = False
+        self._has_warned = False
 
     def tend(self, ends: Mapping[str, float]) -> None:
         """Guard these instances (id -> latest end by itself) and no others. Does not wait."""
-        if not self._refused and self._due(ends) and self._clock() >= self._not_before:
+        if self._due(ends) and self._clock() >= self._not_before:
             self._begin(lambda: self._tend(dict(ends)))
 
     def close(self) -> None:
         """Delete the remaining guards, if AWS answers; else they delete themselves."""
-        if not self._refused:
-            self._tend({})
+        self._tend({})
 
     def _due(self, ends: Mapping[str, float]) -> bool:
         return bool(self._at.keys() - ends.keys()) or any(self._is_short(name, end) for name, end in ends.items())
@@ -70,20 +73,36 @@ class Schedules:
         if not self._working.acquire(blocking=False):
             return
         try:
-            for instance_id in [one for one in self._at if one not in ends]:
-                delete(self._session, instance_id)
-                del self._at[instance_id]
-            for instance_id, end in ends.items():
-                if self._is_short(instance_id, end):
-                    guard(self._session, self._role, instance_id, end + SLACK_S, moves=instance_id in self._at)
-                    self._at[instance_id] = end + SLACK_S
-        except FAILURES as error:
-            self._not_before = self._clock() + _RETRY_S
-            if verdict(error) not in ("unknown", "throttled"):
-                self._refused = True
-                _log.warning("AWS does not guard the instances: %s", explain(error))
+            errors = list(self._failures(ends))
         finally:
             self._working.release()
+        if not errors:
+            self._has_warned = False
+            return
+        self._not_before = self._clock() + _RETRY_S
+        lasting = [error for error in errors if verdict(error) not in ("unknown", "throttled")]
+        if lasting and not self._has_warned:
+            self._has_warned = True
+            _log.warning("AWS does not guard the instances: %s; it is asked again each minute", explain(lasting[0]))
+
+    def _failures(self, ends: Mapping[str, float]) -> Iterator[Exception]:
+        """Send the due requests, and yield their errors. A refusal for one instance does not hold up the others."""
+        ended = [instance_id for instance_id in self._at if instance_id not in ends]
+        for instance_id in (*ended, *(one for one, end in ends.items() if self._is_short(one, end))):
+            try:
+                self._set(instance_id, ends.get(instance_id))
+            except FAILURES as error:
+                yield error
+                if verdict(error) == "throttled" or not code_of(error):  # nor would the next request be answered
+                    return
+
+    def _set(self, instance_id: str, end: float | None) -> None:
+        if end is None:
+            delete(self._session, instance_id)
+            del self._at[instance_id]
+        else:
+            guard(self._session, self._role, instance_id, end + SLACK_S, moves=instance_id in self._at)
+            self._at[instance_id] = end + SLACK_S
 
 
 def guard(session: AwsSession, role: str, instance_id: str, at: float, *, moves: bool = False) -> None:
@@ -92,13 +111,13 @@ def guard(session: AwsSession, role: str, instance_id: str, at: float, *, moves:
     Raises botocore's errors.
     """
     scheduler, request = session.client("scheduler"), _request(session, role, instance_id, at)
-    first, other = scheduler.create_schedule, scheduler.update_schedule
+    first, other, expected = scheduler.create_schedule, scheduler.update_schedule, "ConflictException"
     if moves:
-        first, other = other, first
+        first, other, expected = other, first, "ResourceNotFoundException"
     try:
         first(**request)
     except FAILURES as error:  # an earlier driver made it, or it has run
-        if code_of(error) not in ("ConflictException", "ResourceNotFoundException"):
+        if code_of(error) != expected:  # a conflict of a move: an earlier request is not carried out yet
             raise
         other(**request)
 

@@ -31,12 +31,13 @@ unpack() {
 }
 
 stop_when_idle() { # at every boot: a timer of systemd-run does not outlive one
-    local busy='rubberband\.cli (run|resume|profile|image)|rubberband\.hosted|gcs_server|ssm-session-worker|sshd: .*@'
+    local busy='rubberband\.cli (.* )?(run|resume|profile|image) |rubberband\.(app\.)?(hosted|pool)|gcs_server'
+    busy+='|ssm-session-worker|sshd: .*@'
     local each_boot="${RUBBERBAND_ROOT:-}/var/lib/cloud/scripts/per-boot"
-    # A driver, its Ray head (also that of a Python program), and sessions of people count; a service that runs nothing
-    # does not.
+    # A driver (also one that waits for instances), a pool, a Ray head (also that of a Python program) and sessions of
+    # people count. A service that runs nothing does not, nor a terminal that a program such as tmux holds open.
     printf '%s\n' '#!/bin/bash' "stamp=$(printf %q "$DIR/busy")" \
-        "if pgrep -f $(printf %q "$busy") > /dev/null || [[ -n \"\$(who)\" ]]; then touch \"\$stamp\"; fi" \
+        "if pgrep -f $(printf %q "$busy") > /dev/null; then touch \"\$stamp\"; fi" \
         "if ((\$(date +%s) - \$(stat -c %Y \"\$stamp\") >= $IDLE_S)); then" \
         "    echo 'rubberband: nothing has run for $IDLE_S s, the head stops'" '    shutdown -h now' 'fi' > "$DIR/check-idle"
     mkdir -p "$each_boot"

@@ -29,7 +29,7 @@ from rubberband.cloud.aws.calls import (
     tags_of,
 )
 from rubberband.cloud.aws.client import check_region, instances
-from rubberband.cloud.aws.errors import FAILURES, code_of, explain, in_one_line, lacks_rights
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, in_one_line, lacks_rights
 from rubberband.cloud.aws.guards import delete, guard
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, ensure_cluster, own_address, own_place
@@ -334,8 +334,10 @@ def _look_at_guard(checks: _Checks) -> Iterator[str]:
         return
     try:
         for moves in (False, True):
-            guard(checks.session, role, _PROBE, some_day, moves=moves)
-        delete(checks.session, _PROBE)
+            with ignoring("ConflictException"):  # the call is allowed, and the one before it is not carried out yet
+                guard(checks.session, role, _PROBE, some_day, moves=moves)
+        with ignoring("ConflictException"):  # else it deletes itself that day
+            delete(checks.session, _PROBE)
     except FAILURES as error:
         yield (
             "an instance that never boots keeps running if the driver dies too, because AWS does not guard it: "

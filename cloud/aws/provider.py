@@ -174,9 +174,11 @@ class AwsProvider:
         Raises ProviderError if EC2 does not answer.
         """
         if self._intents.living() or (self._intents.all() and not self._closed):
-            self._fleet.look()
-            self._end_what_has_no_head()
-            self._guard()
+            try:
+                self._fleet.look()
+                self._end_what_has_no_head()
+            finally:  # the leases are renewed on the instances, also while EC2 does not answer
+                self._guard()
         return [intent.status() for intent in self._intents.all() if not intent.refused]
 
     def _guard(self) -> None:

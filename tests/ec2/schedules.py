@@ -31,6 +31,8 @@ def update_schedule(request: Request) -> dict[str, Any]:
     name = _allowed(request, "UpdateSchedule")
     schedule = _schedule(request)
     _check_known(request, name)
+    if request.now < request.world.schedules[name].changed_at + request.world.schedule_settles_s:
+        raise FakeError("ConflictException", f"Schedule {name} is being changed. Try again later.", 409)
     request.world.set_schedule(name, schedule)
     return {"ScheduleArn": _arn(request, name)}
 
@@ -74,7 +76,7 @@ def _schedule(request: Request) -> Schedule:
         raise FakeError("ValidationException", "The schedule expression is in the past.")
     if target["Arn"] != END or params.get("ActionAfterCompletion") != "DELETE":
         raise FakeError("ValidationException", "The fake's schedules end instances, and are deleted afterwards.")
-    return Schedule(at=at, instances=tuple(json.loads(target["Input"])["InstanceIds"]))
+    return Schedule(at=at, changed_at=request.now, instances=tuple(json.loads(target["Input"])["InstanceIds"]))
 
 
 SCHEDULES: Mapping[tuple[str, str], Operation] = {

@@ -152,6 +152,7 @@ class Schedule:
     """Of EventBridge Scheduler: these instances are ended then, if its role may end them."""
 
     at: float
+    changed_at: float
     instances: tuple[str, ...]
 
 
@@ -190,6 +191,8 @@ class World:
         """Roles that EventBridge Scheduler may assume."""
         self.guard_may_end: Callable[[Instance], bool] = lambda instance: True
         self.schedules: dict[str, Schedule] = {}
+        self.schedule_settles_s = 3.0
+        """A schedule can be moved again so long after it was made or moved."""
         self.key_pairs: set[str] = {"me"}
         self.parameters: dict[str, dict[str, Any]] = {}
         """As GetParameter shows them, with their value in clear text."""

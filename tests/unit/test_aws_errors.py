@@ -53,6 +53,9 @@ class Raw(io.BytesIO):
         (boto.ConnectionClosedError(endpoint_url="u"), "unknown"),
         (ConnectionResetError(), "unknown"),
         (boto.NoCredentialsError(), "refused"),
+        (boto.CredentialRetrievalError(provider="iam-role", error_msg="no answer"), "throttled"),
+        (boto.MetadataRetrievalError(error_msg="no answer"), "throttled"),
+        (answer("ConflictException", status=409), "unknown"),
         (boto.ParamValidationError(report="r"), "refused"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -10,14 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import CredentialRetrievalError
 
 from rubberband.cloud.aws.fleet import SHUTDOWN_S
 from rubberband.cloud.aws.guards import LEAST_SLACK_S, SLACK_S, Schedules
 from rubberband.cloud.aws.preflight import preflight
+from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.catalogue import offer as catalogue_offer
+from rubberband.errors import ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account, offer
-from tests.ec2 import FakeCall, Fault
+from tests.ec2 import FakeCall, FakeError, Fault
 from tests.fake_ec2 import World
 
 ROLE = "rubberband-guard"
@@ -100,10 +104,96 @@ def test_a_scheduler_that_refuses_is_reported_once_and_launches_continue(
     with caplog.at_level(logging.WARNING):
         for name in "abc":
             driver.launch(name)
+        for _ in range(5):
+            world.sleep(61.0)
+            driver.describe()
     assert len(world.fake.living) == 3
     assert [record.message for record in caplog.records if "guard" in record.message] == [caplog.records[0].message]
-    assert scheduled(world) == ["CreateSchedule"]
+    assert set(scheduled(world)) == {"CreateSchedule"}
+    world.fake.world.scheduler_roles.add(ROLE)
+    world.sleep(61.0)
+    driver.describe()
+    assert len(world.fake.world.schedules) == 3, "the role was added in the middle of the run"
     driver.close()
+
+
+BAD_ANSWERS = [
+    *(
+        FakeError(code, "No.")
+        for code in (
+            "ExpiredTokenException",
+            "AccessDeniedException",
+            "ServiceQuotaExceededException",
+            "ValidationException",
+            "ConflictException",
+            "ThrottlingException",
+        )
+    ),
+    CredentialRetrievalError(provider="iam-role", error_msg="no answer"),
+]
+
+
+def renewed(world: World, driver: AwsProvider, minutes: int) -> None:
+    """A run that renews its leases each minute, whether or not EC2 answers."""
+    for _ in range(minutes):
+        world.sleep(60.0)
+        driver.renew_lease(world.now + 600.0)
+        world.beat(world.now + 600.0)
+        with contextlib.suppress(ProviderError):
+            driver.describe()
+
+
+@pytest.mark.parametrize("error", BAD_ANSWERS, ids=lambda error: getattr(error, "code", type(error).__name__))
+def test_one_bad_answer_of_the_scheduler_ends_no_healthy_instance(world: World, error: Exception) -> None:
+    driver = world.driver(guards=guards(world))
+    driver.launch_all("abcd")
+    renewed(world, driver, 20)
+    left = [Fault(error=error)]
+    world.fake.fault = lambda call: left.pop() if call.service == "scheduler" and left else None
+    renewed(world, driver, 60)
+    assert not left
+    assert len(world.fake.living) == 4
+    assert all(machine.guard_at is not None and machine.guard_at > world.now for machine in world.fake.living)
+
+
+@pytest.mark.parametrize("code", ["RequestLimitExceeded", "AccessDenied"])
+def test_guards_move_while_ec2_describes_nothing(world: World, code: str) -> None:
+    driver = world.driver(guards=guards(world))
+    driver.launch_all("abcd")
+    renewed(world, driver, 20)
+    world.fake.fault = lambda call: (
+        Fault(error=FakeError(code, "No.")) if call.operation == "DescribeInstances" else None
+    )
+    renewed(world, driver, 60)
+    world.fake.fault = None
+    renewed(world, driver, 5)
+    assert len(world.fake.living) == 4
+
+
+def test_one_instance_that_the_scheduler_refuses_keeps_no_other_from_its_guard(world: World) -> None:
+    driver = world.driver(guards=guards(world))
+    driver.launch_all("abcd")
+    renewed(world, driver, 5)
+    first = world.fake.living[0].instance_id
+    world.fake.fault = lambda call: (
+        Fault(error=FakeError("ValidationException", "No."))
+        if call.service == "scheduler" and first in call.params["Name"]
+        else None
+    )
+    renewed(world, driver, 60)
+    assert len(world.fake.living) == 3
+
+
+def test_a_guard_that_is_still_being_changed_is_moved_later(world: World) -> None:
+    driver = world.driver(guards=guards(world))
+    world.fake.world.schedule_settles_s = 90.0
+    driver.launch("a")
+    successor = world.driver(guards=guards(world))
+    world.sleep(10.0)
+    successor.describe()
+    assert scheduled(world)[-2:] == ["CreateSchedule", "UpdateSchedule"]
+    renewed(world, successor, 60)
+    assert len(world.fake.living) == 1
 
 
 def test_a_scheduler_that_does_not_answer_is_asked_again_a_minute_later(world: World) -> None:

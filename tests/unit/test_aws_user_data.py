@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rubberband.api.experiments.processes import HOSTED
 from rubberband.cloud.aws.boot import (
     MAX_BYTES,
     Boot,
@@ -31,6 +32,7 @@ from rubberband.cloud.aws.boot import (
 )
 from rubberband.cloud.aws.calls import NodeStart
 from rubberband.cloud.aws.states import last_words
+from rubberband.cloud.pool.provider import BROKER_MODULE
 from rubberband.errors import InputError
 from tests.builders.aws_account import boot_times
 
@@ -470,19 +472,26 @@ def test_the_head_installs_fetches_the_folder_and_leaves_commands_behind(machine
 
 
 @pytest.mark.parametrize(
-    ("runs", "signed_in", "for_s", "stops"),
+    ("process", "for_s", "stops"),
     [
-        (False, False, 3500, False),
-        (False, False, 3700, True),
-        (True, False, 3700, False),
-        (False, True, 3700, False),
+        ("-bash", 3500, False),
+        ("-bash", 3700, True),
+        ("tmux new -s work", 3700, True),
+        ("python3 -m rubberband.cli serve --port 8080", 3700, True),
+        ("python3 -m rubberband.cli -v run digits.yaml", 3700, False),
+        ("python3 -m rubberband.cli resume digits", 3700, False),
+        (" ".join(HOSTED) + " digits", 3700, False),
+        (f"python3 -P -m {BROKER_MODULE} /root/.rubberband/pool", 3700, False),
+        ("/root/venv/ray/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray", 3700, False),
+        ("/usr/bin/ssm-session-worker me-0123", 3700, False),
+        ("sshd: ubuntu@pts/0", 3700, False),
     ],
 )
 def test_the_head_stops_when_nothing_has_run_on_it_for_a_while(
-    machine: Machine, runs: bool, signed_in: bool, for_s: int, stops: bool
+    machine: Machine, process: str, for_s: int, stops: bool
 ) -> None:
-    machine.program("pgrep", f"exit {0 if runs else 1}")
-    machine.program("who", "echo me pts/0" if signed_in else "")
+    machine.program("pgrep", f'grep -Eq -- "$2" <<< {quote(process)}')
+    machine.program("who", 'echo "me pts/0 2026-11-26 08:00 (tmux(5592).%0)"')
     assert machine.boot(head_script("us-east-1", BOOT.installation, (), (), idle_s=3600.0)).returncode == 0
     (timer,) = [line for line in machine.called if "rubberband-idle" in line]
     assert timer.endswith("/opt/rubberband/check-idle")
