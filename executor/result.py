@@ -362,10 +362,10 @@ class Result:
 
         `trial` is the class or function that was trained, or its `module:attribute`. A `TorchTrial` has its `model` (in
         evaluation mode, on `device`) and its `config`; a `Trial` was set up and has loaded; of a function, the content
-        of its latest checkpoint is returned.
+        of its latest checkpoint is returned. torch's tensors in it are on `device`, wherever they were saved.
 
-        Raises InputError if no trial has reported, or the run was virtual; CheckpointError if the checkpoint is missing
-        or does not fit, StoreAwayError if its store is away.
+        Raises InputError if no trial has reported, the run was virtual, or the device is not there; CheckpointError if
+        the checkpoint is missing or does not fit, StoreAwayError if its store is away.
         """
         from rubberband.executor.rows import best_of
         from rubberband.executor.training.restoring import restore_trial

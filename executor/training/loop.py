@@ -308,8 +308,7 @@ class TorchRunner(Runner):
         segment = self._segment
         reseed("train", segment.seed, iterations, 0)  # hooks draw the same numbers on all workers
         trained = yield from self._train(iterations)
-        with self._step.precision.autocast():
-            evaluated = self._evaluation.metrics(self._module, iterations, ends=self._ends())
+        evaluated = self._evaluated(iterations)
         metrics: dict[str, float] = {}
         if segment.rank == 0:
             metrics = clean_metrics({**trained, **evaluated}, segment.metric)
@@ -326,6 +325,11 @@ class TorchRunner(Runner):
         if segment.verify and (self.ended or iterations == segment.until_iterations):
             check_same_weights(self._gang, parameters_of(self._module, self._optimizers.members))
         return metrics
+
+    def _evaluated(self, iterations: int) -> Mapping[str, Any]:
+        """Return the metrics of the evaluation after that many iterations; `evaluate` may change the weights."""
+        with self._step.precision.autocast(keeps_casts=False):
+            return self._evaluation.metrics(self._module, iterations, ends=self._ends())
 
     def _ends(self) -> bool:
         """Return whether rank 0 has ended the trial by itself, on every rank."""

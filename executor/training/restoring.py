@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from rubberband.executor.checkpoints import store_of
 from rubberband.executor.result import TrialResult
 from rubberband.executor.training.entrypoint import Entrypoint, Target
 from rubberband.executor.training.hooks import override_of
-from rubberband.executor.training.runner import expect, one_line, unpack
+from rubberband.executor.training.runner import check_device, expect, one_line, unpack, unpickled
 from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial, TrialContext
@@ -38,7 +37,7 @@ def restore_trial(found: TrialResult, target: Target | str, *, is_simulated: boo
         raise InputError(
             f"load_best() got {shown(target)}; give the trial's class or function, or module:attribute of it"
         )
-    return _function(found, target, payload)
+    return _function(found, target, payload, device)
 
 
 def kept_state(found: TrialResult) -> Any:
@@ -47,9 +46,9 @@ def kept_state(found: TrialResult) -> Any:
     Raises InputError for a run without checkpoints, CheckpointError if the checkpoint is missing.
     """
     payload = _payload(found, is_simulated=False)
-    kind = pickle.loads(payload).get("kind")  # our own bytes: the store compared them with the journal's digest
-    state = unpack(payload, kind, found.iterations)["state"]
-    return pickle.loads(state) if kind == "function" and state is not None else state
+    kind = unpickled(payload, "cpu").get("kind")
+    state = unpack(payload, kind, found.iterations, "cpu")["state"]
+    return unpickled(state, "cpu") if kind == "function" and state is not None else state
 
 
 def _payload(found: TrialResult, is_simulated: bool) -> bytes:
@@ -73,6 +72,7 @@ def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device:
 
     from rubberband.executor.training.parameters import restore_trained
 
+    check_device(device)
     try:
         loaded = torch.load(io.BytesIO(payload), map_location=device, weights_only=False)
     except Exception as error:
@@ -106,7 +106,7 @@ def _dataset(trial: TorchTrial, method: str, seed: int, *args: Any, **kwargs: An
 
 
 def _plain(found: TrialResult, target: type[Trial], payload: bytes, device: str) -> Trial:
-    content = _checked(lambda: unpack(payload, "trial", found.iterations), target)
+    content = _checked(lambda: unpack(payload, "trial", found.iterations, device), target)
     context = TrialContext(
         trial=found.trial,
         rank=0,
@@ -127,17 +127,14 @@ def _plain(found: TrialResult, target: type[Trial], payload: bytes, device: str)
     return trial
 
 
-def _function(found: TrialResult, target: TrainFunction, payload: bytes) -> Any:
-    content = _checked(lambda: unpack(payload, "function", found.iterations), target)
+def _function(found: TrialResult, target: TrainFunction, payload: bytes, device: str) -> Any:
+    content = _checked(lambda: unpack(payload, "function", found.iterations, device), target)
     if content["state"] is None:
         raise InputError(
             f"trial {found.trial} reported without a checkpoint, so there is nothing to load; pass checkpoint= to "
             "rubberband.report()"
         )
-    try:
-        return pickle.loads(content["state"])
-    except Exception as error:
-        raise CheckpointError(f"the checkpoint cannot be unpickled: {one_line(error)}") from error
+    return unpickled(content["state"], device)
 
 
 def _checked(content: Callable[[], dict[str, Any]], target: Target) -> dict[str, Any]:

@@ -30,9 +30,11 @@ from rubberband.executor.training.runner import (
     clean_metrics,
     describe,
     pack,
+    place_of,
     positive,
     refused,
     unpack,
+    unpickled,
 )
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import (
@@ -79,7 +81,7 @@ class FunctionRunner(Runner):
 
     def restore(self, payload: bytes) -> int:
         """Continue from the function's last checkpoint; return its iterations, 0 if the function never passed one."""
-        content = unpack(payload, "function", self._segment.from_iterations)
+        content = unpack(payload, "function", self._segment.from_iterations, place_of(self._segment.device))
         self._state, self._state_iterations = content["state"], content["state_iterations"]
         self._iteration = self._state_iterations
         return self._state_iterations
@@ -130,7 +132,7 @@ class FunctionRunner(Runner):
 
     def checkpoint(self) -> Any:
         """Return the function's last checkpoint."""
-        return None if self._state is None else pickle.loads(self._state)
+        return None if self._state is None else unpickled(self._state, place_of(self._segment.device))
 
     @property
     def segment(self) -> Segment:

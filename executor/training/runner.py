@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import math
 import pickle
 import sys
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rubberband.errors import CheckpointError, CheckpointLostError
+from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import FailureKind
 from rubberband.executor.training.sampler import reseed
@@ -311,7 +312,7 @@ class TrialRunner(Runner):
         return 0
 
     def restore(self, payload: bytes) -> int:
-        content = unpack(payload, "trial", self._segment.from_iterations)
+        content = unpack(payload, "trial", self._segment.from_iterations, place_of(self._segment.device))
         held: int = content["iterations"]
         self._set_up(held)
         self._trial.load(content["state"])
@@ -353,14 +354,62 @@ def pack(kind: str, iterations: int, content: Mapping[str, Any]) -> bytes:
         raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
 
 
-def unpack(payload: bytes, kind: str, iterations: int) -> dict[str, Any]:
-    """Return the content given to `pack`. Raises CheckpointError if it cannot be read, or is of another segment."""
+def unpack(payload: bytes, kind: str, iterations: int, device: str | None) -> dict[str, Any]:
+    """Return the content given to `pack`; `device` as in `unpickled`.
+
+    Raises CheckpointError if it cannot be read, or is of another segment.
+    """
+    return expect(unpickled(payload, device), kind, iterations)
+
+
+def unpickled(content: bytes, device: str | None) -> Any:
+    """Return a pickled checkpoint or a part of it, with the tensors on `device`; None: where they were.
+
+    Raises CheckpointError if it cannot be read, InputError if it has tensors and the device is not there.
+    """
     # Unpickling runs code, but only our own: the store compared the bytes with the digest in the journal.
     try:
-        content = pickle.loads(payload)
+        return _Unpickler(content, device).load()
+    except InputError:
+        raise
     except Exception as error:
         raise CheckpointError(f"the checkpoint cannot be unpickled: {type(error).__name__}: {error}") from error
-    return expect(content, kind, iterations)
+
+
+def place_of(device: str) -> str | None:
+    """Return where a worker with that device reads checkpoints: with a GPU, where their tensors were."""
+    return None if device == "cuda" else device
+
+
+def check_device(device: str) -> None:
+    """Raise InputError for a device that torch cannot use here."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:
+        raise InputError(
+            f"device={device!r} cannot be used here ({one_line(error)}); leave it out to load on the CPU"
+        ) from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads tensors of a GPU where there is none: torch pickles a storage with its device."""
+
+    def __init__(self, content: bytes, device: str | None) -> None:
+        super().__init__(io.BytesIO(content))
+        self._device = device
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_storage = (module, name) == ("torch.storage", "_load_from_bytes") and self._device is not None
+        return self._storage if is_storage else super().find_class(module, name)
+
+    def _storage(self, content: bytes) -> Any:
+        import torch
+
+        assert self._device is not None
+        check_device(self._device)
+        return torch.load(io.BytesIO(content), map_location=self._device, weights_only=False)
 
 
 def expect(content: Any, kind: str, iterations: int) -> dict[str, Any]:

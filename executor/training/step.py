@@ -65,9 +65,14 @@ class Precision:
             self._has_stepped = False
             self._hook = optimizer.register_step_post_hook(self._note_step)
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context in which the model and the loss are computed."""
-        return nullcontext() if self._dtype is None else torch.autocast(self._device.type, dtype=self._dtype)
+    def autocast(self, *, keeps_casts: bool = True) -> AbstractContextManager[Any]:
+        """Return the context in which the model and the loss are computed.
+
+        Unless `keeps_casts`, every use of a weight casts it anew, so that weights may change within the context.
+        """
+        if self._dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._dtype, cache_enabled=keeps_casts)
 
     def scale(self) -> Tensor | None:
         """Return what the gradients are multiplied by until the step, on their device; None: nothing."""

@@ -12,6 +12,7 @@ from tests.mutation import (
     gangs,
     homes,
     inputs,
+    memory,
     money,
     plans,
     profiles,
@@ -39,5 +40,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *ends.MUTANTS,
     *ray_tune.MUTANTS,
     *profiles.MUTANTS,
+    *memory.MUTANTS,
 )
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "names are of one bug each"

@@ -120,6 +120,28 @@ def test_a_schedule_by_the_metric_counts_regular_evaluations_wherever_a_segment_
         assert before.metrics["train_loss"] == report.metrics["train_loss"]
 
 
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_weights_that_evaluate_swaps_are_those_that_it_measures(store, precision):
+    class Swaps(Line):
+        def build_model(self, config):
+            return torch.nn.Linear(1, 1)
+
+        def train_dataset(self, config):
+            return TensorDataset(*(tensor.float() for tensor in super().train_dataset(config).tensors))
+
+        def evaluate(self, model, loader):
+            raw = rubberband.TorchTrial.evaluate(self, model, loader)["loss"]
+            kept = {name: each.clone() for name, each in model.state_dict().items()}
+            for each in model.parameters():
+                each.fill_(100.0)
+            averaged = rubberband.TorchTrial.evaluate(self, model, loader)["loss"]
+            model.load_state_dict(kept)
+            return {"loss": raw, "averaged": averaged}
+
+    trial = variant(Swaps, precision=precision)
+    assert all(report.metrics["averaged"] > 1e3 > report.metrics["loss"] for report in train(trial, store))
+
+
 def test_an_evaluation_without_memory_goes_on_in_smaller_batches(store, capfd):
     class Large(Line):
         eval_batch_size = 12

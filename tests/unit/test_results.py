@@ -272,6 +272,51 @@ def test_a_torch_trial_comes_with_its_own_state(tmp_path: Path) -> None:
     assert best.average.n_averaged == SEGMENT.until_iterations * 4  # steps
 
 
+def weigh(config: dict[str, Any]) -> None:
+    import torch
+
+    kept = rubberband.get_checkpoint() or {"weight": torch.ones(3), "number": 0}
+    for number in range(kept["number"] + 1, 100):
+        weight = kept["weight"] * number
+        rubberband.report({"loss": weight.sum()}, checkpoint={"weight": weight, "number": number})
+
+
+class Weighing(Counter):
+    """Keeps a tensor."""
+
+    def save(self) -> Any:
+        import torch
+
+        return torch.nn.Parameter(torch.full((2,), float(self.count)))
+
+    def load(self, state: Any) -> None:
+        self.weight, self.count = state, int(state[0])
+
+
+@pytest.mark.parametrize("target", [weigh, Weighing])
+def test_tensors_of_a_gpu_are_loaded_where_there_is_none(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    with monkeypatch.context() as on_a_gpu:
+        on_a_gpu.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        result = trained(target, tmp_path, start=10)
+    assert result.best is not None
+    best = result.load_best(target)
+    assert (best["weight"] if target is weigh else best.weight).device.type == "cpu"
+    if target is weigh:
+        assert result.load_best(target, device="meta")["weight"].device.type == "meta"
+    with pytest.raises(InputError, match=r"device='cuda:99' cannot be used here \(.*leave it out to load on the CPU"):
+        result.load_best(target, device="cuda:99")
+    segment = replace(
+        SEGMENT, config={"start": 10}, from_iterations=4, until_iterations=5, checkpoint=result.best.checkpoint
+    )
+    resumed = list(run_segment(Entrypoint.from_object(target), segment, make_store(str(tmp_path))))
+    assert isinstance(resumed[-1], SegmentReport)
+    assert resumed[-1].metrics == {"loss": 3 * 4.0 * 5.0 if target is weigh else 1 / 15}
+
+
 def test_a_lost_checkpoint_is_not_a_store_that_is_away(tmp_path: Path) -> None:
     result = trained(Counter, tmp_path / "store", start=1)
     for file in (tmp_path / "store").glob("*.ckpt"):

@@ -166,8 +166,7 @@ class AsyncRunner(TorchRunner):
         sums = dict(snapshot.sums)
         weight = sums.pop("", 0.0)
         trained = {f"train_{name}": total / weight for name, total in sums.items()} if weight else {}
-        with self._step.precision.autocast():
-            evaluated = self._evaluation.metrics(self._module, iterations, ends=self._ends())
+        evaluated = self._evaluated(iterations)
         metrics = clean_metrics({**trained, **evaluated}, segment.metric)
         self._trial._observe(metrics)
         states = self._servers.close_iteration(iterations, self._for_plateau(metrics, iterations))
