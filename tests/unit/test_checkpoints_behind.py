@@ -21,7 +21,7 @@ from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import LocalCheckpointStore, Payload, open_store
 from rubberband.executor.core.events import CheckpointRef
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.loop import HostCopy
+from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentRepeated, SegmentReport, SegmentStarted
 from tests.builders.segments import SEGMENT
