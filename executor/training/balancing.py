@@ -1,6 +1,6 @@
 """Shares of the workers of a gang that follow their speed (LB-BSP, SoCC '20), step by step.
 
-Every worker times its own part of the steps (`ComputeTimer`). From time to time there is a look: the times are
+Every worker times its own part of the steps (`clocks.py`). From time to time there is a look: the times are
 exchanged, rank 0 decides about the shares, and all workers divide the next batch by them. Rank 0 alone decides, since
 workers with different CPUs may round differently. How often depends on what a look takes: as often as a budget allows,
 which on steps of a tenth of a second is after each of them.
@@ -21,139 +21,14 @@ from statistics import fmean, median
 from typing import Any, Protocol
 
 import torch
-from torch.autograd import Variable
 
 from rubberband.executor.training.batching import Batching
+from rubberband.executor.training.clocks import ComputeTimer, StepTimes
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.sampler import GlobalBatch
 from rubberband.executor.training.segment import Segment
 from rubberband.planner.balancing import Balancer, Look, ShareLimits, even_shares, make_balancer, scale_shares
 from rubberband.values.balance import BalanceUse
-
-# The own time of a worker in a step: all of it without the wait for other workers.
-#
-# DistributedDataParallel sums gradients while the backward pass computes them, and then waits for the slowest worker,
-# so that a step takes the same time everywhere. The own part ends with the last gradient of the last pass: a callback
-# of autograd is queued at the beginning of that pass, before DDP's own one, which waits. It goes on when the gradients
-# are those of the gang. Waits in the gang's own collectives are subtracted.
-#
-# On a GPU, events mark these points. They are read when the GPU has passed them; no step waits for that.
-
-
-class ComputeTimer:
-    """Times nothing: for a worker whose share does not depend on its speed."""
-
-    def begin(self) -> None:
-        """Note that a step begins."""
-
-    def watch(self, loss: torch.Tensor) -> None:
-        """Note when all gradients of `loss` are computed, in the backward pass that comes next."""
-
-    def computed(self) -> None:
-        """Note that the gradients are computed, and that the wait for other workers begins."""
-
-    def averaged(self) -> None:
-        """Note that the wait is over."""
-
-    def end(self, *, counts: bool) -> None:
-        """Note that the step ends; `counts`: its time is of use."""
-
-    def take(self) -> tuple[int, float]:
-        """Return the steps since the last call that counted and are over on the device, and their own seconds."""
-        return 0, 0.0
-
-
-class _GradientTimer(ComputeTimer):
-    """Notes when all gradients of a backward pass are computed."""
-
-    def watch(self, loss: torch.Tensor) -> None:
-        if loss.requires_grad:
-            loss.register_hook(self._queue)  # type: ignore[no-untyped-call]
-
-    def _queue(self, _: torch.Tensor) -> None:
-        Variable._execution_engine.queue_callback(self.computed)
-
-
-class CpuTimer(_GradientTimer):
-    """Times the steps of a worker on a CPU."""
-
-    def __init__(self, gang: Gang, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._gang = gang
-        self._clock = clock
-        self._began = self._waited = 0.0
-        self._waits_since: float | None = None
-        self._steps, self._own_s = 0, 0.0
-
-    def begin(self) -> None:
-        self._waited, self._waits_since = -self._gang.waited_s, None
-        self._began = self._clock()
-
-    def computed(self) -> None:
-        self._waits_since = self._clock()
-
-    def averaged(self) -> None:
-        if self._waits_since is not None:
-            self._waited += self._clock() - self._waits_since
-            self._waits_since = None
-
-    def end(self, *, counts: bool) -> None:
-        if counts:
-            self._steps += 1
-            self._own_s += self._clock() - self._began - self._waited - self._gang.waited_s
-
-    def take(self) -> tuple[int, float]:
-        found = self._steps, self._own_s
-        self._steps, self._own_s = 0, 0.0
-        return found
-
-
-class CudaTimer(_GradientTimer):
-    """Times the steps of a worker on a GPU."""
-
-    def __init__(self) -> None:
-        self._spare: list[torch.cuda.Event] = []
-        self._step: list[torch.cuda.Event] = []
-        """The beginning of the step, and of the wait, and its end; as far as the step has come."""
-        self._pending: deque[list[torch.cuda.Event]] = deque()
-
-    def _mark(self) -> None:
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        self._step.append(event)
-
-    def begin(self) -> None:
-        self._spare += self._step
-        self._step = []
-        self._mark()
-
-    def computed(self) -> None:
-        if len(self._step) == 1:
-            self._mark()
-
-    def averaged(self) -> None:
-        if len(self._step) == 2:
-            self._mark()
-
-    def end(self, *, counts: bool) -> None:
-        if counts and len(self._step) == 3:
-            self._mark()
-            self._pending.append(self._step)
-            self._step = []
-
-    def take(self) -> tuple[int, float]:
-        steps, own_ms = 0, 0.0
-        while self._pending and self._pending[0][-1].query():  # type: ignore[no-untyped-call]
-            began, computed, averaged, ended = events = self._pending.popleft()
-            steps += 1
-            own_ms += began.elapsed_time(computed) + averaged.elapsed_time(ended)
-            self._spare += events
-        return steps, own_ms / 1e3
-
-
-def make_timer(gang: Gang, device: torch.device) -> ComputeTimer:
-    """Return the timer for a worker's device."""
-    return CudaTimer() if device.type == "cuda" else CpuTimer(gang)
-
 
 LOOKS_SHARE = 0.004
 """Share of the time for looks."""
@@ -245,8 +120,6 @@ class Balancing:
         self._interval, self._since = FIRST_INTERVAL, 0
         self._untimed = 1
         """Steps whose time says nothing: the first one, and those after a change that loaders were not ready for."""
-        self._began = 0.0
-        self._steps, self._step_s = 0, 0.0
         self._looks_s: deque[float] = deque(maxlen=TYPICAL_OF)
         self._num_looks = self._quiet = 0
         self._changes, self._since_change, self._rest_steps = 0, 0, 0
@@ -264,20 +137,13 @@ class Balancing:
 
     def begin_step(self) -> None:
         """Note that a step begins."""
-        self._began = self._clock()
         self._timer.begin()
 
     def end_step(self, batch: GlobalBatch) -> None:
         """Note that a step is over."""
         counts = self._untimed == 0 and batch.shares == self._now
-        self._timer.end(counts=counts)
-        if counts:
-            self._steps += 1
-            self._step_s += self._clock() - self._began
-        elif self._untimed:
-            self._untimed -= 1
-            if self._changes:
-                self._change_s = self._clock() - self._began
+        self._timer.end(counts=counts, has_changed=self._untimed > 0 and self._changes > 0)
+        self._untimed = max(0, self._untimed - 1)
         self._since += 1
         self._since_change += 1
 
@@ -286,27 +152,28 @@ class Balancing:
         batch_size = min(batching.batch_size, self._num_samples)
         if self._since < self._interval and batch_size == self._size:
             return
-        if self._is_cuda:
-            torch.cuda.synchronize()
         began = self._clock()
+        if self._is_cuda:  # part of the look: afterwards the host is no longer ahead of the GPU
+            torch.cuda.synchronize()
         self._num_looks += 1
-        steps, own_s = self._timer.take()
+        times = self._timer.take()
+        if not math.isnan(times.changed_s):
+            self._change_s = times.changed_s
         available = self._availability
         cpus, memory = (math.nan, math.nan) if available is None else (available.cpus(), available.memory())
         look_s = fmean(self._looks_s) if self._looks_s else 0.0
-        rows = self._gang.table([steps, own_s, cpus, memory, look_s, self._change_s])
+        rows = self._gang.table([times.steps, times.own_s, cpus, memory, look_s, self._change_s])
         decided: list[float] = [0.0] * (len(self._now) + 1)
         if self._gang.rank == 0:
-            self._observe(rows)
-            decided = [*self._decided(batch_size, batching.most_per_worker), self._next_interval(rows)]
+            self._observe(rows, times)
+            decided = [*self._decided(batch_size, batching.most_per_worker), self._next_interval(rows, times)]
         *shares, interval = map(round, self._gang.share(decided))
         self._adopt(batching, batch_size, tuple(shares))
         self._interval, self._since = interval, 0
-        self._steps, self._step_s = 0, 0.0
         if self._num_looks > 1:  # the first one takes longer
             self._looks_s.append(self._clock() - began)
 
-    def _observe(self, rows: Sequence[Sequence[float]]) -> None:
+    def _observe(self, rows: Sequence[Sequence[float]], times: StepTimes) -> None:
         """Show the times to the balancer, if all workers have some."""
         steps = [row[0] for row in rows]
         if min(steps) < 1:
@@ -322,10 +189,10 @@ class Balancing:
         self._balancer.observe(look)
         self._level.add(self._now, max(own_s))
         stretch = self._stretch
-        stretch.steps += self._steps
-        stretch.step_s += self._step_s
+        stretch.steps += times.steps
+        stretch.step_s += times.step_s
         stretch.compute_s = [
-            before + self._steps * seconds
+            before + times.steps * seconds
             for before, seconds in zip(stretch.compute_s or [0.0] * len(own_s), own_s, strict=True)
         ]
 
@@ -342,12 +209,12 @@ class Balancing:
             most = min(most, max(int(self._segment.balance.max_share * batch_size), -(-batch_size // num_workers)))
         return ShareLimits(caps=(most,) * num_workers, least=self._step.least, zero_costs_nothing=self._step.can_skip)
 
-    def _next_interval(self, rows: Sequence[Sequence[float]]) -> int:
+    def _next_interval(self, rows: Sequence[Sequence[float]], times: StepTimes) -> int:
         """Return the steps until the next look. The worker that comes last to a look does not wait in it."""
         look_s = min(row[4] for row in rows)
-        if not self._steps or self._num_looks <= FREE_LOOKS:
+        if not times.steps or self._num_looks <= FREE_LOOKS:
             return FIRST_INTERVAL
-        step_s = self._step_s / self._steps
+        step_s = times.step_s / times.steps
         change_s = max((row[5] for row in rows if not math.isnan(row[5])), default=0.0) - step_s
         self._rest_steps = math.ceil(max(0.0, change_s) / (CHANGES_SHARE * step_s)) if self._has_loaders else 0
         moves = self._quiet < QUIET_LOOKS

@@ -36,8 +36,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import Payload
-from rubberband.executor.training.balancing import Balancing, ComputeTimer, can_balance, make_timer
+from rubberband.executor.training.balancing import Balancing, can_balance
 from rubberband.executor.training.batching import Batching, FixedBatching
+from rubberband.executor.training.clocks import ComputeTimer, make_timer
 from rubberband.executor.training.data import Feed, iteration_of
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang

@@ -16,8 +16,8 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from rubberband.executor.training.balancing import ComputeTimer
 from rubberband.executor.training.batching import Batching
+from rubberband.executor.training.clocks import ComputeTimer
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import FIXED, override_of

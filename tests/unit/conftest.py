@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws import wheel
+from tests.builders.fake_cuda import fake_cuda as fake_cuda
 from tests.builders.service_runs import House, template
 
 
