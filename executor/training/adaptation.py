@@ -8,7 +8,6 @@ the same progress at any batch size. (With AdaScale that is the gain of the step
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, replace
 from itertools import pairwise
@@ -17,8 +16,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from rubberband.executor.training.agent import BatchAgent, BatchChoice, LookBudget, own_time
+from rubberband.executor.training.agent import BatchAgent, BatchChoice, LookBudget
 from rubberband.executor.training.batching import Batching
+from rubberband.executor.training.clocks import CudaLapClock, LapClock
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import GradientNoise
 from rubberband.executor.training.lr_scaling import LrScaling, make_lr_scaling, scaled_lr
@@ -120,8 +120,6 @@ SWEEP_SIZE_S = 0.5
 """A size is timed for about this long, within these numbers of steps."""
 SWEEP_S = 60.0
 """A sweep begins no further size after this time."""
-LONG_PAUSE_S = 1e-3
-"""In a shorter pause nothing was sent, and the thread did not wait for a CPU; to look would take a tenth of this."""
 
 
 def make_adaptive(
@@ -170,7 +168,7 @@ def make_adaptive(
         scaling=make_lr_scaling(segment.batch.lr_scaling, optimizer, segment.batch.warmup_epochs),
         least_per_gpu=least_per_gpu,
         fits=fits,
-        synchronize=torch.cuda.synchronize if segment.device == "cuda" else lambda: None,
+        clock=CudaLapClock() if segment.device == "cuda" else LapClock(),
         shares=shares,
         pace=pace,
     )
@@ -212,15 +210,11 @@ class AdaptiveBatching(Batching):
     least_per_gpu: int
     fits: Callable[[int], bool]
     """Tries a pass of m samples on every worker, and returns whether all of them had the memory for it."""
-    synchronize: Callable[[], None]
-    """Waits until the device is done."""
+    clock: LapClock
     shares: SharePolicy = even_shares
     """Divides a batch among the workers."""
     pace: Callable[[], float] = lambda: 1.0
     """On rank 0: how much longer unequal workers take now than at first."""
-    clock: Callable[[], float] = time.perf_counter
-    own_clock: Callable[[], float] = own_time
-    """The same without the time that other work on the machine takes."""
 
     def __post_init__(self, limits: BatchLimits) -> None:
         segment = self.segment
@@ -234,7 +228,7 @@ class AdaptiveBatching(Batching):
             limits,
             instances=segment.num_instances,
             gpus=segment.num_workers,
-            clock=self.own_clock,
+            clock=self.clock.own,
             least_per_gpu=self.least_per_gpu,
             known=segment.known_points,
             pace=self.pace,
@@ -250,7 +244,6 @@ class AdaptiveBatching(Batching):
         self._uses: list[BatchUse] = []
         self._sweep: Iterator[int] | None = None
         self._sweep_steps = LEAST_SWEEP_STEPS
-        self._mark = self._own_mark = 0.0
         self._started = False
         self._stretch: _Stretch
         initial = self._agent.split(limits.initial)
@@ -262,12 +255,12 @@ class AdaptiveBatching(Batching):
         """Begin an iteration, which ends at its statistical progress, or a sweep, which ends after its last size."""
         self._target = float(iterations * self.samples_per_iteration)
         if self.segment.batch_mode == "sweep":
-            self._sweep, self._sweep_ends_at = iter(self._agent.sizes(SWEEP_SIZES)), self.clock() + SWEEP_S
+            self._sweep, self._sweep_ends_at = iter(self._agent.sizes(SWEEP_SIZES)), self.clock.now() + SWEEP_S
             self._next_of_sweep()
         elif not self._started:
             self._decide()
         self._started = True
-        self._lap()
+        self.clock.lap()
 
     def is_over(self) -> bool:
         if self.segment.batch_mode == "sweep":
@@ -310,7 +303,7 @@ class AdaptiveBatching(Batching):
         self._stretch.steps += 1
         self._since_decision += 1
         if self._stretch.steps == self._stretch.untimed:
-            self._warmed_up(*self._lap())
+            self._warmed_up(*self.clock.lap())
         if self._sweep is not None:
             if self._stretch.steps >= SWEEP_WARM_STEPS + self._sweep_steps:
                 self._next_of_sweep()
@@ -321,14 +314,11 @@ class AdaptiveBatching(Batching):
         batches, self._scheduled = due - self._scheduled, due
         return batches
 
-    def paused(self, seconds: float) -> None:
-        own_s = seconds
-        if seconds >= LONG_PAUSE_S:
-            # The own clock stood still while the thread waited for a CPU: in the pause, as far as that is possible.
-            queued_s = (self.clock() - self._mark) - (self.own_clock() - self._own_mark)
-            own_s = min(seconds, max(0.0, seconds - queued_s))
-        self._mark += seconds
-        self._own_mark += own_s
+    def pause(self) -> None:
+        self.clock.pause()
+
+    def resume(self) -> None:
+        self.clock.resume()
 
     def end(self) -> BatchReport:
         """Return the stretches of the iteration. A decision of few steps ago still stands."""
@@ -342,8 +332,8 @@ class AdaptiveBatching(Batching):
 
     def _decide(self) -> None:
         """Learn from the last stretch, and choose the batch of the next one; on all ranks."""
-        self.synchronize()
-        began = self.own_clock()
+        self.clock.wait()
+        began = self.clock.own()
         reading = self.noise.reading()
         known = self._noise_scale if reading.noise_scale is None else reading.noise_scale
         self._close_stretch(known)
@@ -363,8 +353,8 @@ class AdaptiveBatching(Batching):
         self._since_decision = 0
         self.noise.halves_every = self._halves_every(reading, step_s, remaining_s)
         self._adopt(BatchChoice(batch_size=round(batch_size), per_gpu=round(per_gpu), accumulation=round(accumulation)))
-        self._looks.spend(self.own_clock() - began)
-        self._lap()
+        self._looks.spend(self.clock.own() - began)
+        self.clock.lap()
 
     def _rest(self) -> tuple[float, float]:
         """Return the seconds of the latest steps, and of the segment's training that is left; 0 before the first."""
@@ -442,13 +432,13 @@ class AdaptiveBatching(Batching):
         """Go to the next size of the sweep; end it if no size or time is left."""
         assert self._sweep is not None
         self._close_stretch(self.noise.reading().noise_scale)
-        (late,) = self.gang.share([float(self.clock() >= self._sweep_ends_at)])
+        (late,) = self.gang.share([float(self.clock.now() >= self._sweep_ends_at)])
         size = None if late else next(self._sweep, None)
         if size is None:
             self._sweep = None
             return
         self._adopt(self._agent.split(self._agent.attainable(size)))
-        self._lap()
+        self.clock.lap()
 
     def _warmed_up(self, lap_s: float, own_s: float) -> None:
         """Note that the untimed steps took `lap_s`; in a sweep, choose the number of timed ones."""
@@ -464,7 +454,7 @@ class AdaptiveBatching(Batching):
         stretch = self._stretch
         if not stretch.steps:
             return
-        lap_s, own_s = self._lap()
+        lap_s, own_s = self.clock.lap()
         timed = max(0, stretch.steps - stretch.untimed) if own_s > 0.0 else 0
         stretch.duration_s += lap_s
         self._looks.trained_s += own_s
@@ -509,14 +499,6 @@ class AdaptiveBatching(Batching):
             noise_scale=noise_scale,
             efficiency=useful,
         )
-
-    def _lap(self) -> tuple[float, float]:
-        """Return the seconds since the last mark, all and without other work's, and set the next mark."""
-        self.synchronize()
-        now, own = self.clock(), self.own_clock()
-        lap = now - self._mark, own - self._own_mark
-        self._mark, self._own_mark = now, own
-        return lap
 
     def state(self) -> dict[str, Any]:
         return {

@@ -7,7 +7,6 @@ and its knowledge is part of the checkpoint. `LookBudget` bounds the time of its
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field, replace
@@ -271,7 +270,7 @@ def _typical(timings: Sequence[tuple[int, float]]) -> float:
     return ordered[-1][0]
 
 
-# The budget of time for choosing the batch, and a clock that other work on the machine does not disturb.
+# The budget of time for choosing the batch.
 #
 # Every look at the batch takes time: readings, fits, trial passes, and the additional pass of a step in halves. A
 # budget bounds them all together, whether steps take a millisecond or a minute.
@@ -280,31 +279,6 @@ def _typical(timings: Sequence[tuple[int, float]]) -> float:
 LOOK_SHARE = 0.0075
 """Share of the time for looks: of what has passed, and of the whole segment's from its beginning, since what is learnt
 early is used for long. Together 1.5 % in the end."""
-_TRIES, _AT_ONCE_S = 10, 1e-3
-_QUEUED = "/proc/thread-self/schedstat"
-"""Nanoseconds of this thread on a CPU, and in its queue (Linux)."""
-
-
-def own_time() -> float:
-    """Return a time in seconds that stands still while this thread could run and another one has its CPU.
-
-    It goes on while the thread waits for data, a GPU or other workers: those are costs of the trial. Where the system
-    does not count the time in the queue, nothing is left out.
-    """
-    for _ in range(_TRIES):
-        began = time.perf_counter()
-        queued_s, now = _queued_s(), time.perf_counter()
-        if now - began < _AT_ONCE_S:  # else another thread had the CPU in between, and the two do not belong together
-            break
-    return now - queued_s
-
-
-def _queued_s() -> float:
-    try:
-        with open(_QUEUED, "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 @dataclass(slots=True)

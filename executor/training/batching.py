@@ -77,8 +77,11 @@ class Batching(ABC):
     def after_shares_change(self) -> None:  # noqa: B027 - optional hook
         """Note that they are, from now on."""
 
-    def paused(self, seconds: float) -> None:  # noqa: B027 - optional hook
-        """Note that a report left after the step, which took `seconds`."""
+    def pause(self) -> None:  # noqa: B027 - optional hook
+        """Note that the step is over, and that reports may leave."""
+
+    def resume(self) -> None:  # noqa: B027 - optional hook
+        """Note that they have left."""
 
     def end(self) -> BatchReport:
         """End the iteration; return what to report of its batches."""

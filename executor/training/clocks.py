@@ -1,6 +1,7 @@
 """Clocks of training steps, on a CPU and on a GPU, where handing over a step takes far less time than the step itself.
 
-`ComputeTimer` times the steps of a worker of a gang, for balancing.
+`ComputeTimer` times the steps of a worker of a gang, for balancing. `LapClock` times stretches of steps, to choose the
+batch by.
 """
 
 from __future__ import annotations
@@ -162,3 +163,105 @@ class CudaTimer(_GradientTimer):
 def make_timer(gang: Gang, device: torch.device) -> ComputeTimer:
     """Return the timer for a worker's device."""
     return CudaTimer() if device.type == "cuda" else CpuTimer(gang)
+
+
+# The time of stretches of steps, and a clock that other work on the machine does not disturb.
+
+LONG_PAUSE_S = 1e-3
+"""In a shorter pause nothing was sent, and the thread did not wait for a CPU; to look would take a tenth of this."""
+_TRIES, _AT_ONCE_S = 10, 1e-3
+_QUEUED = "/proc/thread-self/schedstat"
+"""Nanoseconds of this thread on a CPU, and in its queue (Linux)."""
+
+
+def own_time() -> float:
+    """Return a time in seconds that stands still while this thread could run and another one has its CPU.
+
+    It goes on while the thread waits for data, a GPU or other workers: those are costs of the trial. Where the system
+    does not count the time in the queue, nothing is left out.
+    """
+    for _ in range(_TRIES):
+        began = time.perf_counter()
+        queued_s, now = _queued_s(), time.perf_counter()
+        if now - began < _AT_ONCE_S:  # else another thread had the CPU in between, and the two do not belong together
+            break
+    return now - queued_s
+
+
+def _queued_s() -> float:
+    try:
+        with open(_QUEUED, "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+class LapClock:
+    """Times stretches of steps on a CPU, and leaves out pauses."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter, own: Callable[[], float] = own_time) -> None:
+        """`own` is the time without that which other work on the machine takes."""
+        self.now, self.own = now, own
+        self._mark = self._own_mark = self._paused_at = 0.0
+
+    def wait(self) -> None:
+        """Wait until the device is done."""
+
+    def lap(self) -> tuple[float, float]:
+        """Return the seconds since the last lap, all and own, when the device is done; the next lap begins."""
+        self.wait()
+        now, own = self.now(), self.own()
+        lap = now - self._mark, own - self._own_mark
+        self._mark, self._own_mark = now, own
+        return lap
+
+    def pause(self) -> None:
+        """Note that no step is under way, as reports may leave."""
+        self._paused_at = self.now()
+
+    def resume(self) -> None:
+        """Note that the next step may begin."""
+        own_s = seconds = self.now() - self._paused_at
+        if seconds >= LONG_PAUSE_S:
+            # The own clock stood still while the thread waited for a CPU: in the pause, as far as that is possible.
+            queued_s = (self.now() - self._mark) - (self.own() - self._own_mark)
+            own_s = min(seconds, max(0.0, seconds - queued_s))
+        self._mark += seconds
+        self._own_mark += own_s
+
+
+class CudaLapClock(LapClock):
+    """Times stretches of steps on a GPU: all of its time is the trial's own, and only in a pause it may stand still.
+
+    The thread that waits for a GPU spins. So it can be in the queue of its CPU while the GPU works, and the system's
+    count of that would make steps too short.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(now, now)
+        self._began = self._event()
+        """Marks where the GPU has done all that was handed over before the present pause."""
+        self._pauses: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def _event(self) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
+
+    def lap(self) -> tuple[float, float]:
+        seconds, _ = super().lap()
+        seconds -= sum(began.elapsed_time(ended) for began, ended in self._pauses) / 1e3
+        self._pauses = []
+        return seconds, seconds
+
+    def pause(self) -> None:
+        super().pause()
+        self._began.record()
+
+    def resume(self) -> None:
+        if self.now() - self._paused_at >= LONG_PAUSE_S:
+            ended = self._event()
+            ended.record()
+            self._pauses.append((self._began, ended))
+            self._began = self._event()

@@ -22,7 +22,6 @@ import io
 import itertools
 import math
 import sys
-import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
@@ -457,9 +456,9 @@ class TorchRunner(Runner):
             over = self._batching.is_over()
             if balancing is not None:
                 balancing.look_if_due(self._batching)
-            paused_at = time.perf_counter()
+            self._batching.pause()
             yield
-            self._batching.paused(time.perf_counter() - paused_at)
+            self._batching.resume()
         self._statistics.average()
         self._batch_report = self._batching.end()
         if balancing is not None and self._segment.rank == 0:

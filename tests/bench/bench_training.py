@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import rubberband
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training.agent import own_time
+from rubberband.executor.training.clocks import own_time
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import TorchRunner

@@ -39,7 +39,7 @@ class FakeCuda:
         return self.now
 
     def own_clock(self) -> float:
-        """Return the host's time without that in the queue, as `agent.own_time` does."""
+        """Return the host's time without that in the queue, as `own_time` does."""
         return self.now - self.queued_s
 
     def compute(self, seconds: float) -> None:

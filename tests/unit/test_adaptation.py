@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, resolve_limits
+from rubberband.executor.training.adaptation import MOST_USES, AdaptiveBatching, make_adaptive, resolve_limits
+from rubberband.executor.training.clocks import CudaLapClock, LapClock
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.gradient_noise import NoiseReading
 from rubberband.executor.training.lr_scaling import make_lr_scaling
@@ -18,6 +19,7 @@ from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.executor.training.segment import BatchReport
 from rubberband.values.adaptive import AdaptiveBatch, BatchLimits
 from tests.builders import segments
+from tests.builders.fake_cuda import FakeCuda
 
 SEGMENT = replace(segments.SEGMENT, batch=AdaptiveBatch(interval=10))
 LIMITS = BatchLimits(initial=32, max=1024)
@@ -70,6 +72,26 @@ class Device:
         self.tried.append(per_gpu)
         return per_gpu <= self.memory
 
+    def compute(self, seconds: float) -> None:
+        self.now += seconds
+
+    def clock(self) -> LapClock:
+        return LapClock(lambda: self.now, lambda: self.now - self.disturbed_s)
+
+
+class Gpu(Device):
+    """The same on a GPU, to which the host hands a step over in a five-hundredth of its time."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self.cuda = cuda
+
+    def compute(self, seconds: float) -> None:
+        self.cuda.launch(seconds, host_s=0.002 * seconds)
+
+    def clock(self) -> LapClock:
+        return CudaLapClock(self.cuda.clock)
+
 
 def make(device: Device, noise_scale: float | None = 500.0, limits: BatchLimits = LIMITS, segment=SEGMENT, **more):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -83,9 +105,7 @@ def make(device: Device, noise_scale: float | None = 500.0, limits: BatchLimits 
         scaling=make_lr_scaling("adascale", optimizer, 1.0),
         least_per_gpu=more.pop("least_per_gpu", 1),
         fits=device.fits,
-        synchronize=lambda: None,
-        clock=lambda: device.now,
-        own_clock=lambda: device.now - device.disturbed_s,
+        clock=device.clock(),
         **more,
     )
 
@@ -100,7 +120,7 @@ def iterate(batching: AdaptiveBatching, device: Device, iterations: int = 1) -> 
         size, passes = batching.batch_size, -(-batching.batch_size // batching.per_gpu)
         batch = sampler.next_batch([size])
         batching.before_step(batch, [size // passes] * passes)
-        device.now += passes * device.constant_s + size * device.per_sample_s
+        device.compute(passes * device.constant_s + size * device.per_sample_s)
         batching.update(optimizer, lambda: True)
         scheduled += batching.after_step(batch)
         sizes.append(size)
@@ -143,8 +163,9 @@ def test_pauses_for_reports_do_not_count_as_time_of_steps(queued_s):
 
     def paused(batch):
         batches = after(batch)
+        batching.pause()
         pausing.now, pausing.disturbed_s = pausing.now + 0.3, pausing.disturbed_s + queued_s
-        batching.paused(0.3)
+        batching.resume()
         return batches
 
     batching.after_step = paused
@@ -183,6 +204,61 @@ def test_other_work_on_the_machine_does_not_change_the_batches():
     for one, other in zip(report.batches, found.batches, strict=True):
         assert other.step_s == pytest.approx(one.step_s)
         assert other.duration_s > one.duration_s, "reports tell what passed"
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_threads_that_want_the_cpu_do_not_make_steps_of_a_gpu_shorter(fake_cuda, others):
+    """Loader workers, say: the thread that waits for the GPU spins, and its time in the queue is the GPU's as well."""
+    quiet = Device()
+    report, _, _, sizes = iterate(make(quiet), quiet)
+    fake_cuda.others = others
+    gpu = Gpu(fake_cuda)
+    found, _, _, same = iterate(make(gpu), gpu)
+    assert fake_cuda.queued_s > 0.4 * fake_cuda.now
+    assert same == sizes
+    for one, other in zip(report.batches, found.batches, strict=True):
+        assert (other.step_s, other.duration_s) == pytest.approx((one.step_s, one.duration_s), rel=0.02)
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 0.4])
+def test_a_pause_counts_as_far_as_the_gpu_works_on(fake_cuda, pause_s):
+    """A report leaves after every third step; by then the GPU has 0.3 s left to do."""
+    gpu = Gpu(fake_cuda)
+    batching = make(gpu, None)
+    after, ends = batching.after_step, []
+
+    def paused(batch):
+        batches = after(batch)
+        ends.append(fake_cuda.now)
+        if len(ends) % 3 == 0:
+            batching.pause()
+            fake_cuda.sleep(pause_s)
+            batching.resume()
+        return batches
+
+    batching.after_step = paused
+    report, *_ = iterate(batching, gpu)
+    for use in report.batches:
+        assert use.step_s == pytest.approx(0.1 + 32e-4, rel=0.03)
+
+
+def test_batches_on_a_gpu_are_timed_by_the_gpu(fake_cuda):
+    model = torch.nn.Linear(1, 1)
+    segment = replace(SEGMENT, device="cuda", num_workers=1)
+    batching = make_adaptive(
+        segment,
+        Gang(0, 1, None),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model,
+        batch_size=32,
+        per_gpu=None,
+        samples_per_iteration=SAMPLES,
+        num_samples=SAMPLES,
+        least_per_gpu=1,
+        fits=lambda per_gpu: True,
+        gradient_scale=lambda: None,
+    )
+    assert isinstance(batching.clock, CudaLapClock)
 
 
 def test_without_a_noise_scale_it_trains_as_with_a_fixed_batch():
