@@ -104,12 +104,13 @@ class Broker:
             case MachineWarned():
                 if (warned := self.state.machines.get(event.machine)) is not None:
                     warned.warned_at = event.at
+                    warned.interrupted_at = event.at if event.interrupted else None
                     warned.retired = warned.retired or "it will be lost soon"
             case MachineEnded():
                 self._ended(event)
             case MachineRetired():
                 self._retired(event)
-        return [*self._place(event.at), *self._releases()]
+        return [*self._place(event.at), *self._releases(event.at)]
 
     def _requested(self, event: SliceRequested) -> None:
         key = (event.tenant, event.instance)
@@ -190,6 +191,7 @@ class Broker:
             return
         machine.retired = machine.retired or event.reason
         if event.at_once:
+            machine.interrupted_at = None  # it is given back now, free or not
             for held in list(machine.slices):
                 self._end(held.tenant, held.instance, event.at, event.reason, preempted=True)
 
@@ -247,11 +249,11 @@ class Broker:
         self.state.machines[name] = self.state.live[name] = machine
         return machine
 
-    def _releases(self) -> list[PoolCommand]:
-        """Release the machines that are lent no more, and are free."""
+    def _releases(self, at: float) -> list[PoolCommand]:
+        """Release the machines that are lent no more, and are free; not those that the provider takes away for free."""
         found: list[PoolCommand] = []
         for machine in self.state.live.values():
-            if machine.retired and not machine.slices and machine.status != "releasing":
+            if machine.retired and not machine.slices and machine.status != "releasing" and machine.left_until <= at:
                 machine.status = "releasing"
                 found.append(Release(machine=machine.name))
         return found
@@ -349,7 +351,14 @@ class Broker:
 
     def due(self, at: float) -> Sequence[PoolEvent]:
         """Return the events that the time brings: leases that expired, idle machines, the end of the budget."""
-        return [*self.expiries(at), *self._idle(at), *self._budget_ends(at), *self._blocked(at), *self._hopeless(at)]
+        return [
+            *self.expiries(at),
+            *self._idle(at),
+            *self._not_taken(at),
+            *self._budget_ends(at),
+            *self._blocked(at),
+            *self._hopeless(at),
+        ]
 
     def expiries(self, at: float) -> Iterator[LeaseExpired]:
         """Yield the leases that have expired by `at`, and have no grace."""
@@ -399,6 +408,12 @@ class Broker:
             if at >= max(machine.free_since + idle_s, paid_until - limits.release_margin_s):
                 beyond -= 1
                 yield MachineRetired(at=at, machine=machine.name, reason="it was idle")
+
+    def _not_taken(self, at: float) -> Iterator[PoolEvent]:
+        for machine in self.state.live.values():
+            due = machine.interrupted_at is not None and machine.left_until <= at
+            if due and not machine.slices and machine.status != "releasing":
+                yield MachineRetired(at=at, machine=machine.name, reason="it will be lost soon")
 
     def _budget_ends(self, at: float) -> Iterator[PoolEvent]:
         ends_at = self.hold_until(at)

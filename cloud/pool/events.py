@@ -145,6 +145,8 @@ class MachineWarned(PoolEvent):
     """A machine will be lost soon: the provider reclaims it, the month's budget ends, or others wait for its place."""
 
     machine: str
+    interrupted: bool = False
+    """Whether the provider reclaims it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -288,7 +288,7 @@ class Pool:
         if status.running_at is not None and machine.running_at is None and status.ended_at is None:
             self.take_in([_runs(status, status.running_at, now)])
         if status.interrupted_at is not None and machine.warned_at is None and status.ended_at is None:
-            self.take_in([MachineWarned(at=now, machine=name)])
+            self.take_in([MachineWarned(at=now, machine=name, interrupted=True)])
         if status.ended_at is not None:
             self.take_in(self._seen_running(machine, status, now))
             self.take_in(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rubberband.cloud.pool.events import PoolLimits
 from rubberband.units import month_begin
-from rubberband.values.offer import SECONDS_PER_HOUR
+from rubberband.values.offer import SECONDS_PER_HOUR, left_to_provider_until
 from rubberband.values.plan import Market
 
 MachineStatus = Literal["ordered", "running", "releasing", "ended"]
@@ -41,6 +41,8 @@ class Machine:
     """Why it is lent no more; empty: it may be lent."""
     warned_at: float | None = None
     """Instant at which its loss was announced."""
+    interrupted_at: float | None = None
+    """Instant at which the provider announced that it reclaims the machine."""
     reason: str = ""
     """Why it ended."""
     preempted: bool = False
@@ -48,6 +50,13 @@ class Machine:
     zone: str = ""
     slices: list[Slice] = field(default_factory=list)
     """Slices that are held now."""
+
+    @property
+    def left_until(self) -> float:
+        """Instant until which it is left to the provider, which is about to take it away; -inf: it is not."""
+        if self.interrupted_at is None:
+            return -math.inf
+        return left_to_provider_until(self.running_at, self.interrupted_at)
 
     @property
     def is_live(self) -> bool:

@@ -136,6 +136,8 @@ class InstanceInterrupted(Event):
     """The provider gave notice: it takes the instance away soon (spot). It runs, and is billed, until then."""
 
     instance: str
+    free_if_taken: bool = False
+    """Whether the provider charges nothing for a spot instance that it takes away in the first hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

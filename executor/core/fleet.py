@@ -64,6 +64,8 @@ class InstanceRecord:
     """End of its lease if it is being released, or was held by another driver: its lease is not shortened any more."""
     interrupted_at: float | None = None
     """Instant of the provider's notice that it takes the instance away."""
+    left_until: float = -math.inf
+    """Instant until which it is left to the provider, which may take it away for free."""
     recalled_at: float | None = None
     """Instant since which it is to be given back, as the allotment shrank; None: it is not."""
     preempted: bool = False

@@ -27,7 +27,7 @@ from rubberband.executor.core.forecast import forecast, runs_in_s, speed_of, sta
 from rubberband.executor.core.state import Job, Lane, Phase, State
 from rubberband.executor.core.trials import stop
 from rubberband.units import MONEY_SLACK_USD, counted
-from rubberband.values.offer import SECONDS_PER_HOUR
+from rubberband.values.offer import SECONDS_PER_HOUR, left_to_provider_until
 from rubberband.values.plan import Market
 
 # On demand instead of spot, within a stage: when the spot pool is dry, and time and budget are worth it. Pure.
@@ -201,6 +201,8 @@ def _note_running(record: InstanceRecord, event: InstanceRunning) -> None:
 def _note_interrupted(job: Job, state: State, record: InstanceRecord, event: InstanceInterrupted) -> None:
     if record.interrupted_at is None:
         record.interrupted_at = event.occurred_at
+        if event.free_if_taken and record.market == "spot":
+            record.left_until = left_to_provider_until(record.running_at, event.occurred_at)
         note_taken(job, state, record)
         allow_another_launch(job, state.lanes[record.lane])
     if record.status is not InstanceStatus.RELEASING:
@@ -332,11 +334,16 @@ def release(job: Job, state: State, records: Sequence[InstanceRecord]) -> list[C
 
 
 def release_left(job: Job, state: State, lane: Lane) -> list[Command]:
-    """Give back what is taken away soon and has no trial on it any more."""
+    """Give back what is taken away soon and has no trial on it any more.
+
+    An instance that the provider takes away in its first hour is free, and is left to it.
+    """
     leaving = state.held(lane).leaving
     if not leaving:
         return []
     unused = [record for record in leaving if not lane.runners.uses(record.instance)]
+    if state.course == "running":
+        unused = [record for record in unused if record.left_until <= state.now or record.recalled_at is not None]
     if any(record.recalled_at is not None for record in unused):
         state.fleet.allotted += 1  # another lane may have waited for it
     return release(job, state, unused)
@@ -377,7 +384,8 @@ def fit_allotment(job: Job, state: State, lane: Lane) -> list[Command]:
         record.status, record.recalled_at = InstanceStatus.READY, None
         state.fleet.rent_changed()
     commands = _recall(job, state, lane, surplus) if surplus > 0 else []
-    return commands + (_stop_recalled(job, state, lane) if state.fleet.recall == "at_once" else [])
+    end = _stop_recalled if state.fleet.recall == "at_once" else release_left
+    return commands + end(job, state, lane)
 
 
 def _recall(job: Job, state: State, lane: Lane, surplus: int) -> list[Command]:

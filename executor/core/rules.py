@@ -177,6 +177,8 @@ def look_ahead(job: Job, state: State) -> tuple[float, float | None]:
         return ends_at, None
     earliest = math.inf
     for lane in state.lanes:
+        if leaving := [record.left_until for record in state.held(lane).leaving if record.left_until > now]:
+            earliest = min(earliest, *leaving)
         if (due_at := lane.runners.first_due_at()) < earliest:
             earliest = due_at
         if now < lane.relaunch_at < earliest and lane.phase is not Phase.FINISHED:

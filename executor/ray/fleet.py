@@ -493,7 +493,8 @@ class RayFleet:
             known = hold.interrupted or hold.over or not hold.running
             hold.interrupted = hold.interrupted or not known
         if not known:
-            self.mailbox.put(lambda at: InstanceInterrupted(occurred_at=at, instance=instance))
+            free = not self.provider.is_lent  # the broker has the machine
+            self.mailbox.put(lambda at: InstanceInterrupted(occurred_at=at, instance=instance, free_if_taken=free))
 
     def reconcile(self, known: Collection[str]) -> DriverResumed:
         """Adopt the `known` instances that live, release the others, and return what lives and what has ended."""

@@ -373,7 +373,11 @@ class VirtualFleet:
         if hold.over or hold.interrupted or instance in self.gone:
             return None
         hold.interrupted = True
-        return InstanceInterrupted(occurred_at=now, instance=instance)
+        return InstanceInterrupted(
+            occurred_at=now,
+            instance=instance,
+            free_if_taken=self._provider.status(instance).hour_prices_usd is not None,
+        )
 
     def _give_up(self, instance: str, hold: _VirtualHold, now: float) -> Event | None:
         """An instance that is of no use is given back, and called lost."""

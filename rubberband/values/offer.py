@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,21 @@ class Spot:
     """Iterations between checkpoints: on average half of them are repeated after an interruption."""
     restart_s: float = 0.0
     """From an interruption until the trial trains again elsewhere: a new instance, warm workers, start-up."""
+
+
+_TAKEN_WITHIN_S = 150.0
+"""EC2 takes a spot instance away 120 s after its notice, which is best effort."""
+
+
+def left_to_provider_until(running_at: float | None, interrupted_at: float) -> float:
+    """Return until when an interrupted spot instance is not given back, though it is not used any more.
+
+    EC2 charges nothing for an instance that it takes away in the first hour, and every second of one that its user
+    ends. -inf where that hour is over before.
+    """
+    first_hour_ends_at = -math.inf if running_at is None else running_at + SECONDS_PER_HOUR
+    until = interrupted_at + _TAKEN_WITHIN_S
+    return until if until <= first_hour_ends_at else -math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

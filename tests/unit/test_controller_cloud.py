@@ -14,6 +14,7 @@ from rubberband.executor.core.events import (
     EndedInstance,
     InstanceInterrupted,
     InstanceLost,
+    InstancePriced,
     InstanceReady,
     InstanceRefused,
     InstanceReleased,
@@ -131,6 +132,46 @@ def test_a_trial_moves_off_at_its_next_report_once_there_is_room() -> None:
     assert kinds(story.report(0, 0.1)) == ["ReleaseInstance"]
     assert (story.state.trials[0].failures, story.state.trials[1].failures) == (0, 0)
     assert (result(story).interruptions, result(story).redone_iterations) == (1, 0)
+
+
+def moved_off(at_s: float) -> Story:
+    """An interrupted instance that nothing uses any more; the notice came `at_s` after its start."""
+    story = longer()
+    story.at += at_s
+    story.tell(InstanceInterrupted, instance="i-001", free_if_taken=True)
+    story.ready("i-003")
+    story.report(1, 0.1)
+    return story
+
+
+def test_an_instance_that_ec2_takes_away_for_free_is_left_to_it() -> None:
+    story = moved_off(600.0)
+    assert kinds(story.report(0, 0.1)) == []
+    record = story.state.instances["i-001"]
+    assert record.interrupted_at is not None
+    wake_at = story.controller.wake_at()
+    assert wake_at is not None
+    assert wake_at <= record.interrupted_at + 150.0
+    story.tell(InstanceLost, instance="i-001", ended_at=story.at, reason="taken away", preempted=True)
+    story.tell(InstancePriced, instance="i-001", hour_prices_usd=(0.0,))
+    assert budget.bill_usd(SPOT, story.state, story.at) < budget.bill_usd(SPOT, moved_off(3600.0).state, story.at)
+
+
+def test_an_instance_that_ec2_does_not_take_away_is_given_back_shortly_after() -> None:
+    story = moved_off(600.0)
+    story.report(0, 0.1)
+    interrupted_at = story.state.instances["i-001"].interrupted_at
+    assert interrupted_at is not None
+    story.at = interrupted_at + 148.0
+    assert "ReleaseInstance" not in kinds(story.tell(Tick))
+    assert kinds(story.tell(Tick)) == ["ReleaseInstance"]
+
+
+@pytest.mark.parametrize("at_s", [3470.0, 7200.0])
+def test_an_instance_that_ec2_does_not_take_away_for_free_is_given_back_at_once(at_s: float) -> None:
+    story = moved_off(at_s)
+    story.report(0, 0.1)
+    assert story.state.instances["i-001"].status is InstanceStatus.RELEASING
 
 
 def test_nothing_starts_on_an_instance_that_is_taken_away_soon() -> None:

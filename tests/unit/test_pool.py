@@ -282,6 +282,48 @@ def test_the_budget_of_a_month_warns_ends_and_refuses() -> None:
     assert len(world.below.describe()) == 1
 
 
+def reclaimed(*, ends_after_s: float = 720.0, notice_s: float = 120.0) -> World:
+    """A pool on spot, whose first machine the provider reclaims while a tenant has it."""
+    world = World(limits=replace(LIMITS, market="spot"))
+    fate = Fate(hour_prices_usd=(1.0, 1.0), ends_after_s=ends_after_s, preempted=True, notice_s=notice_s)
+    offer = replace(OFFER, spot=Spot(price_usd_per_hour=1.0, interruptions_per_hour=0.05))
+    world.below = VirtualProvider("pool", world.clock, offer=offer, fate_of=lambda *_: fate)
+    world.reopen()
+    world.ask("a", market="spot")
+    world.wait(10.0 + ends_after_s - notice_s + 2.0)
+    assert world.pool.describe("a")[0].status.interrupted_at is not None
+    world.pool.release("a", "i")
+    return world
+
+
+def test_a_machine_that_the_provider_takes_away_for_free_is_left_to_it() -> None:
+    world = reclaimed()
+    world.reopen()
+    world.wait(130)
+    (machine,) = world.pool.state.machines.values()
+    assert (machine.status, machine.preempted, machine.bill_usd(world.clock.now())) == ("ended", True, 0.0)
+
+
+def test_a_machine_that_the_provider_does_not_take_away_is_given_back_shortly_after() -> None:
+    world = reclaimed(ends_after_s=1000.0, notice_s=400.0)
+    world.wait(140)
+    assert next(iter(world.pool.state.machines.values())).status == "running"
+    world.wait(15)
+    assert next(iter(world.pool.state.machines.values())).status == "ended"
+
+
+def test_a_machine_that_the_provider_does_not_take_away_for_free_is_given_back_at_once() -> None:
+    world = reclaimed(ends_after_s=3700.0)
+    world.wait(2)
+    assert not next(iter(world.pool.state.machines.values())).preempted
+
+
+def test_a_pool_that_closes_gives_interrupted_machines_back_at_once() -> None:
+    world = reclaimed()
+    world.pool.close()
+    assert not next(iter(world.pool.state.machines.values())).is_live
+
+
 def test_a_new_broker_knows_what_is_lent_and_gives_drivers_time_to_renew() -> None:
     world = World()
     world.pool.renew("a", world.clock.now() + 30.0)
