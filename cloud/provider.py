@@ -53,7 +53,7 @@ class InstanceDescription:
     preempted: bool = False
     """Whether the provider interrupted it (spot)."""
     sold_out: bool = False
-    """Whether it never ran because the provider has none; only a pool shows such instances."""
+    """Whether it never ran because the provider has none."""
 
     def overslept(self, now: float) -> bool:
         """Whether its lease expired long before `now`: its driver's machine slept, and renewed none."""

@@ -23,6 +23,7 @@ from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights
 from rubberband.cloud.aws.intents import Intent, Intents, LaunchAttempt, Run
 from rubberband.cloud.aws.pricing import SpotHours
 from rubberband.errors import ProviderError
+from rubberband.values.plan import Market
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ LOOK_S = 5.0
 PATIENCE_S = 60.0
 """A termination is repeated for this long before the caller gets an error."""
 _LONGEST_PAUSE_S = 20.0
+_REMEMBERED_S = 60.0
+"""A zone that has refused is tried after the others for this long."""
 SHUTDOWN_S = 90.0
 """Longest time from the end of a lease until the machine is off."""
 
@@ -68,6 +71,8 @@ class Ec2Fleet:
         self.hours = SpotHours(session, intents)
         self._pending_at: dict[str, float] = {}
         self._missed: dict[str, tuple[int, float]] = {}
+        self._refused_at: dict[tuple[str, str, Market], float] = {}
+        """(type, zone, market) -> when it had no more."""
         self._told_to_end: set[str] = set()
         self._deaf = (-math.inf, -math.inf)
         """First and last time at which EC2 failed to terminate an instance, without a success since."""
@@ -187,7 +192,18 @@ class Ec2Fleet:
         if reason is None:
             lease_over = ended_at >= self._latest_until - self.look_s
             reason = states.why_ended(self.session, machine, lease_over=lease_over)
-        self._finish(name, ended_at, reason, preempted=states.taken_back(machine))
+        if sold_out := states.sold_out(machine):
+            self.note_refusal(self.intents.last(name).choice)
+        self._finish(name, ended_at, reason, preempted=states.taken_back(machine), sold_out=sold_out)
+
+    def note_refusal(self, choice: calls.Purchase) -> None:
+        """Note that a choice is sold out: launches try others first for a while."""
+        self._refused_at[choice.instance_type, choice.zone, choice.market] = self.clock()
+
+    def refused_lately(self, choice: calls.Purchase) -> bool:
+        """Return whether a choice was sold out a moment ago."""
+        refused_at = self._refused_at.get((choice.instance_type, choice.zone, choice.market), -math.inf)
+        return self.clock() - refused_at < _REMEMBERED_S
 
     def latest_end(self, name: str) -> float:
         """Return when an instance has certainly ended itself, with its lease and without its driver."""
@@ -198,10 +214,12 @@ class Ec2Fleet:
         until = self._latest_until if name in self._met else self._former_until
         return max(until, began_at + intent.last.lease_s) + SHUTDOWN_S
 
-    def _finish(self, name: str, ended_at: float, reason: str, *, preempted: bool = False) -> Intent:
+    def _finish(
+        self, name: str, ended_at: float, reason: str, *, preempted: bool = False, sold_out: bool = False
+    ) -> Intent:
         def finished(intent: Intent) -> Intent:
             ended = ended_at if intent.running_at is None else max(ended_at, intent.running_at)
-            return replace(intent, ended_at=ended, reason=reason, preempted=preempted)
+            return replace(intent, ended_at=ended, reason=reason, preempted=preempted, sold_out=sold_out)
 
         return self.intents.change(name, finished)
 

@@ -74,6 +74,8 @@ class Intent:
     ended_at: float | None = None
     reason: str = ""
     preempted: bool = False
+    sold_out: bool = False
+    """Whether EC2 accepted it, and then had no room for it."""
     hour_prices_usd: tuple[float, ...] = ()
     """Spot only: USD per hour of each hour that has begun, as far as is known."""
 
@@ -123,6 +125,7 @@ class Intent:
             price_usd_per_hour=None if last is None else last.choice.price_usd_per_hour,
             hour_prices_usd=billed_prices_usd(self) if self.market == "spot" else None,
             preempted=self.preempted,
+            sold_out=self.sold_out,
         )
 
 

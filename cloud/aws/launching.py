@@ -32,9 +32,6 @@ from rubberband.values.plan import Market
 
 _log = logging.getLogger(__name__)
 
-_REMEMBERED_S = 60.0
-"""A zone that has refused is tried after the others for this long."""
-
 
 class Choices:
     """Types, zones and placement groups, in the order in which a launch tries them."""
@@ -48,12 +45,6 @@ class Choices:
         self._offers = tuple(offers)
         self._clusters: dict[tuple[str, str], str | None] = {}
         """(type, zone) -> its placement group; None: there is none."""
-        self._refused_at: dict[tuple[str, str, Market], float] = {}
-        """(type, zone, market) -> when it had no more."""
-
-    def note_refusal(self, choice: Purchase) -> None:
-        """Note that this choice is sold out: launches try others first for a while."""
-        self._refused_at[choice.instance_type, choice.zone, choice.market] = self._fleet.clock()
 
     def turns(self, market: Market, count: int) -> Iterator[tuple[Purchase, int]]:
         """Yield the choices in the order to try them, each with its least number of instances.
@@ -97,8 +88,7 @@ class Choices:
         last: list[Purchase] = []
         for offer in self._offers:
             for choice in self._of_type(offer, market):
-                refused_at = self._refused_at.get((choice.instance_type, choice.zone, choice.market), -math.inf)
-                if self._fleet.clock() - refused_at < _REMEMBERED_S:
+                if self._fleet.refused_lately(choice):
                     last.append(choice)
                 else:
                     yield choice
@@ -349,7 +339,7 @@ class Launcher:
                 most = len(attempt.names) // 2
             elif refusal not in (None, "throttled"):
                 if refusal in ("capacity", "quota"):
-                    self._choices.note_refusal(choice)
+                    self._fleet.note_refusal(choice)
                 return left, refusal
         return left, None
 

@@ -16,12 +16,8 @@ ALIVE = ("pending", "running", "stopping", "stopped")
 
 _BY_A_CALL = "Client.UserInitiatedShutdown"
 _BY_ITSELF = "Client.InstanceInitiatedShutdown"
-_NEVER_RAN = (
-    "Server.InsufficientInstanceCapacity",
-    "Client.VolumeLimitExceeded",
-    "Client.InvalidSnapshot",
-    "Client.InternalError",
-)
+_SOLD_OUT = ("Server.InsufficientInstanceCapacity", "Client.VolumeLimitExceeded")
+_NEVER_RAN = (*_SOLD_OUT, "Client.InvalidSnapshot", "Client.InternalError")
 _TRANSITION = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
@@ -42,6 +38,11 @@ def transition_at(machine: Mapping[str, Any]) -> float | None:
 def never_ran(machine: Mapping[str, Any]) -> bool:
     """Return whether the launch failed after it had been accepted: that costs nothing."""
     return _code(machine).startswith(_NEVER_RAN)
+
+
+def sold_out(machine: Mapping[str, Any]) -> bool:
+    """Return whether EC2 accepted the launch and had no room for the instance, or the account none for its volume."""
+    return _code(machine).startswith(_SOLD_OUT)
 
 
 def taken_back(machine: Mapping[str, Any]) -> bool:

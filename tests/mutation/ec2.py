@@ -178,6 +178,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_pool.py",),
     ),
     Mutant(
+        name="late-refusals-are-failed-starts",
+        harm="a zone without room ends each launch after EC2 has accepted it, and is tried again and again",
+        file="cloud/aws/fleet.py",
+        old="if sold_out := states.sold_out(machine):",
+        new="if sold_out := False:",
+        tests=("tests/unit/test_aws_provider.py",),
+    ),
+    Mutant(
         name="guards-wait-for-ec2",
         harm="while EC2 describes nothing, AWS ends healthy instances whose leases are renewed",
         file="cloud/aws/provider.py",

@@ -9,6 +9,7 @@ import pytest
 from rubberband.cloud.aws.fleet import PATIENCE_S
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.errors import ProviderError
+from rubberband.values.plan import Market
 from tests.ec2 import Fault
 from tests.fake_ec2 import START_AT, World, once
 
@@ -235,6 +236,26 @@ def test_ends_are_reported_in_words(world: World) -> None:
     assert shown["stolen"].reason == "terminated by another user or process"
     assert shown["broken"].running_at is None
     assert "Insufficient capacity" in shown["broken"].reason
+
+
+@pytest.mark.parametrize("reason", ["Server.InsufficientInstanceCapacity", "Client.VolumeLimitExceeded"])
+@pytest.mark.parametrize("market", ["on_demand", "spot"])
+def test_a_zone_that_has_no_room_after_all_is_sold_out_and_others_come_first(
+    world: World, market: Market, reason: str
+) -> None:
+    driver, zones = world.driver(), []
+    for name in "abc":
+        driver.launch(name, market)
+        (machine,) = world.fake.living
+        zones.append(machine.zone)
+        world.fake.break_down(machine.instance_id, reason)
+        status = world.look(driver)[name]
+        assert (status.sold_out, status.running_at, status.state) == (True, None, "terminated")
+    assert zones[0] != zones[1]
+    world.sleep(61.0)
+    driver.launch("d", market)
+    assert {one.zone for one in world.fake.living} == {zones[0]}, "it is forgotten after a minute"
+    assert world.driver().describe()[0].sold_out, "the next driver knows it"
 
 
 def test_a_stopped_instance_is_ended(world: World) -> None:
