@@ -20,6 +20,7 @@ from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.means import Means, checked_weight, loss_and_metrics
+from rubberband.executor.training.memory import is_out_of_memory, release
 from rubberband.executor.training.runner import refused, to_float
 from rubberband.executor.training.sampler import reseed, reseed_data
 from rubberband.executor.training.segment import Segment
@@ -186,15 +187,14 @@ class Evaluation:
                 with torch.no_grad():
                     metrics: Any = self._trial.evaluate(module, loader)
                 break
-            except torch.OutOfMemoryError:
-                size = loader.halve()
+            except RuntimeError as error:
+                size = loader.halve() if is_out_of_memory(error) else 0
                 if size == 0:
                     raise
             print(
                 f"rubberband: evaluation ran out of memory; its batches have {counted(size, 'sample')} now", flush=True
             )
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            release(loader.device)
         if not isinstance(metrics, Mapping):
             raise TypeError(f"evaluate() must return a mapping of metrics, not {type(metrics).__name__}")
         return metrics

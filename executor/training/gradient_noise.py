@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from rubberband.executor.training.memory import is_out_of_memory
 from rubberband.executor.training.noise_scale import (
     Estimator,
     NoiseEstimate,
@@ -340,7 +341,9 @@ class _LocalSquares:
         parameters = list(self._preconditioning.parameters) if parameters is None else parameters
         try:
             vector = self._preconditioning.apply(parameters, [parameter.grad for parameter in parameters])
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             # An error in the callback would keep DDP from the end of its pass.
             self._squares.append(torch.full((), math.nan, dtype=torch.float64, device=parameters[0].device))
             return
@@ -373,7 +376,9 @@ def _gradient(preconditioning: Preconditioning) -> Tensor | None:
     parameters = list(preconditioning.parameters)
     try:
         return preconditioning.apply(parameters, [parameter.grad for parameter in parameters])
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         return None
 
 

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import mmap
+import sys
 from collections import OrderedDict, defaultdict
 from typing import Any, ClassVar
 
 import torch
 
+MOST_KEPT_BYTES = 2 << 30
+"""The most memory that a process keeps from one segment to the next."""
+_ALIGNED_BYTES = 64
+_PORTABLE = 1
+"""CUDA's flag for memory that is page-locked for all devices."""
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.Size)
-
-
-_Buffers = dict[tuple[int, bool], list[torch.Tensor]]
-"""(Bytes, whether pinned) -> buffers."""
 
 
 class HostCopy:
     """Copies states, one at a time in a process: the next copy overwrites the one before.
 
-    The buffers stay with the process, also for its next trials: to fill fresh memory takes ten times as long. For a GPU
-    they are pinned, and the copy runs beside the host's work, in the order of the device's stream.
+    The memory stays with the process, also for its next trials: to fill fresh memory takes ten times as long. For a GPU
+    it is page-locked, and the copy runs beside the host's work, in the order of the device's stream.
     """
 
-    _buffers: ClassVar[_Buffers] = {}
+    _memory: ClassVar[_Memory | None] = None
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -30,9 +34,9 @@ class HostCopy:
 
     def take(self, state: Any) -> Any:
         """Return a copy of `state`, complete after `wait`; containers and other objects are copied as well."""
-        take = _Take(self._device, HostCopy._buffers)
+        take = _Take(self._device)
         copied = take.copied(state)
-        HostCopy._buffers = take.used
+        take.fill(self._room(take.size_bytes))
         if self._device.type == "cuda":
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
@@ -43,15 +47,83 @@ class HostCopy:
         if self._copied is not None:
             self._copied.synchronize()
 
+    def close(self) -> None:
+        """Give memory back that is too large to keep."""
+        if HostCopy._memory is not None and HostCopy._memory.size_bytes > MOST_KEPT_BYTES:
+            with contextlib.suppress(RuntimeError):  # after an error of CUDA, which is told elsewhere
+                self.wait()
+            HostCopy._memory.unlock()
+            HostCopy._memory = None
+
+    def _room(self, size_bytes: int) -> _Memory:
+        """Return memory of that size: what is there, or as much as is needed."""
+        memory, is_cuda = HostCopy._memory, self._device.type == "cuda"
+        if memory is None or memory.size_bytes < size_bytes or memory.is_for_cuda != is_cuda:
+            grows = memory is not None
+            if memory is not None:
+                memory.unlock()
+                HostCopy._memory = memory = None  # before there is another
+            # A state that grows would need another one for every checkpoint.
+            memory = HostCopy._memory = _Memory(size_bytes + size_bytes // 16 if grows else size_bytes, is_cuda)
+        return memory
+
+
+class _Memory:
+    """One stretch of host memory; torch's own page-locked memory has sizes of powers of two, and is kept for good."""
+
+    def __init__(self, size_bytes: int, is_for_cuda: bool) -> None:
+        self.size_bytes = size_bytes
+        self.is_for_cuda = is_for_cuda
+        self._mapped = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._locked: int | None = None
+        """Its address, while it is page-locked."""
+        if is_for_cuda:
+            self._lock()
+
+    def part(self, offset: int, size_bytes: int) -> torch.Tensor:
+        """Return some of its bytes, as a tensor with a storage of its own."""
+        if not size_bytes:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        return torch.frombuffer(self._mapped, dtype=torch.uint8, count=size_bytes, offset=offset)
+
+    def _lock(self) -> None:
+        """Page-lock it, where the system allows that."""
+        # A fork would otherwise share its pages until they are written, and the device write to those of the child.
+        self._mapped.madvise(mmap.MADV_DONTFORK)
+        address = self.part(0, 1).data_ptr()
+        if not int(_cuda().cudaHostRegister(address, len(self._mapped), _PORTABLE)):
+            self._locked = address
+            return
+        print(
+            f"rubberband: {self.size_bytes / 1e9:.1f} GB of host memory cannot be page-locked, so training waits while "
+            "a checkpoint is copied there; use an instance with more memory",
+            file=sys.stderr,
+        )
+        with contextlib.suppress(RuntimeError):  # CUDA gives the error to the kernel that is launched next
+            torch.zeros(1, device="cuda")
+
+    def unlock(self) -> None:
+        """Page-lock it no more; it is given back when nothing uses it."""
+        if self._locked is not None:
+            _cuda().cudaHostUnregister(self._locked)
+            self._locked = None
+
+
+def _cuda() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
 
 class _Take:
     """One copy. Tensors that share memory share it in the copy too, and an object that occurs twice is one object."""
 
-    def __init__(self, device: torch.device, spare: _Buffers) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._spare = spare
-        self.used: _Buffers = {}
-        self._storages: dict[int, torch.Tensor] = {}
+        self.size_bytes = 0
+        """Memory that the copies of all tensors need."""
+        self._places: dict[int, tuple[int, torch.Tensor]] = {}
+        """Of each storage: where its copy begins, and a tensor of it."""
+        self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tensors of the copy, which get their content in the end, and those that they are copies of."""
         self._memo: dict[int, Any] = {}
         """By identity, as `copy.deepcopy` keeps it: what was copied, and under its own identity what is kept alive."""
 
@@ -64,8 +136,6 @@ class _Take:
         made: Any
         if kind in (torch.Tensor, torch.nn.Parameter) and self._is_plain(value):
             made = self._tensor(value)
-            if kind is torch.nn.Parameter:
-                made = torch.nn.Parameter(made.detach(), requires_grad=value.requires_grad)
         elif kind in (dict, OrderedDict, defaultdict):
             made = copy.copy(value)  # with attributes such as a state_dict's _metadata
             self._memo[id(value)] = made
@@ -81,23 +151,33 @@ class _Take:
         self._memo[id(value)] = made
         return made
 
+    def fill(self, memory: _Memory) -> None:
+        """Copy the tensors' content to the memory."""
+        parts: dict[int, torch.UntypedStorage] = {}
+        for key, (offset, tensor) in self._places.items():
+            storage = tensor.untyped_storage()
+            source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            part = memory.part(offset, storage.nbytes()).copy_(source, non_blocking=True)
+            parts[key] = part.untyped_storage()
+        for made, tensor in self._made:
+            own = torch.empty(0, dtype=tensor.dtype, device="cpu")
+            own.set_(parts[_key(tensor)], tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
+            made.data = own
+
     def _is_plain(self, tensor: torch.Tensor) -> bool:
         usual = tensor.layout is torch.strided and tensor.device.type in ("cpu", self._device.type)
         return usual and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        key = storage.data_ptr() or id(tensor)
-        if key not in self._storages:
-            source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            self._storages[key] = self._buffer(storage.nbytes()).copy_(source, non_blocking=True)
-        made = torch.empty(0, dtype=tensor.dtype)
-        made.set_(self._storages[key].untyped_storage(), tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
-        return made.requires_grad_(tensor.requires_grad)
+        if _key(tensor) not in self._places:
+            self._places[_key(tensor)] = self.size_bytes, tensor
+            self.size_bytes += -(-tensor.untyped_storage().nbytes() // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        made = torch.empty(0, dtype=tensor.dtype, device="cpu").requires_grad_(tensor.requires_grad)
+        if type(tensor) is torch.nn.Parameter:
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        self._made.append((made, tensor))
+        return made
 
-    def _buffer(self, size_bytes: int) -> torch.Tensor:
-        pinned = self._device.type == "cuda"
-        spare = self._spare.get((size_bytes, pinned))
-        buffer = spare.pop() if spare else torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned)
-        self.used.setdefault((size_bytes, pinned), []).append(buffer)
-        return buffer
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() or id(tensor)

@@ -393,6 +393,8 @@ class TorchRunner(Runner):
                 getattr(self, name).close()
         if hasattr(self, "_batching"):
             self._batching.close()
+        if hasattr(self, "_host_copy"):
+            self._host_copy.close()
         wrapped = weakref.ref(self._step.wrapped) if hasattr(self, "_step") else None
         if wrapped is not None:
             self._step.close()

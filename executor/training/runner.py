@@ -72,21 +72,28 @@ def describe(error: BaseException, *, in_gang: bool) -> SegmentFailure:
         return SegmentFailure(
             kind="checkpoint", message=printable(str(error)), details=details, secondary=False, lost=lost
         )
-    secondary = in_gang and is_broken_collective(error)
+    secondary = in_gang and is_broken_collective(error) and not _lacks_memory(error)
     message = f"{one_line(error)}{_remedy(error)}"
     return SegmentFailure(kind="raised", message=message, details=details, secondary=secondary)
 
 
 def _remedy(error: BaseException) -> str:
     """Return the fix for failures that many models have in common."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+    if _lacks_memory(error):
         return "; train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
     if isinstance(error, RuntimeError) and "Expected to have finished reduction" in str(error):
         return "; the loss leaves parameters out: set find_unused_parameters = True"
     if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
         return "; BatchNorm cannot train on a batch of one: use a larger batch, or another number of samples"
     return ""
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from rubberband.executor.training.memory import lacks_memory
+
+    return lacks_memory(error)
 
 
 def printable(text: str) -> str:

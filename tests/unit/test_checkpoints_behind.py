@@ -20,6 +20,7 @@ import rubberband
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import LocalCheckpointStore, Payload, open_store
 from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training import host_copy
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.run import run_segment
@@ -239,6 +240,80 @@ def test_the_next_copy_uses_the_memory_of_the_one_before():
     host, state = HostCopy(CPU), {"w": torch.zeros(8), "b": torch.ones(3)}
     places = [{name: host.take(state)[name].data_ptr() for name in state} for _ in range(3)]
     assert places[0] == places[1] == places[2]
+
+
+class Cuda:
+    """CUDA's functions for host memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, answer: int = 0) -> None:
+        self.locked: dict[int, int] = {}
+        self.answer = answer
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(torch.cuda, "Event", lambda: self)
+        monkeypatch.setattr(HostCopy, "_memory", None)
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        if not self.answer:
+            self.locked[address] = size
+        return self.answer
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.locked[address]
+        return 0
+
+    def record(self) -> None:
+        pass
+
+    synchronize = record
+
+
+CUDA = torch.device("cuda", 0)
+
+
+def test_page_locked_memory_has_the_size_of_the_state_and_goes_with_the_segment_if_it_is_large(monkeypatch):
+    cuda, state = Cuda(monkeypatch), {"w": torch.arange(5000.0), "b": torch.ones(100)}
+    host = HostCopy(CUDA)
+    for _ in range(3):
+        assert same(host.take(state), state)
+    assert list(cuda.locked.values()) == [20_032 + 448]
+    host.close()
+    HostCopy(CUDA).take({"w": torch.ones(4000)})
+    assert list(cuda.locked.values()) == [20_032 + 448], "the next trial uses it"
+    larger = {"w": torch.arange(50_000.0)}
+    assert same(host.take(larger), larger)
+    assert len(cuda.locked) == 1, "what was too small is page-locked no more"
+    monkeypatch.setattr(host_copy, "MOST_KEPT_BYTES", 100_000)
+    copied = host.take(larger)
+    host.close()
+    assert not cuda.locked
+    assert same(copied, larger), "it is still being written"
+
+
+def test_memory_that_cannot_be_page_locked_is_used_as_it_is(monkeypatch, capfd):
+    Cuda(monkeypatch, answer=2)
+    raised: list[str] = []
+
+    def zeros(*_: Any, device: str) -> None:
+        raised.append(device)
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    state = {"w": torch.arange(5000.0)}
+    assert same(HostCopy(CUDA).take(state), state)
+    assert raised == ["cuda"], "CUDA gives the error to the next kernel"
+    assert "cannot be page-locked, so training waits while a checkpoint is copied" in capfd.readouterr().err
+
+
+def test_a_copy_is_in_host_memory_whatever_the_default_device(monkeypatch):
+    monkeypatch.setattr(HostCopy, "_memory", None)
+    state = {"w": torch.arange(6.0), "none": torch.ones(0), "p": torch.nn.Parameter(torch.ones(2))}
+    torch.set_default_device("meta")
+    try:
+        copied = HostCopy(CPU).take(state)
+    finally:
+        torch.set_default_device(None)
+    assert same(copied, state)
+    assert type(copied["p"]) is torch.nn.Parameter
 
 
 _TENSORS = st.builds(

@@ -142,14 +142,15 @@ def test_weights_that_evaluate_swaps_are_those_that_it_measures(store, precision
     assert all(report.metrics["averaged"] > 1e3 > report.metrics["loss"] for report in train(trial, store))
 
 
-def test_an_evaluation_without_memory_goes_on_in_smaller_batches(store, capfd):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("pretended"), RuntimeError("CUDA error: out of memory")])
+def test_an_evaluation_without_memory_goes_on_in_smaller_batches(store, capfd, error):
     class Large(Line):
         eval_batch_size = 12
 
         def evaluate(self, model, loader):
             for batch in loader:
                 if len(batch[0]) > 4:
-                    raise torch.OutOfMemoryError("pretended")
+                    raise error
             return super().evaluate(model, loader)
 
     exact, found = train(Line, store), train(Large, store)

@@ -1,14 +1,95 @@
-"""What is told of a trial whose process the kernel ended for want of memory."""
+"""Lack of memory: errors that come from it, and what is told of a trial whose process the kernel ended for it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import pytest
+import torch
+
 from rubberband.cloud.local.ray_node import SETTINGS, environment
 from rubberband.cloud.node import memory_kills
 from rubberband.executor.ray.attempt import RAN_OUT, Gathered
+from rubberband.executor.training.memory import Undo, is_out_of_memory
+from rubberband.executor.training.runner import describe
 from rubberband.executor.training.segment import SegmentFailure
+
+REMEDY = "train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
+SURE = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+DOUBTFUL = [
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
+    RuntimeError("GET was unable to find an engine to execute this computation; FIND was unable to find an engine"),
+    RuntimeError(
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."
+    ),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+]
+
+
+@pytest.mark.parametrize("error", SURE + DOUBTFUL, ids=str)
+def test_the_faces_of_a_full_gpu_are_known_and_have_the_remedy(error: RuntimeError) -> None:
+    assert is_out_of_memory(error)
+    failure = describe(error, in_gang=True)
+    assert not failure.secondary
+    assert REMEDY in failure.message
+
+
+@pytest.mark.parametrize("error", DOUBTFUL, ids=str)
+def test_what_libraries_say_of_other_faults_is_no_lack_of_memory(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for free, is_lack in ((1 << 30, True), (60 << 30, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 80 << 30))
+        assert is_out_of_memory(error) is is_lack
+
+    def lost() -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lost)
+    assert not is_out_of_memory(error)
+
+
+def test_a_collective_without_memory_is_the_failure_itself_and_is_not_repeated() -> None:
+    nccl = "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error, NCCL version 2.27.5\nncclUnhandledCudaError: "
+    for last in ("Cuda failure 2 'out of memory'", "Last error:\nFailed to CUDA calloc async 608 bytes"):
+        error = torch.distributed.DistBackendError(nccl + last)
+        assert not is_out_of_memory(error), "one worker alone cannot do the step again"
+        failure = describe(error, in_gang=True)
+        assert not failure.secondary
+        assert REMEDY in failure.message
+    lost = describe(torch.distributed.DistBackendError(nccl + "Cuda failure 'peer is gone'"), in_gang=True)
+    assert lost.secondary
+    assert "batch.max_per_gpu" not in lost.message
+
+
+def test_a_step_s_buffers_are_saved_in_one_copy_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(*[torch.nn.BatchNorm1d(3) for _ in range(5)])
+    copies: list[list[torch.Tensor]] = []
+    copy = torch._foreach_copy_
+
+    def counted(to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
+        copies.append(of)
+        copy(to, of)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", counted)
+    undo = Undo(model, torch.device("cpu"))
+    undo.begin()
+    undo.save()
+    assert [(len(each), {buffer.dtype for buffer in each}) for each in copies] == [
+        (10, {torch.float32}),
+        (5, {torch.int64}),
+    ]
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    model(torch.randn(4, 3))
+    undo.restore()
+    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
 
 
 def test_the_kernel_s_count_is_read(tmp_path: Path) -> None:
