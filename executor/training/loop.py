@@ -47,7 +47,10 @@ from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_
 from rubberband.executor.training.parameters import (
     check_same_weights,
     lazy_names,
+    on_device,
+    on_host,
     parameters_of,
+    placed,
     restore_groups,
     restore_trained,
     state_of,
@@ -266,16 +269,19 @@ class TorchRunner(Runner):
         """Load model, optimizer, LR schedule and sampler. Raises CheckpointError where they do not fit."""
         # Not weights_only: LR schedules and extra states may hold objects of the user's own classes, and the store has
         # compared the bytes with the digest in the journal.
+        # In host memory: what belongs on the GPU is copied there, and all that was not there must stay.
         try:
-            loaded = torch.load(io.BytesIO(payload), map_location=self._device, weights_only=False)
+            loaded = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False)
         except Exception as error:
             raise CheckpointError(f"the checkpoint cannot be read: {type(error).__name__}: {error}") from error
         content = expect(loaded, "torch", self._segment.from_iterations)
         try:
             self._module.load_state_dict(content["model"])
+            self._module.to(self._device)  # a module with a load_state_dict of its own may have kept what it was given
             restore_trained(self._module, content.get("parameters"))
             restore_groups(self._module, self._optimizers.members, content.get("parameters"))
-            self._optimizers.load_state_dict(content["optimizer"])
+            with placed(self._optimizers.members):
+                self._optimizers.load_state_dict(content["optimizer"])
             if self._schedules is not None:
                 self._schedules.load_state_dict(content["scheduler"])
             self._sampler.move_to(*content["sampler"])
@@ -299,7 +305,8 @@ class TorchRunner(Runner):
         if load is None and "trial" in content:
             raise ValueError(f"it holds what state_dict() returned, and {type(self._trial).__name__} has none")
         if load is not None and "trial" in content:
-            load(content["trial"])
+            state = on_device(content["trial"], content.get("trial_on_host", ()), self._device)
+            load(state)
         elif load is not None and self._segment.rank == 0:
             print("rubberband: the checkpoint is older than load_state_dict(), which is not called", file=sys.stderr)
 
@@ -363,7 +370,8 @@ class TorchRunner(Runner):
             "balancing": None if self._balancing is None else self._balancing.state(),
         }
         if override_of(self._trial, "state_dict") is not None:
-            content["trial"] = self.own_state()
+            content["trial"] = state = self.own_state()
+            content["trial_on_host"] = on_host(state) if self._device.type == "cuda" else []
         try:
             copied = content if is_last else self._host_copy.take(content)
         except Exception as error:

@@ -6,14 +6,17 @@ groups are in the checkpoint, and what the workers train is compared.
 
 from __future__ import annotations
 
+import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.runner import refused
@@ -99,6 +102,46 @@ def restore_groups(module: nn.Module, optimizers: Sequence[Optimizer], state: Ma
                 optimizer.add_param_group({"params": parameters})
             elif at < len(optimizer.param_groups):
                 optimizer.param_groups[at]["params"] = parameters
+
+
+@contextmanager
+def placed(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Let optimizers load states from host memory: learning rates that are tensors stay on their devices.
+
+    torch moves what belongs to a parameter there, and leaves Adam's `step` in host memory, where the next step reads it
+    without waiting for the GPU.
+    """
+    places = [
+        [{name: each.device for name, each in group.items() if isinstance(each, Tensor)} for group in one.param_groups]
+        for one in optimizers
+    ]
+    yield
+    for one, devices in zip(optimizers, places, strict=True):
+        for group, device_of in zip(one.param_groups, devices, strict=True):
+            group.update(
+                {name: group[name].to(at) for name, at in device_of.items() if isinstance(group[name], Tensor)}
+            )
+
+
+def on_host(state: Any) -> list[int]:
+    """Return which of the tensors in what a trial's `state_dict` returned are in host memory, by their number."""
+    tensors = [each for each in pytree.tree_leaves(state) if isinstance(each, Tensor)]
+    return [number for number, each in enumerate(tensors) if each.device.type == "cpu"]
+
+
+def on_device(state: Any, host: Collection[int], device: str | torch.device) -> Any:
+    """Return such a state with its tensors on `device`, but those numbered in `host`: the states of generators."""
+    if torch.device(device).type == "cpu":
+        return state
+    content = io.BytesIO()  # so, objects of the user's own move too, and what shares memory shares it there
+    torch.save(state, content)
+    content.seek(0)
+    leaves, form = pytree.tree_flatten(torch.load(content, map_location=device, weights_only=False))
+    numbers = itertools.count()
+    for place, each in enumerate(pytree.tree_leaves(state)):
+        if isinstance(each, Tensor) and next(numbers) in host:
+            leaves[place] = each
+    return pytree.tree_unflatten(leaves, form)
 
 
 # Digests: whether all workers of a gang have the same weights.

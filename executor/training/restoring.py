@@ -70,11 +70,11 @@ def _payload(found: TrialResult, is_simulated: bool) -> bytes:
 def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device: str) -> TorchTrial:
     import torch
 
-    from rubberband.executor.training.parameters import restore_trained
+    from rubberband.executor.training.parameters import on_device, restore_trained
 
     check_device(device)
     try:
-        loaded = torch.load(io.BytesIO(payload), map_location=device, weights_only=False)
+        loaded = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False)
     except Exception as error:
         raise _unlike(target, error) from error
     content = _checked(lambda: expect(loaded, "torch", found.iterations), target)
@@ -86,11 +86,12 @@ def _torch(found: TrialResult, target: type[TorchTrial], payload: bytes, device:
     load = override_of(trial, "load_state_dict")
     try:
         model.load_state_dict(content["model"])
+        model.to(device)
         restore_trained(model, content.get("parameters"))
         if load is not None and "trial" in content:
             reseed("setup", content["seed"])
             trial.build_optimizer(dict(found.configuration), model)  # which may make what the state is loaded into
-            load(content["trial"])
+            load(on_device(content["trial"], content.get("trial_on_host", ()), device))
     except Exception as error:
         raise _unlike(target, error) from error
     trial.config, trial.model = found.configuration, model.eval()

@@ -227,7 +227,10 @@ class TorchTrial(ABC):
         return None
 
     def load_state_dict(self, state: Any) -> None:  # noqa: B027 - optional hook
-        """Restore what `state_dict` returned; called on every worker, with tensors on the device."""
+        """Restore what `state_dict` returned; called on every worker.
+
+        Tensors are on the trial's device, but those that were in host memory, such as a generator's state, are there.
+        """
 
     def evaluate(self, model: torch.nn.Module, loader: EvalLoader) -> Mapping[str, Any]:
         """Return metrics over the evaluation set; by default the mean loss as `loss`, and the metrics of `loss()`.

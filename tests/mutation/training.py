@@ -52,8 +52,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="trial-state-not-restored",
         harm="an average of the weights begins anew at every SYNC",
         file="executor/training/loop.py",
-        old='load(content["trial"])',
-        new='content["trial"]',
+        old="            load(state)",
+        new="            pass",
         tests=("tests/unit/test_hooks.py::test_the_state_of_a_trial_is_in_its_checkpoint_and_counts_go_on",),
     ),
     Mutant(

@@ -143,3 +143,16 @@ def test_the_last_checkpoint_of_a_segment_has_the_optimizers_state_at_any_interv
     wire.close()
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+def test_a_server_takes_the_states_of_workers_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers have none."""
+    segment = replace(SEGMENT, until_iterations=1, training=AsyncTraining(servers=1), secret=SECRET)
+    shard, state = ServedShard(Momentum(), segment, 0), io.BytesIO()
+    optimizer = torch.optim.SGD([torch.zeros(1, 1)], lr=0.5, momentum=0.9).state_dict()
+    optimizer["state"] = {0: {"momentum_buffer": torch.ones(1, 1)}}
+    with monkeypatch.context() as on_a_gpu:
+        on_a_gpu.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        torch.save({"parameters": shard.buffer.whole, "optimizer": optimizer, "scheduler": None}, state)
+    shard.load(bytearray(state.getvalue()), 2)
+    assert float(shard.states(with_tensors=True)["optimizer"]["state"][0]["momentum_buffer"]) == 1.0

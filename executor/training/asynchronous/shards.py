@@ -164,7 +164,7 @@ class ServedShard:
 
     def load(self, content: bytearray, total_steps: int) -> None:
         """Load the state that rank 0 sends, and build the LR schedule, which steps `total_steps` times in all."""
-        state = torch.load(io.BytesIO(content), weights_only=False)
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)  # a server has no GPU
         self.buffer.whole.copy_(state["parameters"])
         if state["optimizer"] is not None:
             self._optimizer.load_state_dict(state["optimizer"])
