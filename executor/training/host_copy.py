@@ -121,7 +121,7 @@ class _Take:
         self.size_bytes = 0
         """Memory that the copies of all tensors need."""
         self._places: dict[int, tuple[int, torch.Tensor]] = {}
-        """Of each storage: where its copy begins, and a tensor of it."""
+        """Places of storages: where the copy begins, and a tensor of it."""
         self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors of the copy, which get their content in the end, and those that they are copies of."""
         self._memo: dict[int, Any] = {}

@@ -41,7 +41,7 @@ def test_the_faces_of_a_full_gpu_are_known_and_have_the_remedy(error: RuntimeErr
 
 
 @pytest.mark.parametrize("error", DOUBTFUL, ids=str)
-def test_what_libraries_say_of_other_faults_is_no_lack_of_memory(
+def test_libraries_that_fail_beside_free_memory_do_not_lack_it(
     error: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -93,7 +93,7 @@ def trained(trial: type, config: dict[str, Any], folder: Path, **content: Any) -
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_an_optimizer_reads_in_every_step_stays_in_host_memory(name: str, tmp_path: Path) -> None:
+def test_counters_of_an_optimizer_stay_in_host_memory(name: str, tmp_path: Path) -> None:
     config = {"optimizer": name}
     runner = moved(Line, config, trained(Line, config, tmp_path))
     optimizer = runner._optimizers.members[0]
