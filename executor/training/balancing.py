@@ -44,7 +44,7 @@ FREE_LOOKS = 10
 TYPICAL_OF = 5
 """Looks whose times are taken together: for what a look takes, their mean."""
 CHANGES_SHARE = 0.02
-"""Share of the time for changes of the shares where each of them makes loader workers begin again."""
+"""Share of the time for changes of the shares, by what the latest of them cost."""
 
 
 class Step(Protocol):
@@ -102,15 +102,19 @@ class Balancing:
         batch_size: int,
         *,
         num_samples: int,
-        has_loaders: bool,
+        is_costly: bool,
         clock: Callable[[], float] = time.perf_counter,
         balancer: Balancer | None = None,
     ) -> None:
-        """`num_samples`: no batch is larger. `has_loaders`: a change makes useless what is loaded ahead."""
+        """`num_samples`: no batch is larger.
+
+        `is_costly`: a change of the shares takes time, as loaders begin again or the model is compiled for other sizes.
+        On a GPU it always may: cuDNN looks for other kernels, which takes long with `torch.backends.cudnn.benchmark`.
+        """
         self._segment, self._gang, self._timer, self._step = segment, gang, timer, step
-        self._has_loaders = has_loaders
         self._clock = clock
         self._is_cuda = segment.device == "cuda"
+        self._is_costly = is_costly or self._is_cuda
         self._balancer = balancer or make_balancer(segment.balance, segment.device, segment.num_workers)
         self._availability = None if self._is_cuda else Availability(torch.get_num_threads())
         self._num_samples = num_samples
@@ -119,7 +123,7 @@ class Balancing:
         """Shares of batches of that size."""
         self._interval, self._since = FIRST_INTERVAL, 0
         self._untimed = 1
-        """Steps whose time says nothing: the first one, and those after a change that loaders were not ready for."""
+        """Steps whose time says nothing: the first one, and those after a change that costs time."""
         self._looks_s: deque[float] = deque(maxlen=TYPICAL_OF)
         self._num_looks = self._quiet = 0
         self._changes, self._since_change, self._rest_steps = 0, 0, 0
@@ -216,7 +220,7 @@ class Balancing:
             return FIRST_INTERVAL
         step_s = times.step_s / times.steps
         change_s = max((row[5] for row in rows if not math.isnan(row[5])), default=0.0) - step_s
-        self._rest_steps = math.ceil(max(0.0, change_s) / (CHANGES_SHARE * step_s)) if self._has_loaders else 0
+        self._rest_steps = math.ceil(max(0.0, change_s) / (CHANGES_SHARE * step_s)) if self._is_costly else 0
         moves = self._quiet < QUIET_LOOKS
         share, within_s = (LOOKS_SHARE, SEEN_WITHIN_S) if moves else (QUIET_SHARE, QUIET_WITHIN_S)
         interval_s = min(look_s / share, within_s)
@@ -231,7 +235,7 @@ class Balancing:
         self._move_to(batch_size, shares)
         self._quiet, self._since_change = 0, 0
         self._changes += 1
-        self._untimed = int(self._has_loaders or self._is_cuda)
+        self._untimed = int(self._is_costly)
         batching.after_shares_change()
 
     def _move_to(self, batch_size: int, shares: tuple[int, ...]) -> None:

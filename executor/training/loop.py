@@ -178,7 +178,7 @@ class TorchRunner(Runner):
                 self._step,
                 self._batch_size,
                 num_samples=self._feed.num_samples,
-                has_loaders=self._feed.has_workers,
+                is_costly=self._feed.has_workers or trial.compile,
             )
             self._shares = self._balancing.shares
 

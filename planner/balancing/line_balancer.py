@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rubberband.planner.balancing.balancer import Line, Look, ShareLimits
 from rubberband.planner.balancing.measured import MeasuredBalancer
-from rubberband.planner.balancing.shares import min_max_shares
+from rubberband.planner.balancing.shares import aligned_shares, min_max_shares
 
 Floats = npt.NDArray[np.float64]
 
@@ -193,7 +193,7 @@ GROWTH = 2
 
 
 class LineBalancer(MeasuredBalancer):
-    """Finds shares from fitted lines by bisection."""
+    """Finds shares from fitted lines by bisection, in multiples that suit GPUs where these cost little."""
 
     def __init__(self, num_workers: int, *, moves: bool = True) -> None:
         super().__init__(num_workers, moves=moves)
@@ -213,6 +213,9 @@ class LineBalancer(MeasuredBalancer):
         if sum(reach) < batch_size:  # where the caps are tight
             reach = limits.caps
         return min_max_shares(lines, batch_size, replace(limits, caps=reach))
+
+    def _aligned(self, lines: Sequence[Line], shares: tuple[int, ...], limits: ShareLimits) -> tuple[int, ...]:
+        return aligned_shares(lines, shares, limits)
 
     def _error(self) -> float:
         return self._fit.error()

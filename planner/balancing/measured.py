@@ -153,6 +153,10 @@ class MeasuredBalancer(Balancer):
     def _proposal(self, lines: Sequence[Line], batch_size: int, limits: ShareLimits) -> tuple[int, ...]:
         """The best shares by the lines."""
 
+    def _aligned(self, lines: Sequence[Line], shares: tuple[int, ...], limits: ShareLimits) -> tuple[int, ...]:
+        """Shares that are hardly slower, and suit the device better."""
+        return shares
+
     @abstractmethod
     def _error(self) -> float:
         """Relative standard error of the lines' times."""
@@ -180,16 +184,19 @@ class MeasuredBalancer(Balancer):
             return self._even(batch_size, limits)
         limits = held(batch_size, limits)
         present = scale_shares(self._shares, batch_size)
+        if present != self._shares:
+            present = self._aligned(lines, present, limits)
         self._count_stragglers(lines, present, limits)
         if not self._moves:
             return self._even(batch_size, limits)
         found = self._proposal(lines, batch_size, limits)
-        if keeps(present, limits):
-            present_s = slowest_s(lines, present, limits)
-            if 1.0 - slowest_s(lines, found, limits) / present_s < self._threshold(present):
-                # Between shares that noise cannot tell apart, even ones are the likelier.
-                even = self._even(batch_size, limits)
-                found = even if slowest_s(lines, even, limits) < present_s else present
+        present_s = slowest_s(lines, present, limits) if keeps(present, limits) else math.inf
+        if slowest_s(lines, found, limits) <= (1.0 - self._threshold(present)) * present_s:
+            found = self._aligned(lines, found, limits)
+        else:
+            # Between shares that noise cannot tell apart, even ones are the likelier.
+            even = self._even(batch_size, limits)
+            found = even if slowest_s(lines, even, limits) < present_s else present
         return self._with_probe(lines, found, limits)
 
     def _threshold(self, present: Sequence[int]) -> float:

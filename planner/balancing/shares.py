@@ -92,6 +92,48 @@ def min_max_shares(lines: Sequence[Line], batch_size: int, limits: ShareLimits) 
     return _with_least(lines, batch_size, limits) or shares
 
 
+MULTIPLE = 8
+"""Samples that the matrix units of GPUs take at once."""
+ALIGNED_COST = 0.01
+"""The part of a step that multiples may cost: less than what a change of shares must save."""
+
+
+def aligned_shares(lines: Sequence[Line], shares: tuple[int, ...], limits: ShareLimits) -> tuple[int, ...]:
+    """Return shares near these, of the same sum, that are multiples of 8, or of 4 or 2 where that costs too much.
+
+    The rest of the batch is one worker's. Even shares stay, as do others where any multiple costs more than
+    `ALIGNED_COST` of the step: those of small batches.
+    """
+    if max(shares) - min(shares) <= 1:
+        return shares
+    limits, multiple = held(sum(shares), limits), MULTIPLE
+    most_s = (1.0 + ALIGNED_COST) * slowest_s(lines, shares, limits)
+    while multiple > 1:
+        found = _in_multiples(lines, shares, limits, multiple)
+        if found and keeps(found, limits) and slowest_s(lines, found, limits) <= most_s:
+            return found
+        multiple //= 2
+    return shares
+
+
+def _in_multiples(
+    lines: Sequence[Line], shares: Sequence[int], limits: ShareLimits, multiple: int
+) -> tuple[int, ...] | None:
+    """Round down, and give what is left to the workers that finish it first; None where the caps do not hold it."""
+    found = [share - share % multiple for share in shares]
+    left = sum(shares) - sum(found)
+    while left:
+        more = min(multiple, left)
+        room = [
+            rank for rank, cap in enumerate(limits.caps) if found[rank] + more <= cap and found[rank] % multiple == 0
+        ]
+        if not room:
+            return None
+        found[min(room, key=lambda rank: lines[rank].time_s(found[rank] + more))] += more
+        left -= more
+    return tuple(found)
+
+
 def _capacity(line: Line, cap: int, time_s: float) -> int:
     """The most samples of a worker in a time; 0 where it cannot do one."""
     if time_s < line.base_s:

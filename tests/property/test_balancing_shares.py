@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.planner.balancing.balancer import Line, ShareLimits
-from rubberband.planner.balancing.shares import min_max_shares, scale_shares, slowest_s
+from rubberband.planner.balancing.shares import ALIGNED_COST, aligned_shares, min_max_shares, scale_shares, slowest_s
 
 seconds = st.one_of(st.just(0.0), st.floats(1e-3, 10.0))
 lines = st.builds(Line, seconds, seconds)
@@ -82,3 +82,35 @@ def test_a_sample_that_is_left_over_goes_to_whom_it_brings_nearest_to_its_propor
 def test_ties_go_to_the_lowest_rank():
     assert scale_shares([1.0, 1.0, 1.0], 4) == (2, 1, 1)
     assert min_max_shares([Line(0.0, 1.0)] * 3, 4, ShareLimits(caps=(4, 4, 4))) == (2, 1, 1)
+
+
+@given(cases(largest_batch=600, most_workers=8))
+def test_multiples_cost_little_and_take_the_whole_batch(case):
+    workers, batch_size, limits = case
+    best = min_max_shares(workers, batch_size, limits)
+    found = aligned_shares(workers, best, limits)
+    assert sum(found) == batch_size
+    assert slowest_s(workers, found, limits) <= (1.0 + ALIGNED_COST) * slowest_s(workers, best, limits)
+    if found != best:
+        multiple = next(multiple for multiple in (8, 4, 2, 1) if sum(share % multiple > 0 for share in found) <= 1)
+        assert multiple > 1
+        assert all(share == 0 or limits.least <= share for share in found)
+
+
+@pytest.mark.parametrize(
+    ("best", "expected"),
+    [
+        ((50, 39, 24, 15), (50, 39, 24, 15)),
+        ((101, 77, 48, 30), (100, 78, 48, 30)),
+        ((804, 618, 383, 243), (808, 616, 384, 240)),
+        ((804, 619, 383, 243), (808, 616, 384, 241)),
+    ],
+)
+def test_the_larger_the_batch_the_larger_the_multiples(best, expected):
+    workers, limits = [Line(0.0, slow) for slow in (1.0, 1.3, 2.1, 3.3)], ShareLimits(caps=(2048,) * 4)
+    assert min_max_shares(workers, sum(best), limits) == best
+    assert aligned_shares(workers, best, limits) == expected
+
+
+def test_even_shares_stay_also_where_a_worker_s_time_hardly_depends_on_its_share():
+    assert aligned_shares([Line(1.0, 1e-6)] * 3, (34, 33, 33), ShareLimits(caps=(100,) * 3)) == (34, 33, 33)

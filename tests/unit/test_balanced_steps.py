@@ -93,7 +93,7 @@ class Run:
         *,
         look_s: float = 0.0005,
         num_samples: int = 1200,
-        has_loaders: bool = False,
+        is_costly: bool = False,
         gpu: FakeCuda | None = None,
         **words: Any,
     ) -> None:
@@ -109,7 +109,7 @@ class Run:
             Steps(),
             12,
             num_samples=num_samples,
-            has_loaders=has_loaders,
+            is_costly=is_costly,
             clock=clock,
             balancer=self.balancer,
         )
@@ -216,8 +216,8 @@ def test_workers_are_timed_also_if_the_training_set_is_smaller_than_a_batch():
     assert [look.shares for look in run.balancer.looks] == [(3, 3, 3)]
 
 
-def test_changes_are_rare_where_each_of_them_empties_the_loaders():
-    run = Run(has_loaders=True)
+def test_changes_are_rare_where_each_of_them_empties_the_loaders_or_compiles():
+    run = Run(is_costly=True)
     shares = []
     for number in range(2000):
         run.balancer.wanted = (4 + number % 2, 4 - number % 2, 4)
@@ -335,7 +335,7 @@ def test_a_look_at_a_gpu_takes_also_the_wait_for_it(fake_cuda):
 
 
 def test_changes_are_rare_where_kernels_are_compiled_for_each_of_them(fake_cuda):
-    run, shares = GpuRun(fake_cuda, has_loaders=True), []
+    run, shares = GpuRun(fake_cuda), []
     for _ in range(6000):
         now = tuple(run.balancing.shares(12, 3))
         run.balancer.wanted = (5, 3, 4) if now == (4, 4, 4) else (4, 4, 4)

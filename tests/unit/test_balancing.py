@@ -40,6 +40,14 @@ def test_a_gpu_that_slows_down_and_recovers_is_followed():
         assert steps[end][1] <= 1.06 * best_s(curves(end), 128)
 
 
+def test_shares_of_gpus_are_multiples_of_eight_at_any_batch_size_that_is_large():
+    balancer = make_balancer(AUTO, "cuda", 4)
+    for batch_size in (2048, 3 * 2048, 2400):
+        steps = train(balancer, CLUSTER, batch_size, 60, noise=0.02)
+        assert all(sum(share % 8 > 0 for share in shares) <= 1 for shares, _ in steps)
+        assert all(time_s <= 1.05 * best_s(CLUSTER, batch_size) for _, time_s in steps[20:])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
 def test_equal_workers_keep_equal_shares(device, noise):
