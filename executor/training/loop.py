@@ -23,7 +23,8 @@ import itertools
 import math
 import sys
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -505,8 +506,31 @@ def _write(content: Mapping[str, Any], host_copy: HostCopy, path: Path) -> None:
 
 
 def first_step(device: str) -> None:
-    """Take a step of a tiny model: the first one imports much of torch, and would delay the first trial."""
-    model = torch.nn.Linear(1, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    model(torch.zeros(1, 1, device=device)).sum().backward()
-    optimizer.step()
+    """Take a step of a tiny model: the first one imports much of torch, and would delay the first trial.
+
+    On a GPU it loads the libraries and kernels of usual steps too, each of which takes up to seconds at its first use.
+    """
+    _tiny_step(torch.nn.Linear(1, 1), torch.zeros(1, 1), torch.device(device), torch.optim.SGD)
+    if device == "cuda":
+        warm_kernels(torch.device(device), bf16=torch.cuda.is_bf16_supported(including_emulation=False))
+        torch.cuda.synchronize()
+
+
+def warm_kernels(device: torch.device, *, bf16: bool) -> None:
+    """Take a step with convolutions and AdamW over all tensors at once, and with `bf16` one in that precision.
+
+    Does nothing more where one fails: a trial that needs it gets the error itself, and others train without it.
+    """
+    with suppress(RuntimeError):
+        for dtype in (None, torch.bfloat16)[: 1 + bf16]:
+            model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 6 * 6, 8))
+            with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+                _tiny_step(model, torch.zeros(8, 8, 8, 8), device, partial(torch.optim.AdamW, foreach=True))
+
+
+def _tiny_step(
+    model: torch.nn.Module, inputs: torch.Tensor, device: torch.device, optimizer: Callable[..., torch.optim.Optimizer]
+) -> None:
+    stepped = optimizer(model.to(device).parameters(), lr=0.0)
+    model(inputs.to(device)).sum().backward()
+    stepped.step()

@@ -15,7 +15,7 @@ import rubberband
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor.training.segment import SegmentReport, SegmentStarted
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 
@@ -61,7 +61,8 @@ def little_memory() -> Iterator[None]:
 def run(folder: Path, batch: AdaptiveBatch | None) -> list[SegmentReport]:
     segment = replace(segments.SEGMENT, metric="train_loss", config={}, until_iterations=3, device="cuda", batch=batch)
     entrypoint = Entrypoint.parse(f"{Path(__file__).stem}:Wide", [Path(__file__).parent])
-    _, *reports = list(run_segment(entrypoint, segment, open_store(str(folder))))
+    first, *reports = list(run_segment(entrypoint, segment, open_store(str(folder))))
+    assert isinstance(first, SegmentStarted), first
     assert all(isinstance(report, SegmentReport) for report in reports), reports
     return reports
 

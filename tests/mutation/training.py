@@ -6,6 +6,9 @@ from tests.mutation.mutant import Mutant
 
 _LOOP = ("tests/unit/test_loop.py",)
 _WORDS = ("tests/unit/test_step_words.py",)
+_STEPS = ("tests/unit/test_balanced_steps.py",)
+_BATCHES = ("tests/unit/test_adaptation.py",)
+_SHARES = ("tests/property/test_balancing_shares.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -339,5 +342,117 @@ MUTANTS: tuple[Mutant, ...] = (
         old="probe.write_bytes(bytes(_LEAST_PROBE_BYTES))",
         new='probe.write_bytes(b"")',
         tests=("tests/unit/test_checkpoints.py",),
+    ),
+    Mutant(
+        name="step-of-a-gpu-timed-by-its-hand-over",
+        harm="the report says that equal shares would be nine times slower, and looks at GPUs are too rare",
+        file="executor/training/clocks.py",
+        old="step_s = began.elapsed_time(ended) / 1e3",
+        new="step_s = 0.04 * began.elapsed_time(ended) / 1e3",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="look-without-the-wait-for-the-gpu",
+        harm="a gang on GPUs of short steps waits for them after each few",
+        file="executor/training/balancing.py",
+        old="            torch.cuda.synchronize()\n",
+        new="            torch.cuda.synchronize()\n            began = self._clock()\n",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="look-that-does-not-wait",
+        harm="steps that the GPU has not done are missing in each look",
+        file="executor/training/balancing.py",
+        old="            torch.cuda.synchronize()\n",
+        new="            pass\n",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="changed-step-of-a-gpu-not-timed",
+        harm="a gang on GPUs compiles for other shares again and again",
+        file="executor/training/clocks.py",
+        old="if (counts or has_changed) and len(self._step) == 3:",
+        new="if counts and len(self._step) == 3:",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="changes-cost-nothing-on-gpus",
+        harm="a gang on GPUs compiles, or searches for kernels, again and again",
+        file="executor/training/balancing.py",
+        old="self._is_costly = is_costly or self._is_cuda",
+        new="self._is_costly = is_costly",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="compiling-costs-nothing",
+        harm="a compiled gang compiles for other shares again and again",
+        file="executor/training/loop.py",
+        old="is_costly=self._feed.has_workers or trial.compile,",
+        new="is_costly=self._feed.has_workers,",
+        tests=_LOOP,
+    ),
+    Mutant(
+        name="queue-of-the-cpu-taken-off-a-gpu-s-time",
+        harm="beside loader workers, batches on GPUs are chosen by times that are too short",
+        file="executor/training/adaptation.py",
+        old='clock=CudaLapClock() if segment.device == "cuda" else LapClock(),',
+        new="clock=LapClock(),",
+        tests=_BATCHES,
+    ),
+    Mutant(
+        name="pause-of-a-gpu-not-left-out",
+        harm="reports to a slow driver make steps on GPUs look longer",
+        file="executor/training/clocks.py",
+        old="        seconds -= sum(",
+        new="        sum(",
+        tests=_BATCHES,
+    ),
+    Mutant(
+        name="pause-of-a-gpu-left-out-whole",
+        harm="reports make steps on GPUs look shorter, though the GPU works on",
+        file="executor/training/clocks.py",
+        old="sum(began.elapsed_time(ended) for began, ended in self._pauses) / 1e3",
+        new="sum(0.4 for _ in self._pauses)",
+        tests=_BATCHES,
+    ),
+    Mutant(
+        name="convolutions-loaded-in-the-first-iteration",
+        harm="the first iteration of each worker on a GPU is timed with the loading of cuDNN",
+        file="executor/training/loop.py",
+        old="torch.nn.Conv2d(8, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 6 * 6, 8)",
+        new="torch.nn.Flatten(), torch.nn.Linear(8 * 8 * 8, 8)",
+        tests=_LOOP,
+    ),
+    Mutant(
+        name="broken-library-ends-all-workers",
+        harm="no trial runs on a GPU whose cuDNN is broken, also one without convolutions",
+        file="executor/training/loop.py",
+        old="with suppress(RuntimeError):",
+        new="with suppress(TypeError):",
+        tests=_LOOP,
+    ),
+    Mutant(
+        name="multiples-at-any-price",
+        harm="shares of small batches on GPUs are far from the best ones",
+        file="planner/balancing/shares.py",
+        old="if found and keeps(found, limits) and slowest_s(lines, found, limits) <= most_s:",
+        new="if found and keeps(found, limits):",
+        tests=_SHARES,
+    ),
+    Mutant(
+        name="rest-of-a-batch-lost-in-multiples",
+        harm="samples of each batch are left out",
+        file="planner/balancing/shares.py",
+        old="more = min(multiple, left)",
+        new="more = multiple\n        if left < multiple:\n            break",
+        tests=_SHARES,
+    ),
+    Mutant(
+        name="multiples-not-for-other-batches",
+        harm="batches of another size go to GPUs in odd shares",
+        file="planner/balancing/measured.py",
+        old="            present = self._aligned(lines, present, limits)\n",
+        new="            pass\n",
+        tests=("tests/unit/test_balancing.py",),
     ),
 )

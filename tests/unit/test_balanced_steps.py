@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from rubberband.executor.training.balancing import Availability, Balancing, at_least, can_balance
 from rubberband.executor.training.batching import FixedBatching
-from rubberband.executor.training.clocks import ComputeTimer, CpuTimer, CudaTimer
+from rubberband.executor.training.clocks import ComputeTimer, CpuTimer, CudaLapClock, CudaTimer
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.sampler import GlobalBatch, GlobalBatchSampler
 from rubberband.planner.balancing import Line, Look, ShareLimits, even_shares
@@ -450,3 +451,21 @@ def test_a_gpu_is_timed_without_the_wait_and_without_waiting_for_it():
     times = timer.take()
     assert times.steps >= 1
     assert 0.0 < times.own_s / times.steps < 0.05 < times.step_s / times.steps
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_pause_of_a_gpu_counts_as_far_as_it_works_on():
+    clock = CudaLapClock()
+    clock.lap()
+    torch.cuda._sleep(400_000_000)  # 0.2 s or so
+    for pause_s in (0.05, 0.0):
+        clock.pause()
+        time.sleep(pause_s)
+        clock.resume()
+    busy_s, _ = clock.lap()
+    clock.pause()
+    time.sleep(0.5)
+    clock.resume()
+    idle_s, _ = clock.lap()
+    assert idle_s < 0.05 < 0.1 < busy_s

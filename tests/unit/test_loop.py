@@ -5,21 +5,27 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training import loop
 from rubberband.executor.training.data import Samples
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.evaluation import EvalLoader
+from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.loop import first_step, warm_kernels
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.planner.balancing import even_shares
 from tests.builders import segments
 from tests.builders.segments import reports
 
@@ -324,3 +330,58 @@ def test_a_plateau_of_a_metric_that_is_not_reported_is_refused(store):
 
     message = failure(train(Missing, store)).message
     assert message == "ValueError: scheduler_metric 'accuracy' is not reported; the trial reports train_loss, loss"
+
+
+class Seen(TorchDispatchMode):
+    """Notes the operations that are computed, and in which types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        for each in args:
+            dtype = getattr(each, "dtype", None)
+            self.found.add(f"{function.overloadpacket.__name__} {dtype}")
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_worker_on_a_gpu_begins_with_kernels_that_the_first_measured_step_would_load():
+    with Seen() as seen:
+        warm_kernels(torch.device("cpu"), bf16=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert {f"convolution {dtype}", f"convolution_backward {dtype}", f"addmm {dtype}"} <= seen.found
+    assert any(name.startswith("_foreach_") for name in seen.found)
+
+
+def test_a_worker_on_a_cpu_takes_no_longer_to_begin():
+    with Seen() as seen:
+        first_step("cpu")
+    assert not any("conv" in name for name in seen.found)
+
+
+def test_a_worker_begins_also_where_a_library_is_broken(monkeypatch):
+    def broken(*_: Any) -> None:
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", broken)
+    warm_kernels(torch.device("cpu"), bf16=False)
+
+
+@pytest.mark.parametrize(("compiles", "workers"), [(False, 0), (True, 0), (False, 1)])
+def test_a_change_of_shares_costs_something_with_loader_workers_or_compile(monkeypatch, compiles, workers):
+    class Divided(Exact):
+        compile = compiles
+        num_workers = workers
+
+    said: dict[str, Any] = {}
+
+    def balancing(*_: Any, **words: Any) -> Any:
+        said.update(words)
+        return SimpleNamespace(shares=even_shares)
+
+    monkeypatch.setattr(loop, "Balancing", balancing)
+    monkeypatch.setattr(loop, "prepare", lambda *_: None)  # compiles
+    monkeypatch.setattr(loop.TorchRunner, "_make_step", lambda *_, **__: SimpleNamespace())
+    loop.TorchRunner(Divided(), replace(SEGMENT, num_workers=2), Gang(0, 2, None))
+    assert said["is_costly"] is (compiles or workers > 0)

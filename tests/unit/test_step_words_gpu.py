@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import torch
 
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.loop import first_step
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import SegmentReport
+from rubberband.executor.training.segment import SegmentReport, SegmentStarted
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.bench.training_models import ImagesTrial, TextTrial
 from tests.builders.segments import SEGMENT
@@ -22,6 +26,11 @@ pytestmark = pytest.mark.gpu
 IMAGES = {"width": 16, "batch": 64, "steps": 8}
 TEXT = {"width": 64, "layers": 2, "length": 64, "batch": 32, "steps": 8}
 FAST = {"precision": "bf16", "compile": True, "channels_last": True}
+COMPILERS = {"CC": ("gcc", "clang"), "CXX": ("g++", "clang++")}
+CAN_COMPILE = Path(sysconfig.get_path("include"), "Python.h").exists() and all(
+    name in os.environ or any(map(shutil.which, usual)) for name, usual in COMPILERS.items()
+)
+compiled = pytest.mark.skipif(not CAN_COMPILE, reason="Triton needs a C and a C++ compiler and Python.h here")
 
 
 @pytest.fixture
@@ -40,6 +49,7 @@ class Text(TextTrial):
 def train(trial: type, store: CheckpointStore, config: dict[str, Any], **changes: Any) -> list[SegmentReport]:
     segment = replace(SEGMENT, metric="train_loss", device="cuda", config=config, max_iterations=4, **changes)
     items = list(run_segment(Entrypoint.from_object(trial), segment, store))
+    assert isinstance(items[0], SegmentStarted), items
     assert all(isinstance(item, SegmentReport) for item in items[1:]), items
     return items[1:]
 
@@ -50,10 +60,10 @@ def train(trial: type, store: CheckpointStore, config: dict[str, Any], **changes
     [
         (Images, IMAGES, {"precision": "bf16", "channels_last": True}),
         (Images, IMAGES, {"precision": "fp16", "gradient_clip_norm": 1.0}),
-        (Images, IMAGES, FAST),
+        pytest.param(Images, IMAGES, FAST, marks=compiled),
         (Text, TEXT, {"precision": "bf16", "gradient_clip_norm": 1.0}),
         (Text, TEXT, {"precision": "fp16", "gradient_clip_norm": 1.0}),
-        (Text, TEXT, {**FAST, "channels_last": False}),
+        pytest.param(Text, TEXT, {**FAST, "channels_last": False}, marks=compiled),
     ],
 )
 def test_fast_words_learn_what_single_precision_learns(store, trial, size, words):
@@ -88,3 +98,7 @@ def test_a_trial_gives_its_memory_back(store):
     train(Images, store, {**IMAGES, "words": {"precision": "bf16", "channels_last": True}})
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before + (64 << 20)
+
+
+def test_a_worker_begins():
+    first_step("cuda")
