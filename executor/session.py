@@ -396,10 +396,15 @@ def make_ray_backend(
     limits = _start_limits(setup, offer) if kind.is_rented else None
     provider = open_cluster(folder, setup, offer, rental)
     # A pool has a fork server of its own: its experiments have different code.
-    forks = not kind.is_rented and setup.pool is None
+    fork_server = None
+    gpus_on_machine = _gpus_on_machine(setup, offer)
+    if not kind.is_rented and setup.pool is None:
+        fork_server = ForkServer(
+            folder.name, folder.instances, setup.entrypoint, device=provider.device, gpus_on_machine=gpus_on_machine
+        )
     return RayBackend(
         provider,
-        fork_server=ForkServer(folder.name, folder.instances, setup.entrypoint) if forks else None,
+        fork_server=fork_server,
         entrypoint=setup.entrypoint,
         configs=setup.configurations,
         seeds=sampling.Seeds(setup.seeds, setup.experiment),
@@ -407,7 +412,7 @@ def make_ray_backend(
         metric=metric,
         store=store or open_store(setup.checkpoints),
         gpus_per_instance=offer.gpus,
-        gpus_on_machine=_gpus_on_machine(setup, offer),
+        gpus_on_machine=gpus_on_machine,
         device=provider.device,
         batch=setup.batch,
         balance=setup.balance,

@@ -148,6 +148,7 @@ class RayBackend:
             self.entrypoint,
             self.store,
             device=self.device,
+            gpus_on_machine=self.gpus_on_machine or self.gpus_per_instance,
             timeout_s=self.ready_timeout_s,
             on_sick=on_sick,
             remote=self.provider.remote,

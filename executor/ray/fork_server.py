@@ -26,7 +26,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rubberband.atomic import write_atomically
 from rubberband.cloud.local import ray_node
@@ -34,11 +34,20 @@ from rubberband.cloud.local.instance import DIRECTORY_TAG, EXPERIMENT_TAG, INSTA
 from rubberband.cloud.local.worker_start import FORK_SERVER, FORKED, READY, peer_uid
 from rubberband.errors import EntrypointError
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.environment import worker_settings
+
+Device = Literal["cpu", "cuda"]
 
 _NAME = "fork-server"
 _PADDING = "RUBBERBAND_PADDING"
 _PADDING_BYTES = 16 * 1024
 """How much larger a worker's environment may be than this process's, which it overwrites."""
+_A_GPU: dict[Device, tuple[str, ...]] = {"cpu": (), "cuda": ("0",)}
+"""GPUs that imports find: as many as in a worker. torch counts a number without opening a GPU, unlike an id."""
+_UNTOUCHED = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Lets modules call `torch.cuda.is_available()` without a begin of CUDA, which no forked process could use then."""
+_CONTROL = "/dev/nvidiactl"
+"""NVML opens it to count the GPUs."""
 _QUEUE = 256
 _FAREWELL_S = 3.0
 _ORDER_S = 10.0
@@ -53,20 +62,30 @@ _ENVIRONMENT_FIELDS = slice(47, 49)
 class ForkServer:
     """The driver's end."""
 
-    def __init__(self, experiment: str, directory: Path, entrypoint: Entrypoint | None) -> None:
+    def __init__(
+        self,
+        experiment: str,
+        directory: Path,
+        entrypoint: Entrypoint | None,
+        *,
+        device: Device = "cpu",
+        gpus_on_machine: int = 1,
+    ) -> None:
         """Start it, if possible, for the provider's `directory`; it imports what `entrypoint` needs.
 
         None: what any trial with torch needs, and no code of a user, as experiments of a pool have different code.
+        The imports find what they would find in a worker on `device`, on a machine of `gpus_on_machine` GPUs.
         """
         self._directory = directory.resolve()
         self._process: subprocess.Popen[bytes] | None = None
         if sys.platform == "linux":
             with contextlib.suppress(OSError, RuntimeError):  # too many processes, or no home
-                self._start(experiment, entrypoint)
+                self._start(experiment, entrypoint, device, gpus_on_machine)
 
-    def _start(self, experiment: str, entrypoint: Entrypoint | None) -> None:
+    def _start(self, experiment: str, entrypoint: Entrypoint | None, device: Device, gpus_on_machine: int) -> None:
         tags = {EXPERIMENT_TAG: experiment, DIRECTORY_TAG: str(self._directory), INSTANCE_TAG: _NAME}
-        environment = ray_node.environment(os.environ, ray_node.default_token_path(), tags, ())
+        environment = ray_node.environment(os.environ, ray_node.default_token_path(), tags, _A_GPU[device])
+        environment |= worker_settings(environment, device, gpus_on_machine) | _UNTOUCHED
         environment.setdefault("OMP_NUM_THREADS", "1")  # as in Ray's workers; a pool of threads cannot be forked
         environment[_PADDING] = " " * _PADDING_BYTES
         name = secrets.token_hex(16)
@@ -156,9 +175,28 @@ def unforkable() -> str:
         return f"{len(others) - 1} threads run beside the main one ({', '.join(sorted(others))})"
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{number}").startswith("/dev/nvidia"):
+            if _is_gpu(os.readlink(f"/proc/self/fd/{number}")):
                 return "CUDA is in use"
-    return ""
+    return "CUDA is in use" if _cuda_refuses_a_fork() else ""
+
+
+def _is_gpu(path: str) -> bool:
+    return path.startswith("/dev/nvidia") and path != _CONTROL
+
+
+def _cuda_refuses_a_fork() -> bool:
+    """Whether torch could not use CUDA in a forked process; it knows only there."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    child = os.fork()
+    if not child:
+        refuses = True
+        try:
+            refuses = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()
+        finally:
+            os._exit(int(refuses))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 def _serve(listener: socket.socket) -> Mapping[str, Any] | None:

@@ -23,6 +23,7 @@ from rubberband.cloud.node import machine_folder
 from rubberband.executor import trial_log
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.code import Code, install
+from rubberband.executor.training.environment import compute_with, cpus_per_gpu, worker_settings
 from rubberband.executor.training.segment import (
     Segment,
     SegmentEnded,
@@ -177,12 +178,13 @@ class SlotWorker:
         if remote:
             _speak_where_others_listen()
 
-    def warm_up(self, device: Device) -> None:
+    def warm_up(self, device: Device, gpus_on_machine: int) -> None:
         """Import everything that training needs, which is most of a cold start."""
         from rubberband.executor.training.run import warm_up
 
-        if device == "cpu":  # Ray gives logical GPUs the ids of real ones, also where the user has hidden those
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ.update(worker_settings(os.environ, device, gpus_on_machine))
+        if device == "cuda":
+            compute_with(cpus_per_gpu(gpus_on_machine))
         end_forks_by_sigterm()
         self._log_pump.start()
         warm_up(self._entrypoint, device)
@@ -267,6 +269,7 @@ class ServerProcess:
 
     def __init__(self, entrypoint: Entrypoint, *, code: Code | None = None) -> None:
         """`code` holds the driver's folders, if this is not the driver's machine."""
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # it has none of the GPUs, and Ray lets it see all of them
         self._entrypoint = entrypoint if code is None else install(code, entrypoint)
 
     def warm_up(self) -> None:

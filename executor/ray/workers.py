@@ -87,6 +87,8 @@ class Workers:
     entrypoint: Entrypoint
     store: CheckpointStore
     device: Device = field(kw_only=True)
+    gpus_on_machine: int = field(kw_only=True)
+    """GPUs that share the CPUs of its machine."""
     timeout_s: float = field(kw_only=True)
     on_sick: Callable[[str, str], None] = field(kw_only=True)
     """Called with (instance, reason) when a slot's worker cannot be replaced."""
@@ -199,7 +201,7 @@ class Workers:
         return actor.remote(self.entrypoint, self.store, instance=self.instance, remote=self.remote, code=code)
 
     def _warm_up(self, workers: Sequence[Worker], patience: _Patience) -> None:
-        pending = [worker.warm_up.remote(self.device) for worker in workers]
+        pending = [worker.warm_up.remote(self.device, self.gpus_on_machine) for worker in workers]
         try:
             while pending:
                 if self.dismissed:

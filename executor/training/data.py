@@ -360,13 +360,13 @@ class Feed:
             self._samples = Samples(dataset, collate)
             most = 0 if self._samples.in_memory else most
         self._workers: LoaderWorkers | None = None
-        count = 0 if settings is None else settings.count(most)
-        if settings is not None and count > 0:
+        self.num_workers = 0 if settings is None else settings.count(most)
+        if settings is not None and self.num_workers > 0:
             self._workers = LoaderWorkers(
                 self._prepared,
                 dataset,
                 settings,
-                num_workers=count,
+                num_workers=self.num_workers,
                 pin=device.type == "cuda",
                 are_numbered=self._stream is None,
             )

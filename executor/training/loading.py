@@ -88,12 +88,6 @@ def _check_least(name: str, value: Any, least: int) -> None:
         raise refused(f"{name}={shown(value)} is no integer of at least {least}; use one")
 
 
-def cpus_per_gpu(gpus: int) -> int:
-    """Return the CPUs that this process may use, divided by the GPUs of its machine."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cpus // gpus
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """Samples of one epoch that go through the model at once."""

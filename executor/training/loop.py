@@ -40,11 +40,12 @@ from rubberband.executor.training.balancing import Balancing, can_balance
 from rubberband.executor.training.batching import Batching, FixedBatching
 from rubberband.executor.training.clocks import ComputeTimer, make_timer
 from rubberband.executor.training.data import Feed, iteration_of
+from rubberband.executor.training.environment import compute_with, cpus_per_gpu
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.host_copy import HostCopy
-from rubberband.executor.training.loading import LoaderSettings, Part, cpus_per_gpu
+from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.parameters import (
     check_same_weights,
     lazy_names,
@@ -122,6 +123,8 @@ class TorchRunner(Runner):
             settings=settings,
         )
         self._feed.ahead = self._parts_ahead
+        if self._device.type == "cuda":  # batches are gathered here, while the GPU works
+            compute_with(settings.cpus - self._feed.num_workers)
         self._sampler = self._make_sampler(dataset)
         samples = trial.samples_per_iteration or (
             iteration_of(dataset) if self._feed.is_stream else self._feed.num_samples

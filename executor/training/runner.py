@@ -83,6 +83,8 @@ def _remedy(error: BaseException) -> str:
         return "; train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
     if isinstance(error, RuntimeError) and "Expected to have finished reduction" in str(error):
         return "; the loss leaves parameters out: set find_unused_parameters = True"
+    if isinstance(error, RuntimeError) and "No CUDA GPUs are available" in str(error):
+        return "; this process has no GPU: leave the model on the CPU in build_model(), or use context.device elsewhere"
     if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
         return "; BatchNorm cannot train on a batch of one: use a larger batch, or another number of samples"
     return ""

@@ -186,10 +186,11 @@ class PoolMachines(LocalProvider):
         lease_s: float,
         *,
         devices: Sequence[str] = (),
+        gpus_on_machine: int = 1,
         not_before: float = 0.0,
     ) -> None:
         super().__init__(name, directory, gpus, lease_s, devices=devices, not_before=not_before)
-        self._name, self._directory = name, directory
+        self._name, self._directory, self._gpus_on_machine = name, directory, gpus_on_machine
         self._forking = threading.Lock()
         self._fork_server: ForkServer | None = None
 
@@ -197,7 +198,9 @@ class PoolMachines(LocalProvider):
         """Start that process, unless it runs. A pool without instances has none, as it takes memory."""
         with self._forking:
             if self._fork_server is None:
-                self._fork_server = ForkServer(self._name, self._directory, None)
+                self._fork_server = ForkServer(
+                    self._name, self._directory, None, device=self.device, gpus_on_machine=self._gpus_on_machine
+                )
 
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         """Start an instance, and before the first one the process that forks workers."""
@@ -221,7 +224,15 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
     if not pool.kind.is_rented:
         devices = local_devices(offered)[0]
         lease_s = resources.lease_length_s
-        return PoolMachines(pool.name, folder.machines, offered.gpus, lease_s, devices=devices, not_before=not_before)
+        return PoolMachines(
+            pool.name,
+            folder.machines,
+            offered.gpus,
+            lease_s,
+            devices=devices,
+            gpus_on_machine=offered.gpus * offered.max_instances,
+            not_before=not_before,
+        )
     from rubberband.cloud.aws.intents import runs_in
     from rubberband.cloud.aws.provider import open_provider
     from rubberband.executor.ray.attended import AttendedCluster

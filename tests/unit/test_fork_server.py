@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
 
 from rubberband.cloud.local import worker_start
+from rubberband.executor.ray import fork_server
 from rubberband.executor.ray.fork_server import ForkServer
 from rubberband.executor.training.entrypoint import Entrypoint
 
@@ -36,7 +37,7 @@ os.rename(sys.argv[1] + ".draft", sys.argv[1])
 _TRAIN = "def train(config):\n    pass\n"
 _PATIENCE_S = 120.0
 
-Serve = Callable[[str], ForkServer]
+Serve = Callable[..., ForkServer]
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +47,13 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts a server for a module of that source."""
+    """Starts a server for a module of that source, for workers on that device."""
     servers = []
 
-    def start(source: str) -> ForkServer:
+    def start(source: str, device: Literal["cpu", "cuda"] = "cpu") -> ForkServer:
         (tmp_path / "fork_tests_code.py").write_text(source)
-        found = ForkServer("test", tmp_path, Entrypoint.parse("fork_tests_code:train", search_path=[tmp_path]))
+        entrypoint = Entrypoint.parse("fork_tests_code:train", search_path=[tmp_path])
+        found = ForkServer("test", tmp_path, entrypoint, device=device, gpus_on_machine=2)
         servers.append(found)
         return found
 
@@ -108,6 +110,43 @@ def test_a_forked_worker_finds_what_it_would_have_found(tmp_path: Path, serve: S
 def test_a_worker_starts_on_its_own_where_it_must_not_be_forked(tmp_path: Path, serve: Serve, source: str) -> None:
     serve(source)
     assert not worker(tmp_path)["imported"]
+
+
+_STAND_IN = """
+import os, sys, types
+server = os.getpid()
+cuda = types.SimpleNamespace(is_initialized=lambda: False, _is_in_bad_fork=lambda: {refuses})
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, __spec__=None)
+"""
+
+
+@pytest.mark.parametrize("began_cuda", [True, False])
+def test_a_worker_starts_on_its_own_where_torch_refuses_cuda_after_a_fork(
+    tmp_path: Path, serve: Serve, began_cuda: bool
+) -> None:
+    serve(_STAND_IN.format(refuses="os.getpid() != server" if began_cuda else "False") + _TRAIN)
+    assert worker(tmp_path)["imported"] != began_cuda
+
+
+@pytest.mark.parametrize(
+    ("path", "is_one"), [("/dev/nvidia0", True), ("/dev/nvidia-uvm", True), ("/dev/nvidiactl", False)]
+)
+def test_counting_gpus_is_no_use_of_one(path: str, is_one: bool) -> None:
+    assert fork_server._is_gpu(path) == is_one
+
+
+@pytest.mark.parametrize(("device", "visible"), [("cpu", ""), ("cuda", "0")])
+def test_imports_find_one_gpu_or_none_and_do_not_begin_to_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Serve, device: str, visible: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    seen = tmp_path / "seen.json"
+    serve(f"import json, os\nopen({str(seen)!r}, 'w').write(json.dumps(dict(os.environ)))\n{_TRAIN}", device)
+    assert worker(tmp_path)["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+    found = json.loads(seen.read_text())
+    assert found["CUDA_VISIBLE_DEVICES"] == visible
+    assert found["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+    assert found["OMP_NUM_THREADS"] == "1"
 
 
 def test_a_worker_starts_on_its_own_where_no_server_is(tmp_path: Path, serve: Serve) -> None:

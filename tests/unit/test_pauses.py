@@ -164,10 +164,11 @@ def test_a_pause_takes_no_patience_from_workers_that_get_warm(tmp_path: Path, mo
         Entrypoint.parse("a:b"),
         open_store(str(tmp_path)),
         device="cpu",
+        gpus_on_machine=1,
         timeout_s=60.0,
         on_sick=lambda *_: None,
     )
-    worker = SimpleNamespace(warm_up=SimpleNamespace(remote=lambda _: object()))
+    worker = SimpleNamespace(warm_up=SimpleNamespace(remote=lambda *_: object()))
     workers._warm_up([worker], _Patience(60.0))
     looks = iter([10.0] * 7)
     with pytest.raises(WorkersError, match="did not get warm within 60 s"):

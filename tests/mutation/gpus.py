@@ -1,0 +1,51 @@
+"""Planted bugs of this machine's GPUs: who sees which, who takes which, and what is said about it."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+_ENVIRONMENT = ("tests/unit/test_worker_environment.py",)
+_FORK_SERVER = ("tests/unit/test_fork_server.py",)
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="logical-gpus-show-the-real-one",
+        harm="trials that train on the CPU by the plan find a GPU, several at once",
+        file="executor/training/environment.py",
+        old='        chosen["CUDA_VISIBLE_DEVICES"] = ""\n',
+        new="        pass\n",
+        tests=_ENVIRONMENT,
+    ),
+    Mutant(
+        name="servers-see-gpus",
+        harm="parameter servers put their model on GPU 0, beside a trial",
+        file="executor/ray/slot_worker.py",
+        old='        os.environ["CUDA_VISIBLE_DEVICES"] = ""  #',
+        new="        pass  #",
+        tests=_ENVIRONMENT,
+    ),
+    Mutant(
+        name="ray-s-threads-taken-for-the-user-s",
+        harm="batches on a GPU are gathered by one thread, as Ray sets OMP_NUM_THREADS to 1",
+        file="executor/training/environment.py",
+        old="    if _names_threads():\n",
+        new='    if "OMP_NUM_THREADS" in os.environ:\n',
+        tests=_ENVIRONMENT,
+    ),
+    Mutant(
+        name="forked-beside-cuda",
+        harm="workers are forked from a process in which torch has begun with CUDA, and no trial can use its GPU",
+        file="executor/ray/fork_server.py",
+        old="            refuses = torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()\n",
+        new="            refuses = torch.cuda.is_initialized()\n",
+        tests=_FORK_SERVER,
+    ),
+    Mutant(
+        name="imports-see-hidden-gpus",
+        harm="a module that looks for a GPU at its import finds one that its trials do not have",
+        file="executor/ray/fork_server.py",
+        old="        environment |= worker_settings(environment, device, gpus_on_machine) | _UNTOUCHED\n",
+        new="        environment |= _UNTOUCHED\n",
+        tests=_FORK_SERVER,
+    ),
+)
