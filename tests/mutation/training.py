@@ -232,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="clipped-before-unscaled",
         harm="with fp16 gradients are clipped with the scale of the loss in them, 65536 times too small",
-        file="executor/training/step.py",
+        file="executor/training/precision.py",
         old="        scaler.unscale_(optimizer)\n        self._clip()\n",
         new="        self._clip()\n        scaler.unscale_(optimizer)\n",
         tests=_WORDS,
