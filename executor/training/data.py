@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from rubberband.executor.training.gpu_rows import GpuRows, Residence
 from rubberband.executor.training.loading import LoaderSettings, LoaderWorkers, Part, to_device
 from rubberband.executor.training.runner import refused
 from rubberband.executor.training.sampler import Indices, sample_keys
@@ -259,13 +260,17 @@ class Samples:
         self.in_memory = is_tensors and collate is None
         """Whether a batch is some tensors' rows: nothing is drawn at random, and no loader worker is faster."""
 
+    def places(self, indices: Indices) -> Indices:
+        """Return the positions in the dataset below the subsets."""
+        return indices if self._positions is None else self._positions[indices]
+
     def batch(self, indices: Indices, keys: Sequence[int] | None = None) -> Any:
         """Return the samples at `indices` as one batch.
 
         With `keys`, one for each, random draws follow from the sample's key alone (`__getitems__`: the first one's),
         and the global random states are left anywhere.
         """
-        where = indices if self._positions is None else self._positions[indices]
+        where = self.places(indices)
         if self.in_memory:
             rows = torch.from_numpy(where)
             return [tensor[rows] for tensor in self.dataset.tensors]
@@ -339,10 +344,11 @@ class Feed:
         what: str = "train_dataset()",
         settings: LoaderSettings | None = None,
         most_workers: int | None = None,
+        residence: Residence | None = None,
     ) -> None:
         """Without `settings`, everything is loaded in this process; else by as many of `most_workers` as they want.
 
-        `batch_size` is M, for streams.
+        `batch_size` is M, for streams. `residence` is there on a GPU, and takes what is in memory.
         """
         self._device = device
         self._seed = seed
@@ -370,6 +376,9 @@ class Feed:
                 pin=device.type == "cuda",
                 are_numbered=self._stream is None,
             )
+        self._rows: GpuRows | None = None
+        if residence is not None and self._samples is not None and self._samples.in_memory and self._workers is None:
+            self._rows = GpuRows(self._samples.dataset, residence)
 
     @property
     def is_stream(self) -> bool:
@@ -391,14 +400,24 @@ class Feed:
         self._epoch = epoch
         if self._workers is not None:
             self._workers.expect([Part(indices=part, epoch=epoch) for part in parts], self.ahead)
+        elif self._rows is not None:
+            self._rows.expect(parts, self.ahead)
 
     def follow(self) -> None:
         """Load from the dataset as it is now, after hooks that may have changed it."""
         if self._workers is not None and self._workers.follow() and self._stream is not None and self._marks:
             self._stream.move_to(self._marks)
+        if self._rows is not None:
+            self._rows.follow()
+
+    def leave_device(self) -> bool:
+        """Give the GPU's memory back that holds the samples; return whether there was any."""
+        return self._rows is not None and self._rows.leave()
 
     def load(self, indices: Indices) -> Any:
         """Return the samples at `indices`, in the epoch of the present batch, as one batch on the device."""
+        if self._rows is not None and self._samples is not None:
+            return self._rows.load(indices, self._samples.places)
         part = Part(indices=indices, epoch=self._epoch)
         if self._samples is not None and self._samples.in_memory and self._workers is None:
             return to_device(self._samples.batch(indices), self._device)
@@ -423,9 +442,11 @@ class Feed:
             self._stream.move_to(self._marks)
 
     def close(self) -> None:
-        """End the loader workers."""
+        """End the loader workers, or threads."""
         if self._workers is not None:
             self._workers.close()
+        if self._rows is not None:
+            self._rows.close()
 
     def _prepared(self, part: Part) -> Any:
         if self._stream is not None:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from rubberband.executor.training.data import Collate, Feed, num_samples
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.gpu_rows import Residence
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.loading import LoaderSettings, Part
 from rubberband.executor.training.means import Means, checked_weight, loss_and_metrics
@@ -45,6 +46,7 @@ class EvalLoader:
         num_workers: int = 1,
         seed: int = 0,
         settings: LoaderSettings | None = None,
+        residence: Residence | None = None,
     ) -> None:
         """`rank` of `num_workers` takes its part of the batches; the first ranks take one more.
 
@@ -65,6 +67,7 @@ class EvalLoader:
             what="eval_dataset()",
             settings=settings,
             most_workers=len(parts),
+            residence=residence,
         )
         self._feed.ahead = self._again
 
@@ -75,6 +78,7 @@ class EvalLoader:
 
     def halve(self) -> int:
         """Make two batches of each; return the samples of the largest, 0 if no batch can be divided."""
+        self._feed.leave_device()
         if max(self.sizes) == 1:
             return 0
         self._parts = [half for part in self._parts for half in np.array_split(part, 2) if len(half)]
@@ -112,7 +116,13 @@ class Evaluation:
         """The metrics of the latest evaluation, on rank 0, with its iteration; None before the first one."""
 
     def load(
-        self, *, batch_size: int, device: torch.device, collate: Collate | None, settings: LoaderSettings | None = None
+        self,
+        *,
+        batch_size: int,
+        device: torch.device,
+        collate: Collate | None,
+        settings: LoaderSettings | None = None,
+        residence: Residence | None = None,
     ) -> None:
         """Make the loader, on the ranks that evaluate."""
         segment = self._segment
@@ -132,6 +142,7 @@ class Evaluation:
             num_workers=num_workers,
             seed=segment.seed,
             settings=settings,
+            residence=residence,
         )
 
     def close(self) -> None:

@@ -43,6 +43,7 @@ from rubberband.executor.training.data import Feed, iteration_of
 from rubberband.executor.training.environment import compute_with, cpus_per_gpu
 from rubberband.executor.training.evaluation import Evaluation
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.gpu_rows import Residence
 from rubberband.executor.training.hooks import override_of
 from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.loading import LoaderSettings, Part
@@ -114,6 +115,7 @@ class TorchRunner(Runner):
             cpus=cpus_per_gpu(segment.gpus_on_machine),
             start=trial.worker_init,
         )
+        residence = Residence(self._device) if self._device.type == "cuda" else None
         self._feed = Feed(
             dataset,
             device=self._device,
@@ -121,6 +123,7 @@ class TorchRunner(Runner):
             seed=segment.seed,
             batch_size=self._batch_size,
             settings=settings,
+            residence=residence,
         )
         self._feed.ahead = self._parts_ahead
         if self._device.type == "cuda":  # batches are gathered here, while the GPU works
@@ -134,7 +137,9 @@ class TorchRunner(Runner):
         size = min(self._batch_size, self._limit or self._batch_size)
         if trial.eval_batch_size is not None:
             size = positive("eval_batch_size", trial.eval_batch_size)
-        self._evaluation.load(batch_size=size, device=self._device, collate=collate, settings=settings)
+        self._evaluation.load(
+            batch_size=size, device=self._device, collate=collate, settings=settings, residence=residence
+        )
 
     def _make_sampler(self, dataset: Any) -> GlobalBatchSampler:
         segment, trial, total = self._segment, self._trial, self._feed.num_samples

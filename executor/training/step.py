@@ -206,6 +206,7 @@ class TrainStep:
         rest: list[torch.Tensor] | None = None
         while True:
             rest = self._summing.rest() if rest is None else rest
+            self._feed.leave_device()
             release(self._device)
             self._undo.restore()
             parts, sizes = self._parts(batch, per_gpu)
@@ -251,18 +252,23 @@ class TrainStep:
         part = np.arange(per_gpu + per_gpu // 10) % self._feed.num_samples
         self._undo.begin()
         self._undo.save()
-        failed = torch.zeros((), device=self._device)
+        suffices = self._suffices(part) or (self._feed.leave_device() and self._suffices(part))
+        self._undo.restore()
+        return self._gang.sum(torch.full((), 1.0 - suffices, device=self._device)).item() == 0.0
+
+    def _suffices(self, part: Indices) -> bool:
+        """Return whether this worker has the memory for that part."""
+        suffices = True
         try:
             self._try(part)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            failed += 1
+            suffices = False
         self._optimizer.zero_grad()
-        if failed.item():
+        if not suffices:
             release(self._device)
-        self._undo.restore()
-        return self._gang.sum(failed).item() == 0.0
+        return suffices
 
     def _try(self, part: Indices) -> None:
         held = self.batching.held_gradients()

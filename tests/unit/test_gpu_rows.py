@@ -1,0 +1,228 @@
+"""Batches of in-memory datasets for a GPU, for which the CPU stands here: copies that it holds, rows gathered ahead."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset, random_split
+
+import rubberband
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.training import evaluation, loop
+from rubberband.executor.training.data import Feed
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.gpu_rows import GpuRows, Residence
+from rubberband.executor.training.loading import Part
+from rubberband.executor.training.run import run_segment
+from tests.builders.segments import SEGMENT, reports
+
+CPU = torch.device("cpu")
+MiB = 1 << 20
+
+
+class AtOnce(Executor):
+    """Runs what it is given before it returns."""
+
+    def submit(self, call: Any, /, *args: Any, **words: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(call(*args, **words))
+        return done
+
+
+def residence(free: int = 100 * MiB, total: int = 100 * MiB, steps: int = 2) -> Any:
+    found: Any = Residence(CPU, lambda: (free, total))
+    found._pool = AtOnce()
+    for _ in range(steps):
+        found.begin_step()
+    return found
+
+
+def held(rows: GpuRows, part: Any) -> bool:
+    """Whether a batch comes from copies on the GPU."""
+    found = rows._residence.rows(rows._dataset.tensors, part)
+    return found is not None and all(
+        torch.equal(one, other[part]) for one, other in zip(found, rows._dataset.tensors, strict=True)
+    )
+
+
+PART = np.array([5, 2, 2, 7])
+
+
+def test_a_small_set_is_held_after_the_first_step_where_memory_is_free() -> None:
+    small = TensorDataset(torch.randn(100, 8), torch.arange(100))
+    assert held(GpuRows(small, residence()), PART)
+    assert not held(GpuRows(small, residence(steps=1)), PART), "the first step shows what else is needed"
+    large = TensorDataset(torch.randn(2 * MiB + 1000, 3))  # 24 of 100 MiB
+    assert not held(GpuRows(large, residence()), PART)
+    assert not held(GpuRows(small, residence(free=5000)), PART)
+
+
+def test_training_and_evaluation_set_share_what_they_hold_and_its_limit() -> None:
+    there, whole = residence(), TensorDataset(torch.randn(MiB, 4))  # 16 MiB
+    assert held(GpuRows(whole, there), PART)
+    assert held(GpuRows(whole, there), PART)
+    assert len(there._copies) == 1
+    assert not held(GpuRows(TensorDataset(torch.randn(MiB, 2)), there), PART), "24 % in all"
+
+
+def test_a_change_of_the_set_is_seen() -> None:
+    data = TensorDataset(torch.zeros(10, 2))
+    rows = GpuRows(data, residence())
+    assert held(rows, PART)
+    data.tensors[0][5] = 1.0
+    (found,) = rows.load(PART, lambda indices: indices)
+    assert found[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert not rows.leave(), "its memory was given back"
+    data.tensors = (torch.full((10, 2), 3.0),)
+    assert rows.load(PART, lambda indices: indices)[0][0, 0] == 3.0
+
+
+@pytest.mark.parametrize("kind", ["numpy", "shared", "inference", "trained"])
+def test_memory_that_others_may_write_to_is_not_held(kind: str) -> None:
+    array = np.zeros((10, 2), dtype=np.float32)
+    if kind == "inference":
+        with torch.inference_mode():
+            tensor = torch.zeros(10, 2)
+    else:
+        tensor = {
+            "numpy": lambda: torch.from_numpy(array),
+            "shared": lambda: torch.zeros(10, 2).share_memory_(),
+            "trained": lambda: torch.zeros(10, 2).requires_grad_(),
+        }[kind]()
+    rows = GpuRows(TensorDataset(tensor), residence())
+    assert not held(rows, PART)
+    array[5] = 1.0
+    rows.follow()
+    assert torch.equal(rows.load(PART, lambda indices: indices)[0], tensor[PART])
+
+
+def ahead(parts: list[Any]) -> Iterator[Part]:
+    return iter([Part(indices=part, epoch=0) for part in parts])
+
+
+def test_the_next_batch_is_gathered_ahead_and_again_if_it_changed() -> None:
+    data = TensorDataset(torch.arange(10.0))
+    rows, parts = GpuRows(data, residence(steps=0)), [np.array([each, each + 1]) for each in range(4)]
+
+    def load(number: int) -> list[float]:
+        return list(rows.load(parts[number], lambda indices: indices + 1)[0].tolist())
+
+    rows.expect(parts[:2], lambda: ahead(parts[2:3]))
+    for number in (0, 1):
+        assert load(number) == [number + 1, number + 2]
+        assert rows._next is not None
+        assert rows._next.where.tolist() == [number + 2, number + 3]
+    data.tensors[0][3] = 30.0
+    rows.expect([parts[2]], lambda: ahead([]))
+    assert load(2) == [30.0, 4.0]
+    assert load(0) == [1.0, 2.0], "none that was expected"
+    rows.close()
+
+
+class Line(rubberband.TorchTrial):
+    """Trains on a part of a set in memory, which a hook changes."""
+
+    batch_size = 6
+    max_batch_size_per_gpu = 4
+
+    def build_model(self, config: Any) -> torch.nn.Module:
+        return torch.nn.Linear(3, 1)
+
+    def build_optimizer(self, config: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def parts(self) -> Any:
+        inputs = torch.randn(40, 3)
+        self.whole = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+        if self.numpy:
+            self.whole = TensorDataset(*(torch.from_numpy(each.numpy()) for each in self.whole.tensors))
+        return random_split(self.whole, [29, 11])
+
+    def train_dataset(self, config: Any) -> Any:
+        self.numpy, self.changes = config["numpy"], config["changes"]
+        return self.parts()[0]
+
+    def eval_dataset(self, config: Any) -> Any:
+        return self.parts()[1]
+
+    def on_iteration(self, model: torch.nn.Module, iterations: int) -> None:
+        if self.changes == "iteration" and iterations == 3:
+            target = self.whole.tensors[1]
+            (target.numpy() if self.numpy else target)[:] = 0.0
+
+    def on_step(self, model: torch.nn.Module, step: int, batch_size: int) -> None:
+        if self.changes == "step" and step % 3 == 0:
+            self.whole.tensors[1].mul_(0.5)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("changes", ["", "iteration", "step"])
+@pytest.mark.parametrize("numpy", [False, True])
+def test_a_curve_does_not_depend_on_where_the_rows_are(
+    changes: str, numpy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, made = open_store(str(tmp_path)), residence(steps=0)
+    segment = replace(SEGMENT, config={"numpy": numpy, "changes": changes})
+
+    def trained() -> tuple[list[Any], Any]:
+        found = reports(list(run_segment(Entrypoint.from_object(Line), segment, store)))
+        assert found[-1].checkpoint is not None
+        content = torch.load(io.BytesIO(store.load(found[-1].checkpoint)), weights_only=False)
+        return [dict(report.metrics) for report in found], content["model"]["weight"].tolist()
+
+    plain, used = trained(), []
+
+    def feed(*args: Any, **words: Any) -> Feed:
+        found = Feed(*args, **{**words, "residence": made})
+        assert found._rows is not None
+        rows = made.rows
+        monkeypatch.setattr(made, "rows", lambda *each: [used.append(batch := rows(*each)), batch][1])
+        return found
+
+    monkeypatch.setattr(loop, "Feed", feed)
+    monkeypatch.setattr(evaluation, "Feed", feed)
+    assert trained() == plain
+    assert any(each is not None for each in used) is not numpy
+
+
+def test_lack_of_memory_gives_back_what_holds_the_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lacks(Line):
+        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+            if len(made._copies) == 2 and len(batch[0]) > 1:
+                raise torch.OutOfMemoryError("pretended")
+            return super().loss(model, batch)
+
+    made, segment = residence(steps=0), replace(SEGMENT, config={"numpy": False, "changes": ""})
+    for module in (loop, evaluation):
+        monkeypatch.setattr(module, "Feed", lambda *args, **words: Feed(*args, **{**words, "residence": made}))
+    found = list(run_segment(Entrypoint.from_object(Lacks), segment, open_store(str(tmp_path))))
+    assert len(reports(found)) == 4
+    assert not made.leave()
+    assert made._is_over
+
+
+@pytest.mark.gpu
+def test_a_gpu_gets_the_same_rows_from_both_places(tmp_path: Path) -> None:
+    data = TensorDataset(torch.randn(1000, 3, 8, 8), torch.randn(1000, 2, 4, 4).to(memory_format=torch.channels_last))
+    there = Residence(torch.device("cuda", 0))
+    rows, part = GpuRows(data, there), np.arange(7, 900, 3)
+    for _ in range(3):
+        there.begin_step()
+        for found, tensor in zip(rows.load(part, lambda indices: indices), data.tensors, strict=True):
+            assert found.is_cuda
+            assert torch.equal(found.cpu(), tensor[part])
+            assert found.stride() == tensor[part].stride()
+        for copy in there._copies.values():
+            copy.filled.result()
+    assert there.rows(data.tensors, part) is not None
+    rows.close()
