@@ -194,6 +194,8 @@ class TrainStep:
         smaller = max(self.least, (most + 1) // 2)
         if not parts or not is_out_of_memory(error) or self._summing.cannot_repeat:
             raise error
+        if self._feed.leave_device():
+            return most
         if max(len(part) for part in self._parts(batch, smaller)[0]) >= most:
             raise refused(
                 f"{one_line(error)}; no fewer than {counted(most, 'sample')} can be taken at once: use a smaller "
@@ -206,7 +208,6 @@ class TrainStep:
         rest: list[torch.Tensor] | None = None
         while True:
             rest = self._summing.rest() if rest is None else rest
-            self._feed.leave_device()
             release(self._device)
             self._undo.restore()
             parts, sizes = self._parts(batch, per_gpu)

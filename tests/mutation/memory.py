@@ -105,8 +105,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="set-held-while-memory-lacks",
         harm="steps are divided though the GPU holds a fifth of its memory for the set",
         file="executor/training/step.py",
-        old="            self._feed.leave_device()\n            release",
-        new="            release",
+        old="if self._feed.leave_device():",
+        new="if not parts:",
         tests=("tests/unit/test_gpu_rows.py",),
     ),
 )
