@@ -23,6 +23,7 @@ from rubberband.cloud.node import machine_folder
 from rubberband.executor import trial_log
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.ray.code import Code, install
+from rubberband.executor.training import rendezvous
 from rubberband.executor.training.environment import compute_with, cpus_per_gpu, worker_settings
 from rubberband.executor.training.segment import (
     Segment,
@@ -194,10 +195,7 @@ class SlotWorker:
         import ray
 
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        with socket.socket() as listener:
-            listener.bind(("", 0))
-            port: int = listener.getsockname()[1]
-        return f"tcp://{host}:{port}"
+        return f"tcp://{host}:{rendezvous.reserve()}"
 
     def memory_kills(self) -> int:
         """Return how many processes its machine has killed for lack of memory."""
@@ -254,7 +252,7 @@ def _speak_where_others_listen() -> None:
     for interface, addresses in psutil.net_if_addrs().items():
         if any(found.address == address for found in addresses):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # not a prefix: ens5 would be ens50 too
 
 
 # The process of a parameter server: a Ray actor that stays warm and serves one segment after another.

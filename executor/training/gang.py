@@ -1,12 +1,18 @@
-"""The process group of a gang: the workers of one torch trial meet, wait for rank 0, and part.
+"""The process group of a gang: the workers of one torch trial meet, wait for each other, and part.
 
-A gang of one has none. Collectives (gradients) go through torch.distributed. Waiting for rank 0's evaluation goes
-through the store, because it may take longer than any sensible timeout of a collective.
+A gang of one has none. Collectives (gradients) go through torch.distributed. A wait that may take longer than any
+sensible timeout of a collective goes through the store: for rank 0's evaluation and checkpoints, and for the data of
+all. It ends when all come, or when one of them fails or is gone, as the life lines say (`lifeline.py`); how long it may
+take is for the driver to say.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,58 +28,84 @@ import torch._dynamo
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from rubberband.executor.training.runner import GangBroken, TrialFailure
+from rubberband.executor.training import lifeline, rendezvous
+from rubberband.executor.training.lifeline import Lifeline
+from rubberband.executor.training.runner import GangBroken, Peers, TrialFailure
+
+Device = Literal["cpu", "cuda"]
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 """The longest wait of the workers for each other at the start."""
-COLLECTIVE_TIMEOUT = timedelta(seconds=300)
-"""The longest wait of a collective for a silent worker; one that died breaks it at once (gloo)."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""The longest wait of a collective for a silent worker: longer than the driver waits for one that hangs."""
 EXCHANGE_TIMEOUT = timedelta(seconds=60)
 """The longest wait for a worker that does not exchange a text, and may be in a collective."""
 FAREWELL_TIMEOUT = timedelta(seconds=10)
 """The longest time that rank 0 keeps the store open for the others at the end."""
+LEAVE_TIMEOUT_S = 10.0
+"""The longest time to leave a process group of GPUs; a process that does not manage to is ended."""
 
-_ABANDONED = "abandoned"
+_LONGEST_LOOK_S = 0.02
+_LIFELINE = "lifeline"
+_CONNECTING_BYTES = 32 * 2**20
+_leaving = threading.Lock()
 
 _log = logging.getLogger(__name__)
 
 
-class Gang:
+class Gang(Peers):
     """This worker's membership in the gang; `close` must be called in the end."""
 
     def __init__(
-        self, rank: int, num_workers: int, store: Store | None, device: Literal["cpu", "cuda"] = "cpu"
+        self, rank: int, num_workers: int, store: Store | None, device: Device = "cpu", line: Lifeline | None = None
     ) -> None:
         self.rank = rank
         self.num_workers = num_workers
         self._store = store
         self._device = device
+        self._line = line
         self._group = None if store is None else dist.group.WORLD
-        self._round = self._exchanged = 0
+        self._round = self._exchanged = self._met = 0
         self.waited_s = 0.0
         """Seconds in collectives of this object; on GPUs, they only begin in this time."""
 
     @classmethod
-    def join(cls, *, rank: int, num_workers: int, rendezvous: str | None, device: Literal["cpu", "cuda"]) -> Gang:
-        """Meet the other workers at `rendezvous` and form the process group (gloo on CPUs, nccl on GPUs).
+    def join(cls, *, rank: int, num_workers: int, rendezvous: str | None, device: Device) -> Gang:
+        """Meet the other workers at `rendezvous` and form the process group (gloo, and on GPUs nccl beside it).
 
-        Raises TrialFailure if rank 0 cannot listen there, and torch's DistError if another worker does not come.
+        Raises TrialFailure if rank 0 cannot listen there, and torch's DistError or GangBroken if another worker does
+        not come.
         """
         if num_workers == 1:
             return cls(rank, num_workers, None)
         if rendezvous is None:
             raise ValueError(f"a gang of {num_workers} needs a rendezvous")
-        store = _open_store(rendezvous, rank, num_workers)
-        target: dict[str, Any] = {"device_id": torch.device("cuda", 0)} if device == "cuda" else {}
-        dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=num_workers,
-            timeout=COLLECTIVE_TIMEOUT,
-            **target,
-        )
-        return cls(rank, num_workers, store, device)
+        place = urlsplit(rendezvous)
+        if place.scheme != "tcp" or place.hostname is None or place.port is None:
+            raise ValueError(f"rendezvous {rendezvous} is not tcp://host:port")
+        store = _open_store(place.hostname, place.port, rank, num_workers)
+        line = _tie(store, place.hostname, rank, num_workers, device)
+        try:
+            form_group(store, rank, num_workers, device)
+        except BaseException:
+            line.close()
+            raise
+        return cls(rank, num_workers, store, device, line)
+
+    @property
+    def broken(self) -> str:
+        """How the gang lost another worker, in one line; empty while it has all."""
+        return "" if self._line is None else self._line.broken
+
+    def check(self) -> None:
+        """Raise GangBroken if another worker failed or is gone: what collectives returned since is worthless."""
+        if self.broken:
+            raise GangBroken(self.broken)
+
+    def fail(self, line: str) -> None:
+        """Tell the others, at once, that this worker failed, and why."""
+        if self._line is not None:
+            self._line.fail(line)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -82,6 +114,7 @@ class Gang:
             yield
         finally:
             self.waited_s += time.perf_counter() - began
+        self.check()
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum the tensor over all workers, in place."""
@@ -96,7 +129,7 @@ class Gang:
             return [list(row)]
         found = torch.zeros(self.num_workers, len(row), dtype=torch.float64)
         found[self.rank] = torch.tensor(list(row), dtype=torch.float64)
-        rows: list[list[float]] = self.sum(found.to(self._device)).tolist()
+        rows: list[list[float]] = self.sum(found).tolist()
         return rows
 
     def copy(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
@@ -119,7 +152,7 @@ class Gang:
         """Return the smallest `value` of all workers, by a collective."""
         if self._store is None:
             return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=self._device)
+        tensor = torch.tensor(value, dtype=torch.float64)
         with self._waiting():
             dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return tensor.item()
@@ -141,7 +174,7 @@ class Gang:
         """Return rank 0's `values` on every rank, by a collective; the others pass as many, which do not count."""
         if self._store is None:
             return list(values)
-        tensor = torch.tensor(list(values), dtype=torch.float64, device=self._device)
+        tensor = torch.tensor(list(values), dtype=torch.float64)
         with self._waiting():
             dist.broadcast(tensor, 0)
         shared: list[float] = tensor.tolist()
@@ -167,37 +200,62 @@ class Gang:
         return [self._store.get(key).decode() for key in keys]
 
     def agree(self, value: float | None) -> float:
-        """Return rank 0's `value` on every rank; the others wait while rank 0 lives. Raises GangBroken if it left."""
+        """Return rank 0's `value` on every rank; the others wait for it. Raises GangBroken if a worker is lost."""
         self._round += 1
         key = f"agreed-{self._round}"
+        self.check()
         if self.rank == 0:
             assert value is not None
             if self._store is not None:
                 self._store.set(key, repr(value))
             return value
         assert self._store is not None
+        self._await([key])
+        return float(self._store.get(key).decode())
+
+    def meet(self) -> None:
+        """Wait until every worker is here, however long that takes. Raises GangBroken if one is lost."""
+        if self._store is None:
+            return
+        self._met += 1
+        keys = [f"met-{self._met}-{rank}" for rank in range(self.num_workers)]
+        self._store.set(keys[self.rank], "")
+        self._await(keys)
+
+    def _await(self, keys: list[str]) -> None:
+        """Wait for keys of the store while the gang has all its workers.
+
+        It looks again and again, later and later: a wait of the store itself prints a warning whenever it is over.
+        """
+        assert self._store is not None
+        began = time.monotonic()
         while True:
-            try:
-                agreed = self._store.get(key).decode()
-                break
-            except dist.DistStoreError as error:
-                if "timeout" not in str(error):
-                    raise
-        if agreed == _ABANDONED:
-            raise GangBroken("rank 0 failed")
-        return float(agreed)
+            self.check()
+            if self._store.check(keys):
+                return
+            time.sleep(min(_LONGEST_LOOK_S, 0.0002 + (time.monotonic() - began) / 20))
 
     def part(self) -> None:
-        """Leave at the end of a segment without failure: rank 0 keeps the store until all others have read it."""
+        """Leave at the end of a segment without failure, together.
+
+        The others wait for rank 0, which may wait for its checkpoint, and it keeps the store until all have read it.
+        """
+        in_order = True
         if self._store is not None:
             try:
+                self.agree(0.0 if self.rank == 0 else None)
                 if self.rank > 0:
                     self._store.set(f"left-{self.rank}", "")
                 else:
                     self._store.wait([f"left-{rank}" for rank in range(1, self.num_workers)], FAREWELL_TIMEOUT)
-            except dist.DistError:
+            except (GangBroken, dist.DistError):
+                if self.rank > 0:
+                    raise
+                in_order = False
                 _log.warning("rank %d: the gang did not shut down cleanly", self.rank, exc_info=True)
-        self._destroy()
+            if self._line is not None:
+                self._line.leave()
+        self._leave(in_order=in_order)
 
     def close(self) -> None:
         """Leave at once, which breaks the others' collectives. Harmless when repeated or after `part`.
@@ -205,33 +263,97 @@ class Gang:
         The caller must have dropped every DistributedDataParallel: when the group is destroyed, its threads may wait
         for Python's global lock. Dropping `_group` releases it; dropping DDP's reducer, as its last owner, does not.
         """
-        if self._store is not None and self.rank == 0:
-            # Objects of torch may keep the store, and the others' connection to it, alive for a while.
-            self._store.set(f"agreed-{self._round + 1}", _ABANDONED)
-        self._destroy()
+        self._leave(in_order=False)
 
-    def _destroy(self) -> None:
+    def _leave(self, *, in_order: bool) -> None:
         if self._store is not None:
             self._store = None
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            leave_group(self._device, in_order=in_order)
             self._group = None
+        if self._line is not None:
+            self._line.close()  # keeps `broken`
 
 
-def _open_store(rendezvous: str, rank: int, num_workers: int) -> Store:
-    place = urlsplit(rendezvous)
-    if place.scheme != "tcp" or place.hostname is None or place.port is None:
-        raise ValueError(f"rendezvous {rendezvous} is not tcp://host:port")
+def _open_store(host: str, port: int, rank: int, num_workers: int) -> Store:
     try:
         return TCPStore(
-            place.hostname,
-            place.port,
+            host,
+            port,
             world_size=num_workers,
             is_master=rank == 0,
             timeout=RENDEZVOUS_TIMEOUT,
             wait_for_workers=True,
+            master_listen_fd=rendezvous.take(port) if rank == 0 else None,
         )
     except dist.DistNetworkError as error:
         if rank == 0:
-            raise TrialFailure("raised", f"rank 0 cannot listen at {rendezvous}: {error}".splitlines()[0]) from error
+            line = f"rank 0 cannot listen at tcp://{host}:{port}: {error}".splitlines()[0]
+            raise TrialFailure("raised", line) from error
         raise
+
+
+def _tie(store: Store, host: str, rank: int, num_workers: int, device: Device) -> Lifeline:
+    """Connect the life lines. Raises GangBroken if a worker does not come."""
+    timeout_s = RENDEZVOUS_TIMEOUT.total_seconds()
+    try:
+        if rank == 0:
+            with socket.create_server(("", 0), backlog=num_workers) as listener:
+                store.set(_LIFELINE, str(listener.getsockname()[1]))
+                lines = lifeline.accepted(listener, num_workers, timeout_s)
+        else:
+            lines = lifeline.connected(host, int(store.get(_LIFELINE)), rank, timeout_s)
+    except OSError as error:
+        raise GangBroken(f"the workers did not find each other at {host}: {error}") from error
+    return Lifeline(rank, lines, lambda: _release_waits(device))
+
+
+def _release_waits(device: Device) -> None:
+    """Let collectives of this process return although another worker is gone; those of gloo do by themselves."""
+    if device == "cuda":
+        leave_group(device, in_order=False)
+
+
+def form_group(store: Store, rank: int, num_workers: int, device: Device) -> None:
+    """Form torch's default process group. For GPUs it has gloo too, for tensors of the host.
+
+    NCCL's own reaction to errors would end the process, or let kernels return with worthless sums. The first collective
+    connects all GPUs while there is memory.
+    """
+    if device == "cpu":
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_workers, timeout=COLLECTIVE_TIMEOUT)
+        return
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    os.environ.setdefault("NCCL_DEBUG", "WARN")
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl",
+        store=store,
+        rank=rank,
+        world_size=num_workers,
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=torch.device("cuda", 0),
+    )
+    dist.all_reduce(torch.zeros(_CONNECTING_BYTES // 4, device="cuda"))
+    torch.cuda.synchronize()
+
+
+def leave_group(device: Device, *, in_order: bool) -> None:
+    """Leave torch's process groups, if there are any; `in_order`: all workers do so.
+
+    To destroy one of NCCL waits for the others, so where one of them may be gone it is aborted. Neither returns for
+    sure: then this process ends, and another one takes its place.
+    """
+    abort = dist.distributed_c10d._abort_process_group
+    with _leaving:
+        if not dist.is_initialized():
+            return
+        if device == "cpu":
+            dist.destroy_process_group()
+            return
+        for leave in (dist.destroy_process_group, abort) if in_order else (abort,):
+            thread = threading.Thread(target=leave, name="rubberband leave", daemon=True)
+            thread.start()
+            thread.join(LEAVE_TIMEOUT_S)
+            if not thread.is_alive():
+                return
+    print("rubberband: NCCL does not let go of this worker's GPU; its process ends", file=sys.stderr, flush=True)
+    os._exit(1)

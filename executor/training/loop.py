@@ -176,6 +176,7 @@ class TorchRunner(Runner):
         reseed("setup", segment.seed)
         self._optimizers = build_optimizer(trial, segment.config, self._module)
         self._schedules = build_scheduler(trial, segment.config, self._optimizers, self._total_steps())
+        self._gang.meet()  # one machine may have had to fetch the data, or the weights
         self._step = self._make_step(largest_share=self._batch_size if balances else None)
         self._statistics = RunningStatistics(self._module, self._gang)
         self._balancing: Balancing | None = None
@@ -273,6 +274,11 @@ class TorchRunner(Runner):
             shares=self._shares,
             **({} if self._balancing is None else {"pace": self._balancing.pace}),
         )
+
+    def begin(self, payload: bytes | None) -> int:
+        held = super().begin(payload)
+        self._gang.meet()
+        return held
 
     def restore(self, payload: bytes) -> int:
         """Load model, optimizer, LR schedule and sampler. Raises CheckpointError where they do not fit."""
@@ -396,6 +402,9 @@ class TorchRunner(Runner):
         """Return the states of optimizer and LR schedule, for the checkpoint."""
         schedules = None if self._schedules is None else self._schedules.state_dict()
         return {"optimizer": self._optimizers.state_dict(), "scheduler": schedules}
+
+    def meet(self) -> None:
+        self._gang.agree(0.0 if self._gang.rank == 0 else None)
 
     def part(self) -> None:
         self.close()

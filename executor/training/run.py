@@ -8,7 +8,7 @@ import pickle
 import socket
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,10 +19,12 @@ from typing import Any, Literal, Protocol
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
+from rubberband.executor.training import rendezvous
 from rubberband.executor.training.defaults import Defaults
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.ray_session import flat, tune_session
 from rubberband.executor.training.runner import (
+    Peers,
     Runner,
     Steps,
     TrainingEnded,
@@ -232,29 +234,40 @@ def run_segment(
     one, when its checkpoint is durable: by then the next iteration is under way, except after the last. A trial that
     ends by itself says so in its last report, or by a SegmentEnded if its function returned. The other ranks yield
     nothing. Any rank ends with a SegmentFailure if the trial failed: every exception of user code is turned into
-    one, SystemExit and KeyboardInterrupt included. In the end, also if the iterator is closed early, the process group
-    is destroyed and the process can run another segment.
+    one, SystemExit and KeyboardInterrupt included. The others of the gang learn of it before. In the end, also if the
+    iterator is closed early, the process group is left and the process can run another segment.
     """
     reports = Reports(store, segment.trial)
     resources: list[_Closable] = [reports]
     failure: SegmentFailure | None = None
     try:
         try:
-            yield from _train(entrypoint, segment, store, reports, resources)
-        except TrainingEnded:
-            yield from reports.all()  # without its last checkpoint the trial has failed
-            yield SegmentEnded()
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        failure = describe(error, in_gang=segment.num_workers > 1 or segment.training is not None)
+            try:
+                yield from _train(entrypoint, segment, store, reports, resources)
+            except TrainingEnded:
+                yield from reports.all()  # without its last checkpoint the trial has failed
+                yield SegmentEnded()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            failure = _described(error, segment, resources)
+        # The error is gone by now, and with it what its frames hold. To close may take long, so this comes first.
+        if failure is not None:
+            yield from reports.rest()
+            yield failure
     finally:
         while resources:
             _close(resources.pop(), segment)
-    # Reported only when the process group is gone: until then the other workers could hang in a collective.
-    if failure is not None:
-        yield from reports.rest()
-        yield failure
+
+
+def _described(error: BaseException, segment: Segment, resources: Sequence[_Closable]) -> SegmentFailure:
+    """Return the failure to report; the other workers of the gang learn of it if it does not come from one of them."""
+    gang = next((each for each in resources if isinstance(each, Peers)), None)
+    in_gang = segment.num_workers > 1 or segment.training is not None
+    failure = describe(error, in_gang=in_gang, broken="" if gang is None else gang.broken)
+    if gang is not None and not failure.secondary:
+        gang.fail(failure.message)
+    return failure
 
 
 def _train(
@@ -274,12 +287,15 @@ def _train(
     for iterations in range(segment.from_iterations + 1, segment.until_iterations + 1):
         metrics = yield from _iterate(runner, iterations, reports, started)
         is_last = iterations == segment.until_iterations or runner.ended
+        saves = is_last or iterations % runner.checkpoint_every == 0
         if not is_first:
             if is_last:
                 break
+            if saves:
+                runner.meet()
             continue
         payload = None
-        if is_last or iterations % runner.checkpoint_every == 0:
+        if saves:
             yield from reports.all()  # one checkpoint at a time
             payload = runner.dump(iterations, metrics, is_last=is_last)
             saved = runner.saved_iterations(iterations)
@@ -300,6 +316,8 @@ def _train(
             yield from reports.all()
         if is_last:
             break
+        if saves:
+            runner.meet()
     if not is_first:
         runner.part()
 
@@ -330,6 +348,7 @@ def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closa
     if issubclass(target, TorchTrial):
         return _make_torch_runner(target, segment, resources)
     assert issubclass(target, Trial)
+    rendezvous.release()
     return TrialRunner(target, segment)
 
 

@@ -62,9 +62,27 @@ class GangBroken(Exception):
     """Another worker of the gang failed, and not this one."""
 
 
-def describe(error: BaseException, *, in_gang: bool) -> SegmentFailure:
-    """Return the failure to report; `in_gang`: whether the workers depend on each other's collectives."""
+class Peers(ABC):
+    """The other workers of a gang."""
+
+    @property
+    @abstractmethod
+    def broken(self) -> str:
+        """How the gang lost one of them, in one line; empty while it has all."""
+
+    @abstractmethod
+    def fail(self, line: str) -> None:
+        """Tell them that this worker failed, and why."""
+
+
+def describe(error: BaseException, *, in_gang: bool, broken: str = "") -> SegmentFailure:
+    """Return the failure to report; `in_gang`: whether the workers depend on each other's collectives.
+
+    `broken` says how the gang lost another worker before: then any error may follow from that.
+    """
     details = _kept(printable("".join(traceback.format_exception(error))))
+    if broken and not isinstance(error, CheckpointError):
+        return SegmentFailure(kind="raised", message=printable(broken), details=details, secondary=True)
     if isinstance(error, TrialFailure):
         return SegmentFailure(kind=error.kind, message=printable(str(error)), details=details, secondary=False)
     if isinstance(error, CheckpointError):
@@ -295,6 +313,9 @@ class Runner(ABC):
 
         It may be written by another thread, before the next `dump`.
         """
+
+    def meet(self) -> None:  # noqa: B027 - optional hook
+        """Wait for rank 0 after a checkpoint: it may have waited for the store."""
 
     def part(self) -> None:  # noqa: B027 - optional hook
         """Leave the other workers in order, after the last iteration is saved."""

@@ -64,7 +64,7 @@ class TrainStep:
         self._set_mode()
         self._weighing = Weighing(trial, gang, device, feed.load)
         self._exchange = Exchange(
-            trial, gang, module, optimizer, device, is_adaptive=segment.batch is not None, is_one_pass=is_one_pass
+            trial, gang, module, optimizer, is_adaptive=segment.batch is not None, is_one_pass=is_one_pass
         )
         self._has_hook = override_of(trial, "on_step") is not None
         self.precision = Precision(trial.precision, device, optimizer, trial.gradient_clip_norm)

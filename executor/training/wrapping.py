@@ -99,7 +99,6 @@ class Exchange:
         gang: Gang,
         module: nn.Module,
         optimizer: Optimizer,
-        device: torch.device,
         *,
         is_adaptive: bool,
         is_one_pass: bool,
@@ -110,7 +109,6 @@ class Exchange:
         alone.
         """
         self._trial, self._gang, self._module, self._optimizer = trial, gang, module, optimizer
-        self._device = device
         self._are_views = not is_adaptive
         self._is_static = trial.static_graph and is_one_pass and not is_adaptive
         self.ddp: DistributedDataParallel | None = None
@@ -161,7 +159,6 @@ class Exchange:
         ignore(wanted, buffers)  # type: ignore[no-untyped-call] # see `SharedBuffers`
         self.ddp = DistributedDataParallel(
             wanted,
-            device_ids=[0] if self._device.type == "cuda" else None,
             init_sync=is_first,
             find_unused_parameters=self._trial.find_unused_parameters,
             gradient_as_bucket_view=self._are_views,

@@ -1,0 +1,41 @@
+"""A trial of a gang in which one worker is waited for longer than its collectives may take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from rubberband.executor.training import gang
+from tests.integration.segment_trials import Regression
+
+WAIT_S = 1.4
+gang.COLLECTIVE_TIMEOUT = gang.EXCHANGE_TIMEOUT = timedelta(seconds=1)
+
+
+class Waiting(Regression):
+    """Takes its time on the rank `slow`, at the place `at`."""
+
+    num_workers = 0
+
+    def _wait(self, config: Mapping[str, Any], place: str) -> None:
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        if (config.get("at"), config.get("slow")) == (place, rank):
+            time.sleep(WAIT_S)
+
+    def train_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        self._wait(config, "data")
+        return super().train_dataset(config)
+
+    def eval_dataset(self, config: Mapping[str, Any]) -> TensorDataset:
+        return super().train_dataset(config)
+
+    def state_dict(self) -> Any:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._wait(self.config, "restore")
