@@ -103,7 +103,7 @@ class Gang(Peers):
             raise GangBroken(self.broken)
 
     def fail(self, line: str) -> None:
-        """Tell the others, at once, that this worker failed, and why."""
+        """Report to the others, at once, that this worker failed, and why."""
         if self._line is not None:
             self._line.fail(line)
 

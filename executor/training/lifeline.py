@@ -39,7 +39,7 @@ class Lifeline:
         self._thread.start()
 
     def fail(self, line: str) -> None:
-        """Tell the others that this worker failed; `line` says why."""
+        """Report to the others that this worker failed; `line` says why."""
         with self._mutex:
             if self._is_over or self.broken:
                 return

@@ -1,4 +1,4 @@
-"""Where a gang meets. Rank 0's process listens there from the moment that it names the port, so that it stays free."""
+"""The port of a gang. Rank 0's process listens there from the moment that it names it, so that it stays free."""
 
 from __future__ import annotations
 

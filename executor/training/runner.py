@@ -72,7 +72,7 @@ class Peers(ABC):
 
     @abstractmethod
     def fail(self, line: str) -> None:
-        """Tell them that this worker failed, and why."""
+        """Report to them that this worker failed, and why."""
 
 
 def describe(error: BaseException, *, in_gang: bool, broken: str = "") -> SegmentFailure:
