@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -198,20 +198,30 @@ def test_a_curve_does_not_depend_on_where_the_rows_are(
     assert any(each is not None for each in used) is not numpy
 
 
-def test_a_full_gpu_gives_the_set_up_before_it_divides_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Lacks(Line):
-        def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-            if made._copies and len(batch[0]) > 1:
-                raise torch.OutOfMemoryError("pretended")
-            return super().loss(model, batch)
+class Lacks(Line):
+    """Has no memory for two samples beside the set."""
 
+    made: ClassVar[Residence]
+    sizes: ClassVar[list[int]] = []
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        if self.made._copies and len(batch[0]) > 1:
+            raise torch.OutOfMemoryError("pretended")
+        if model.training:
+            self.sizes.append(len(batch[0]))
+        return super().loss(model, batch)
+
+
+def test_a_full_gpu_gives_the_set_up_before_it_divides_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, segment, store = residence(steps=0), replace(SEGMENT, config=PLAIN), open_store(str(tmp_path))
     plain = reports(list(run_segment(Entrypoint.from_object(Line), segment, store)))
+    Lacks.made = made
     for module in (loop, evaluation):
         monkeypatch.setattr(module, "Feed", lambda *args, **words: Feed(*args, **{**words, "residence": made}))
     found = reports(list(run_segment(Entrypoint.from_object(Lacks), segment, store)))
     assert made._is_over
-    assert [report.metrics for report in found] == [report.metrics for report in plain], "the same passes"
+    assert min(Lacks.sizes) > 1, "no smaller passes"
+    assert [report.metrics for report in found] == [report.metrics for report in plain]
 
 
 @pytest.mark.gpu
