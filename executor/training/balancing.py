@@ -44,7 +44,7 @@ FREE_LOOKS = 10
 TYPICAL_OF = 5
 """Looks whose times are taken together: for what a look takes, their mean."""
 CHANGES_SHARE = 0.02
-"""Share of the time for changes of the shares, by what the latest of them cost."""
+"""Share of the time for changes of the shares, by what the latest two cost."""
 
 
 class Step(Protocol):
@@ -123,11 +123,13 @@ class Balancing:
         """Shares of batches of that size."""
         self._interval, self._since = FIRST_INTERVAL, 0
         self._untimed = 1
-        """Steps whose time says nothing: the first one, and those after a change that costs time."""
+        """Steps whose time says nothing: the first one, and those with other sizes than before, if these cost time."""
         self._looks_s: deque[float] = deque(maxlen=TYPICAL_OF)
         self._num_looks = self._quiet = 0
         self._changes, self._since_change, self._rest_steps = 0, 0, 0
-        self._change_s = math.nan
+        self._changes_s: deque[float] = deque(maxlen=2)
+        """Seconds of the first steps after the latest changes. The cheaper counts: the first change with `compile` is
+        dear, as torch then compiles for any size."""
         self._stretch = _Stretch()
         self._pace, self._level = 1.0, _Level()
 
@@ -162,11 +164,12 @@ class Balancing:
         self._num_looks += 1
         times = self._timer.take()
         if not math.isnan(times.changed_s):
-            self._change_s = times.changed_s
+            self._changes_s.append(times.changed_s)
+        change_s = min(self._changes_s) if len(self._changes_s) > 1 else math.nan
         available = self._availability
         cpus, memory = (math.nan, math.nan) if available is None else (available.cpus(), available.memory())
         look_s = fmean(self._looks_s) if self._looks_s else 0.0
-        rows = self._gang.table([times.steps, times.own_s, cpus, memory, look_s, self._change_s])
+        rows = self._gang.table([times.steps, times.own_s, cpus, memory, look_s, change_s])
         decided: list[float] = [0.0] * (len(self._now) + 1)
         if self._gang.rank == 0:
             self._observe(rows, times)
@@ -229,6 +232,8 @@ class Balancing:
     def _adopt(self, batching: Batching, batch_size: int, shares: tuple[int, ...]) -> None:
         self._quiet += 1
         if tuple(self.shares(batch_size, len(shares))) == shares:
+            if batch_size != self._size and self._is_costly:
+                self._untimed = 1
             self._move_to(batch_size, shares)
             return
         batching.before_shares_change()

@@ -455,4 +455,20 @@ MUTANTS: tuple[Mutant, ...] = (
         new="            pass\n",
         tests=("tests/unit/test_balancing.py",),
     ),
+    Mutant(
+        name="first-compile-counts-for-each-change",
+        harm="a compiled gang keeps a slow worker's share for an hour after its first change",
+        file="executor/training/balancing.py",
+        old="min(self._changes_s) if len(self._changes_s) > 1 else math.nan",
+        new="max(self._changes_s, default=math.nan)",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="first-step-of-another-size-timed",
+        harm="a gang on GPUs divides a batch of another size by how long kernels were compiled for it",
+        file="executor/training/balancing.py",
+        old="if batch_size != self._size and self._is_costly:",
+        new="if False:",
+        tests=_STEPS,
+    ),
 )

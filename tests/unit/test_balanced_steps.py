@@ -346,6 +346,36 @@ def test_changes_are_rare_where_kernels_are_compiled_for_each_of_them(fake_cuda)
     assert changes - 10 == pytest.approx(fake_cuda.now * 0.02, rel=0.3)
 
 
+def test_a_change_that_is_dear_once_does_not_keep_later_ones_away(fake_cuda):
+    """The first one with `compile`: torch then compiles for any size."""
+    run = GpuRun(fake_cuda)
+    run.steps(40, 0.05)
+    for wanted, compiling_s in (((5, 3, 4), 0.0), ((6, 2, 4), 60.0), ((4, 4, 4), 0.0)):
+        run.balancer.wanted = wanted
+        while tuple(run.balancing.shares(12, 3)) != wanted:
+            run.steps(1, 0.05)
+        run.compiling_s = compiling_s
+        run.steps(1, 0.05)
+        run.compiling_s = 0.0
+        run.steps(200, 0.05)
+    assert fake_cuda.now < 110.0
+
+
+def test_the_first_step_of_another_batch_size_is_not_timed_where_kernels_are_compiled(fake_cuda):
+    run = GpuRun(fake_cuda)
+    run.steps(40, 0.05)
+    run.balancer.wanted = (8, 8, 8)
+    run.steps(1, 0.05, batch_size=24)
+    seen = len(run.balancer.looks)
+    run.compiling_s = 60.0
+    run.steps(1, 0.1, batch_size=24)
+    run.compiling_s = 0.0
+    run.steps(100, 0.1, batch_size=24)
+    assert len(run.balancer.looks) > seen
+    for look in run.balancer.looks[seen:]:
+        assert look.compute_s == pytest.approx((0.09,) * 3, rel=0.05)
+
+
 def test_a_gpu_that_is_behind_is_not_waited_for_by_its_timer(fake_cuda):
     timer = CudaTimer()
     for step_s in (0.1, 0.2, 0.4):
