@@ -79,6 +79,8 @@ from rubberband.planner.balancing import even_shares
 class TorchRunner(Runner):
     """Trains a `TorchTrial`; `shares`, if given, says how a global batch is split over the workers."""
 
+    maps = True
+
     def __init__(self, trial: TorchTrial, segment: Segment, gang: Gang, *, shares: SharePolicy | None = None) -> None:
         self._trial = trial
         self._segment = segment
@@ -275,18 +277,19 @@ class TorchRunner(Runner):
             **({} if self._balancing is None else {"pace": self._balancing.pace}),
         )
 
-    def begin(self, payload: bytes | None) -> int:
+    def begin(self, payload: bytes | Path | None) -> int:
         held = super().begin(payload)
         self._gang.meet()
         return held
 
-    def restore(self, payload: bytes) -> int:
+    def restore(self, payload: bytes | Path) -> int:
         """Load model, optimizer, LR schedule and sampler. Raises CheckpointError where they do not fit."""
         # Not weights_only: LR schedules and extra states may hold objects of the user's own classes, and the store has
         # compared the bytes with the digest in the journal.
         # In host memory: what belongs on the GPU is copied there, and all that was not there must stay.
         try:
-            loaded = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False)
+            source = payload if isinstance(payload, Path) else io.BytesIO(payload)
+            loaded = torch.load(source, map_location="cpu", weights_only=False, mmap=source is payload)
         except Exception as error:
             raise CheckpointError(f"the checkpoint cannot be read: {type(error).__name__}: {error}") from error
         content = expect(loaded, "torch", self._segment.from_iterations)

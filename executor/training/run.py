@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Literal, Protocol
@@ -22,6 +23,7 @@ from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
 from rubberband.executor.training import rendezvous
 from rubberband.executor.training.defaults import Defaults
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.fetching import on_machine
 from rubberband.executor.training.ray_session import flat, tune_session
 from rubberband.executor.training.runner import (
     Peers,
@@ -275,7 +277,8 @@ def _train(
 ) -> Iterator[SegmentStarted | SegmentRepeated | SegmentReport]:
     runner = make_runner(entrypoint, segment, resources)
     resources.append(runner)
-    saved = runner.begin(None if segment.checkpoint is None else store.load(segment.checkpoint))
+    with _checkpoint(segment, store, runner) as held:
+        saved = runner.begin(held)
     is_first = segment.rank == 0
     started = iter([SegmentStarted()] if is_first else [])
     if not runner.compiles:
@@ -320,6 +323,19 @@ def _train(
             runner.meet()
     if not is_first:
         runner.part()
+
+
+@contextlib.contextmanager
+def _checkpoint(segment: Segment, store: CheckpointStore, runner: Runner) -> Iterator[bytes | Path | None]:
+    """Yield what the runner begins from: a file where other workers of the gang on this machine need it as well."""
+    if segment.checkpoint is None:
+        yield None
+        return
+    if runner.maps and segment.num_workers > segment.num_instances:
+        with on_machine(store, segment.checkpoint) as found:
+            yield found
+    else:
+        yield store.load(segment.checkpoint)
 
 
 def _iterate(

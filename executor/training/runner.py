@@ -11,6 +11,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from numbers import Number
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -266,17 +267,19 @@ class Runner(ABC):
     """Iterations from one checkpoint to the next."""
     pauses: ClassVar[bool] = True
     """Whether `steps` pauses while it trains, so that reports need not leave before the next iteration."""
+    maps: ClassVar[bool] = False
+    """Whether `restore` takes a file with the checkpoint too, and keeps no more than it needs of it in memory."""
     ended: bool = False
     """Whether the trial has ended by itself with its latest iteration; the same on every rank of a gang."""
     compiles: bool = False
     """Whether the first step compiles the model, so that it belongs to the start: it may take minutes."""
 
-    def begin(self, payload: bytes | None) -> int:
+    def begin(self, payload: bytes | Path | None) -> int:
         """Begin from a `dump`, or afresh, before the first iteration; return the iterations that are done by then."""
         return 0 if payload is None else self.restore(payload)
 
     @abstractmethod
-    def restore(self, payload: bytes) -> int:
+    def restore(self, payload: Any) -> int:
         """Continue from a `dump`, on any number of workers; return the iterations that it holds.
 
         Called by `begin`, or not at all.
@@ -335,13 +338,13 @@ class TrialRunner(Runner):
         self._trial = trial_class()
         self.checkpoint_every = positive("checkpoint_every", self._trial.checkpoint_every)
 
-    def begin(self, payload: bytes | None) -> int:
+    def begin(self, payload: bytes | Path | None) -> int:
         if payload is not None:
             return self.restore(payload)
         self._set_up(0)
         return 0
 
-    def restore(self, payload: bytes) -> int:
+    def restore(self, payload: Any) -> int:
         content = unpack(payload, "trial", self._segment.from_iterations, place_of(self._segment.device))
         held: int = content["iterations"]
         self._set_up(held)

@@ -15,6 +15,7 @@ import itertools
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ class AsyncRunner(TorchRunner):
         assert isinstance(found, FixedBatching), "the edge refuses adaptive batches"
         return _Updates(found.sampler, found.batch_size, found.per_gpu, found.samples_per_iteration, found.gang)
 
-    def begin(self, payload: bytes | None) -> int:
+    def begin(self, payload: bytes | Path | None) -> int:
         """Begin as `Runner` says; rank 0 sends the state to the servers, unless they have it and train already."""
         held = super().begin(payload)
         optimizer = self._optimizers.members[0]

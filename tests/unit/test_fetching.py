@@ -1,0 +1,101 @@
+"""A gang's checkpoint is loaded once per machine, and its file goes with the last worker that needs it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from rubberband.errors import CheckpointLostError
+from rubberband.executor.checkpoints import LocalCheckpointStore
+from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training import fetching
+from rubberband.executor.training.fetching import on_machine
+
+
+@dataclass(frozen=True, slots=True)
+class Counting(LocalCheckpointStore):
+    """Calls `loading` for each load."""
+
+    loading: Callable[[], None] = lambda: None
+
+    def load(self, ref: CheckpointRef) -> bytes:
+        self.loading()
+        return LocalCheckpointStore.load(self, ref)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch) -> Path:
+    (folder := tmp_path / "machine").mkdir()
+    monkeypatch.setattr(fetching, "machine_folder", lambda: folder)
+    return folder / "checkpoints"
+
+
+@pytest.fixture
+def store(tmp_path) -> Counting:
+    (folder := tmp_path / "store").mkdir()
+    return Counting(folder)
+
+
+def test_workers_that_come_at_once_load_it_once_and_leave_nothing(store, machine):
+    ref, loads, found = store.save(1, 1, b"weights"), [], []
+    counting = replace(store, loading=lambda: loads.append(1))
+    together = threading.Barrier(8)
+
+    def worker() -> None:
+        together.wait()
+        with on_machine(counting, ref) as path:
+            assert isinstance(path, Path)
+            found.append(path.read_bytes())
+            together.wait()
+
+    threads = [threading.Thread(target=worker) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [b"weights"] * 8
+    assert len(loads) == 1
+    assert list(machine.iterdir()) == []
+
+
+def test_what_killed_workers_left_is_removed_or_made_whole(store, machine):
+    machine.mkdir()
+    ref = store.save(1, 1, b"weights")
+    (machine / "of-another").write_bytes(b"left")
+    (machine / ref.digest).write_bytes(b"wei")
+    with on_machine(store, ref) as path:
+        assert isinstance(path, Path)
+        assert path.read_bytes() == b"weights"
+        assert [each.name for each in machine.iterdir()] == [ref.digest]
+
+
+def test_a_file_in_use_outlives_others(store, machine):
+    one, other = store.save(1, 1, b"one"), store.save(2, 1, b"other")
+    with ExitStack() as stack:
+        path = stack.enter_context(on_machine(store, one))
+        with on_machine(store, other), on_machine(store, one):
+            pass
+        assert isinstance(path, Path)
+        assert path.read_bytes() == b"one"
+
+
+def test_a_changed_checkpoint_is_lost_and_leaves_no_file(store, machine):
+    ref = store.save(1, 1, b"weights")
+    next(store.directory.glob("*.ckpt")).write_bytes(b"changed")
+    with pytest.raises(CheckpointLostError), on_machine(store, ref):
+        pass
+    assert list(machine.iterdir()) == []
+
+
+def test_a_machine_without_room_loads_the_bytes(store, monkeypatch):
+    def full() -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetching, "machine_folder", full)
+    with on_machine(store, store.save(1, 1, b"weights")) as found:
+        assert found == b"weights"
