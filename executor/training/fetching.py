@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from rubberband.cloud.node import machine_folder
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.core.events import CheckpointRef
+
+_PAUSE_S = 0.01
 
 
 @contextlib.contextmanager
@@ -40,23 +43,35 @@ def on_machine(store: CheckpointStore, ref: CheckpointRef) -> Iterator[Path | by
 
 def _held(path: Path, store: CheckpointStore, ref: CheckpointRef) -> int:
     """Return a descriptor that keeps the whole file there, by a shared lock on it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if os.fstat(descriptor).st_size != ref.size_bytes:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)  # it lets go of the shared one, so another may write it first
-                if os.fstat(descriptor).st_size != ref.size_bytes:
-                    os.ftruncate(descriptor, 0)
-                    with open(os.dup(descriptor), "wb") as file:
-                        file.write(store.load(ref))
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if os.fstat(descriptor).st_nlink:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        while True:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for a worker that loads it
+            status = os.fstat(descriptor)
+            if not status.st_nlink:  # its last user has removed it in between
+                _close(descriptor)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            elif status.st_size == ref.size_bytes:
                 return descriptor
-        except BaseException:
-            _drop(path, descriptor)
-            raise
-        os.close(descriptor)  # its last user has removed it in between
+            else:
+                _load(descriptor, store, ref)
+    except BaseException:
+        _drop(path, descriptor)
+        raise
+
+
+def _load(descriptor: int, store: CheckpointStore, ref: CheckpointRef) -> None:
+    """Write the file, unless another worker has or does."""
+    try:
+        # To wait here could last until another worker, which has it by then, is through; and that one waits for us.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(_PAUSE_S)
+        return
+    if os.fstat(descriptor).st_size != ref.size_bytes:
+        os.ftruncate(descriptor, 0)
+        with open(os.dup(descriptor), "wb") as file:
+            file.write(store.load(ref))
 
 
 def _drop(path: Path, descriptor: int) -> None:
@@ -65,6 +80,11 @@ def _drop(path: Path, descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_nlink:
             path.unlink()
+    _close(descriptor)
+
+
+def _close(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a loader worker that was forked meanwhile has the descriptor too
     os.close(descriptor)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -99,3 +100,20 @@ def test_a_machine_without_room_loads_the_bytes(store, monkeypatch):
     monkeypatch.setattr(fetching, "machine_folder", full)
     with on_machine(store, store.save(1, 1, b"weights")) as found:
         assert found == b"weights"
+
+
+def test_a_process_forked_meanwhile_keeps_no_lock(store, machine):
+    ref = store.save(1, 1, b"weights")
+    going, done = os.pipe()
+    with on_machine(store, ref):
+        child = os.fork()
+        if child == 0:
+            os.close(done)
+            os.read(going, 1)  # until the test is through
+            os._exit(0)
+    with on_machine(store, ref) as path:
+        assert isinstance(path, Path)
+    os.close(done)
+    os.close(going)
+    os.waitpid(child, 0)
+    assert list(machine.iterdir()) == []
