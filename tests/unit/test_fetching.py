@@ -64,7 +64,7 @@ def test_workers_that_come_at_once_load_it_once_and_leave_nothing(store, machine
     assert list(machine.iterdir()) == []
 
 
-def test_what_killed_workers_left_is_removed_or_made_whole(store, machine):
+def test_files_of_killed_workers_are_removed_or_made_whole(store, machine):
     machine.mkdir()
     ref = store.save(1, 1, b"weights")
     (machine / "of-another").write_bytes(b"left")
