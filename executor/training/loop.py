@@ -174,7 +174,7 @@ class TorchRunner(Runner):
         check_words(trial)
         self._materialise()
         self.compiles = trial.compile
-        prepare(self._module, trial)
+        prepare(self._module, trial, has_fixed_sizes=segment.batch is None and not balances)
         reseed("setup", segment.seed)
         self._optimizers = build_optimizer(trial, segment.config, self._module)
         self._schedules = build_scheduler(trial, segment.config, self._optimizers, self._total_steps())

@@ -78,6 +78,11 @@ class TorchTrial(ABC):
     """Whether `torch.compile` compiles the model; the machine keeps the result for later trials of the same model."""
     channels_last: bool = False
     """Whether weights of convolutions are laid out with their channels last, which is faster on GPUs in 16 bits."""
+    cudnn_benchmark: bool | None = None
+    """Whether cuDNN tries its kernels for each new size of a convolution, and keeps the fastest.
+
+    None: where batches and shares are fixed, unless PyTorch is set to be deterministic.
+    """
     scheduler_metric: str | None = None
     """The metric that ReduceLROnPlateau steps with; None: the experiment's."""
     find_unused_parameters: ClassVar[bool] = False

@@ -29,6 +29,7 @@ def check_words(trial: TorchTrial) -> None:
     _check_among("precision", trial.precision, get_args(PrecisionName))
     _check_among("scheduler_step", trial.scheduler_step, get_args(SchedulerStep))
     _check_among("gradient_compression", trial.gradient_compression, (None, "bf16"))
+    _check_among("cudnn_benchmark", trial.cudnn_benchmark, (None, False, True))
     for name in _FLAGS:
         _check_among(name, getattr(trial, name), (False, True))
     norm: Any = trial.gradient_clip_norm

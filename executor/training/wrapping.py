@@ -23,9 +23,10 @@ from rubberband.executor.training.torch_trial import TorchTrial
 T = TypeVar("T")
 
 
-def prepare(module: nn.Module, trial: TorchTrial) -> None:
+def prepare(module: nn.Module, trial: TorchTrial, *, has_fixed_sizes: bool) -> None:
     """Bring the model, on its device, into the trial's memory format, and compile it at its first use.
 
+    cuDNN looks for the fastest kernels as `cudnn_benchmark` says; the segment's end puts that back.
     It is the same object with the same names in `state_dict`. Compiled kernels are kept in torch's own folder of the
     machine (TORCHINDUCTOR_CACHE_DIR), for the next trials of the same model. Raises TrialFailure without a compiler.
     """
@@ -34,6 +35,15 @@ def prepare(module: nn.Module, trial: TorchTrial) -> None:
             if parameter.dim() in (4, 5):
                 layout = torch.channels_last if parameter.dim() == 4 else torch.channels_last_3d
                 parameter.data = parameter.data.contiguous(memory_format=layout)
+    searches, cudnn = trial.cudnn_benchmark, torch.backends.cudnn
+    if (
+        searches is None
+        and has_fixed_sizes
+        and not (cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
+    ):
+        searches = True
+    if searches is not None:
+        cudnn.benchmark = searches
     if trial.compile:
         _check_compiler()
         # What earlier trials of this process compiled counts towards a limit, beyond which nothing is compiled.

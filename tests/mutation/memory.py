@@ -109,4 +109,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new="if not parts:",
         tests=("tests/unit/test_gpu_rows.py",),
     ),
+    Mutant(
+        name="kernels-searched-for-each-size",
+        harm="with adaptive batches cuDNN tries all its kernels at each new size, for seconds each time",
+        file="executor/training/loop.py",
+        old="has_fixed_sizes=segment.batch is None and not balances",
+        new="has_fixed_sizes=True",
+        tests=("tests/unit/test_step_words.py::test_cudnn_looks_for_kernels_where_sizes_are_fixed",),
+    ),
 )

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.training.defaults import Defaults
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.loop import TorchRunner
@@ -235,6 +236,32 @@ def test_channels_last_changes_the_layout_and_nothing_else(store):
     torch.testing.assert_close(*weights)
 
 
+@pytest.mark.parametrize(
+    ("word", "batch", "is_deterministic", "searches"),
+    [
+        (None, None, False, True),
+        (None, AdaptiveBatch(max=20), False, False),
+        (None, None, True, False),
+        (False, None, False, False),
+        (True, AdaptiveBatch(max=20), False, True),
+    ],
+)
+def test_cudnn_looks_for_kernels_where_sizes_are_fixed(word, batch, is_deterministic, searches):
+    class Looks(Exact):
+        cudnn_benchmark = word
+
+        def build_model(self, config):
+            torch.backends.cudnn.deterministic = is_deterministic
+            return super().build_model(config)
+
+    defaults = Defaults()
+    runner = TorchRunner(Looks(), replace(SEGMENT, batch=batch), Gang(0, 1, None))
+    assert torch.backends.cudnn.benchmark is searches
+    runner.close()
+    defaults.close()
+    assert not torch.backends.cudnn.benchmark, "the next trial begins as this one did"
+
+
 class Compiled(Exact):
     """The same, compiled."""
 
@@ -422,6 +449,7 @@ def builds(optimizer: Callable[[Any], Any]) -> type:
         ({"gradient_compression": "fp16"}, "gradient_compression='fp16' is not known; use None or 'bf16'"),
         ({"compile": "max-autotune"}, "compile='max-autotune' is not known; use False or True"),
         ({"channels_last": 1}, "channels_last=1 is not known; use False or True"),
+        ({"cudnn_benchmark": "auto"}, "cudnn_benchmark='auto' is not known; use None, False or True"),
         ({"static_graph": None}, "static_graph=None is not known; use False or True"),
         *(
             (
