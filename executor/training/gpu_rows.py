@@ -64,6 +64,9 @@ class Residence:
             return None
         if not all(copy.filled.done() for copy in copies):
             return None
+        if any(copy.filled.exception() for copy in copies):
+            self.leave()
+            return None
         rows = _pinned(torch.from_numpy(where), self.device).to(self.device, non_blocking=True)
         return [copy.there[rows] for copy in copies]
 
@@ -200,7 +203,7 @@ def _fill(there: Tensor, tensor: Tensor, begun: torch.cuda.Event | None) -> None
         return
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         torch.cuda.current_stream().wait_event(begun)
-        there.copy_(tensor)
+        there.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream().synchronize()
 
 

@@ -8,9 +8,9 @@ The learning curve does not depend on the gang, except for the order of floating
   share takes no pass, or one of weight 0. A worker that runs out of memory takes smaller ones (`memory.py`). Shares
   follow the workers' speed (`balancing.py`).
 * Before iteration k the random states are set from (seed, k, rank), so a checkpoint holds none and resuming from it is
-  exact. Random draws of the model (dropout) differ with the number of workers, and are equal only in distribution; so
-  are the statistics of BatchNorm, which see a worker's micro-batch. Random draws of the dataset (augmentation) follow
-  from (seed, epoch, position) and are the same.
+  exact; on GPUs it is up to rounding, as their kernels add in no fixed order. Random draws of the model (dropout)
+  differ with the number of workers, and are equal only in distribution; so are the statistics of BatchNorm, which see a
+  worker's micro-batch. Random draws of the dataset (augmentation) follow from (seed, epoch, position) and are the same.
 * Evaluation is described in `evaluation.py`.
 """
 

@@ -55,7 +55,7 @@ class TorchTrial(ABC):
     A gang runs one object per worker, made without arguments. Before every `build_…` and `…_dataset` method the
     random states of Python, NumPy and torch are set, so that all ranks agree: for datasets from the experiment's seed,
     the same in all trials, and else from the trial's; before every iteration, from the trial's seed, iteration and
-    rank, so that resuming from a checkpoint is exact.
+    rank, so that resuming from a checkpoint is exact; on GPUs up to rounding.
     """
 
     batch_size: int = 128

@@ -1,6 +1,6 @@
 """`LightningTrial`: a LightningModule, with its LightningDataModule, in the training loop of a `TorchTrial`.
 
-No Lightning Trainer runs. The loop is RubberBand's, so that gangs, resizing, exact resumes and adaptive batches work;
+No Lightning Trainer runs. The loop is RubberBand's, so that gangs, resizing, resumes and adaptive batches work;
 it calls the module's steps and hooks at the places where a Trainer would. The rest is refused in one line.
 Works with `lightning` and with `pytorch_lightning`; neither is imported here.
 """

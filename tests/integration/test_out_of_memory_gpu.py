@@ -72,7 +72,7 @@ def test_a_fixed_batch_is_accumulated(tmp_path, little_memory):
     torch.cuda.set_per_process_memory_fraction(1.0)
     whole = run(tmp_path / "whole", None)
     for one, other in zip(limited, whole, strict=True):
-        assert one.metrics == pytest.approx(dict(other.metrics), rel=1e-4)
+        assert one.metrics == pytest.approx(dict(other.metrics), rel=1e-3)
 
 
 def test_adaptive_batches_stay_within_the_memory(tmp_path, little_memory):

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset, random_split
 
 import rubberband
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.training import evaluation, loop
+from rubberband.executor.training import evaluation, gpu_rows, loop
 from rubberband.executor.training.data import Feed
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gpu_rows import GpuRows, Residence
@@ -33,7 +33,10 @@ class AtOnce(Executor):
 
     def submit(self, call: Any, /, *args: Any, **words: Any) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(call(*args, **words))
+        try:
+            done.set_result(call(*args, **words))
+        except RuntimeError as error:
+            done.set_exception(error)
         return done
 
 
@@ -102,6 +105,17 @@ def test_memory_that_others_may_write_to_is_not_held(kind: str) -> None:
     array[5] = 1.0
     rows.follow()
     assert torch.equal(rows.load(PART, lambda indices: indices)[0], tensor[PART])
+
+
+def test_a_copy_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("pretended")
+
+    monkeypatch.setattr(gpu_rows, "_fill", fails)
+    data = TensorDataset(torch.randn(10, 2))
+    rows = GpuRows(data, residence())
+    assert not held(rows, PART)
+    assert torch.equal(rows.load(PART, lambda indices: indices)[0], data.tensors[0][PART])
 
 
 def ahead(parts: list[Any]) -> Iterator[Part]:
