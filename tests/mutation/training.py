@@ -471,4 +471,20 @@ MUTANTS: tuple[Mutant, ...] = (
         new="if False:",
         tests=_STEPS,
     ),
+    Mutant(
+        name="own-time-ends-with-the-first-pass",
+        harm="a worker that accumulates seems faster than it is, and gets more samples than it should",
+        file="executor/training/step.py",
+        old="            if is_last:\n                self._timer.watch(counted)",
+        new="            if True:\n                self._timer.watch(counted)",
+        tests=("tests/unit/test_clocks.py",),
+    ),
+    Mutant(
+        name="wait-for-others-taken-for-own-time",
+        harm="all workers of a gang on GPUs seem as slow as the slowest",
+        file="executor/training/clocks.py",
+        old="step_s - computed.elapsed_time(averaged) / 1e3",
+        new="step_s",
+        tests=("tests/unit/test_clocks.py",),
+    ),
 )

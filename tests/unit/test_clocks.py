@@ -1,0 +1,129 @@
+"""Marks that steps set for the timer of a GPU, whose kernels the stand-in takes longer for than the host."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import rubberband
+from rubberband.executor.training import loop
+from rubberband.executor.training.clocks import CudaTimer
+from rubberband.executor.training.gang import Gang
+from rubberband.planner.balancing import even_shares
+from tests.builders.fake_cuda import FakeCuda
+from tests.builders.segments import SEGMENT
+
+FORWARD_S, BACKWARD_S, WAIT_S, UPDATE_S = 0.03, 0.06, 0.5, 0.01
+HOST_S = 0.001
+"""To hand over any of them."""
+
+
+class Pass(torch.autograd.Function):
+    """A pass that takes the GPU a while."""
+
+    cuda: ClassVar[FakeCuda]
+
+    @staticmethod
+    def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
+        Pass.cuda.launch(FORWARD_S, host_s=HOST_S)
+        return values.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        Pass.cuda.launch(BACKWARD_S, host_s=HOST_S)
+        return gradient
+
+
+class Usual(rubberband.TorchTrial):
+    batch_size = 8
+    most = 8
+    """Samples of a pass that there is memory for."""
+
+    def build_model(self, config: Any) -> torch.nn.Module:
+        return torch.nn.Linear(2, 1)
+
+    def build_optimizer(self, config: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer.register_step_pre_hook(lambda *_: Pass.cuda.launch(UPDATE_S, host_s=HOST_S))
+        return optimizer
+
+    def train_dataset(self, config: Any) -> TensorDataset:
+        return TensorDataset(torch.ones(32, 2))
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        (rows,) = batch
+        loss: torch.Tensor = Pass.apply(model(rows)).square().mean()
+        if len(rows) > self.most:
+            raise torch.OutOfMemoryError("pretended")
+        return loss
+
+
+class Accumulating(Usual):
+    max_batch_size_per_gpu = 4
+
+
+class Divided(Usual):
+    most = 4
+
+
+class Only:
+    """A balancing that only times."""
+
+    shares = staticmethod(even_shares)
+
+    def __init__(self, segment: Any, gang: Any, timer: CudaTimer, *_: Any, **__: Any) -> None:
+        self._timer = timer
+
+    def begin_step(self) -> None:
+        self._timer.begin()
+
+    def end_step(self, batch: Any) -> None:
+        self._timer.end(counts=True)
+
+    def look_if_due(self, batching: Any) -> None:
+        pass
+
+    def report(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("trial", "passes"), [(Usual, 1), (Accumulating, 2)])
+def test_a_step_of_a_gang_is_timed_with_and_without_its_wait(monkeypatch, fake_cuda, trial, passes):
+    runner = timed(monkeypatch, fake_cuda, trial)
+    assert runner._timer.take().steps < 4, "no step waits for the GPU"
+    torch.cuda.synchronize()
+    times = runner._timer.take()
+    step_s = passes * (FORWARD_S + BACKWARD_S) + UPDATE_S
+    assert times.steps == 4
+    assert times.own_s == pytest.approx(4 * step_s, abs=5 * HOST_S)
+    assert times.step_s == pytest.approx(4 * (step_s + WAIT_S), abs=5 * HOST_S)
+
+
+def test_a_step_that_runs_out_of_memory_is_timed_too(monkeypatch, fake_cuda):
+    runner = timed(monkeypatch, fake_cuda, Divided)
+    torch.cuda.synchronize()
+    times = runner._timer.take()
+    assert times.steps == 4
+    assert times.own_s == pytest.approx(4 * (2 * (FORWARD_S + BACKWARD_S) + UPDATE_S) + FORWARD_S, abs=0.02)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, fake_cuda: FakeCuda, trial: type[rubberband.TorchTrial]) -> loop.TorchRunner:
+    """Train an iteration of four steps on one worker that seems to be of a gang, on the stand-in."""
+    Pass.cuda = fake_cuda
+
+    class Waiting(CudaTimer):
+        """Its worker waits for others between its gradients and the gang's."""
+
+        def computed(self) -> None:
+            super().computed()
+            fake_cuda.launch(WAIT_S)
+
+    monkeypatch.setattr(loop, "can_balance", lambda *_, **__: True)
+    monkeypatch.setattr(loop, "make_timer", lambda *_: Waiting())
+    monkeypatch.setattr(loop, "Balancing", Only)
+    runner = loop.TorchRunner(trial(), SEGMENT, Gang(0, 1, None))
+    list(runner._train(1))
+    return runner
