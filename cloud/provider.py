@@ -76,8 +76,10 @@ class Provider(Protocol):
         """Return all instances of this experiment, living or ended, in the order of launch."""
         ...
 
-    def release(self, instance: str) -> InstanceDescription:
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """End the instance and return its final status; idempotent. Billing has ended once this returns.
+
+        `fault`: why it is of no use to the caller, if it is to blame; a pool then lends its machine no more.
 
         Raises ProviderError if the instance was never launched.
         """

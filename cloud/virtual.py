@@ -237,7 +237,7 @@ class VirtualProvider:
         """Return when the instance begins, or began, to run; infinite: never."""
         return self._settled(instance).runs_at
 
-    def release(self, instance: str) -> InstanceDescription:
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """End the instance now."""
         return self.lose(instance, "")
 

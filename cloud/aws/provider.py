@@ -195,7 +195,7 @@ class AwsProvider:
                 if head is None or intent.head_address != head.address:
                     self._fleet.end_soon(intent.instance, "the Ray head ended")
 
-    def release(self, instance: str) -> InstanceDescription:
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """Terminate the instance and return its final status; idempotent. EC2 has accepted that, and billing has ended.
 
         Raises ProviderError if the instance was never launched, or if EC2 does not accept yet.

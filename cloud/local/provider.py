@@ -130,7 +130,7 @@ class LocalProvider:
         records.sort(key=lambda record: (record.requested_at, record.name))
         return [_status(record) for record in records]
 
-    def release(self, instance: str) -> InstanceDescription:
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """End the instance and return its final status; idempotent.
 
         Raises ProviderError if no such instance was ever launched.

@@ -42,6 +42,8 @@ from rubberband.units import counted, month_end
 from rubberband.values.offer import SECONDS_PER_HOUR
 from rubberband.values.plan import Market
 
+MOST_BLAMED, BLAME_S = 3, 3600.0
+"""Machines that are retired in this time because one tenant found them faulty; its own code may be what fails."""
 NOTICE_S = 60.0
 """Tenants are warned this long before the month's budget ends."""
 LOOK_S = 2.0
@@ -89,6 +91,7 @@ class Broker:
             case SliceRequested():
                 self._requested(event)
             case SliceReturned():
+                self._blame(event)
                 self._end(event.tenant, event.instance, event.at, "")
             case SliceRefused():
                 self._end(event.tenant, event.instance, event.at, event.reason)
@@ -135,6 +138,18 @@ class Broker:
             until = event.at if event.until is None else min(event.at, event.until)
             ended_at = max(until, expired.running_at or expired.requested_at)
             self._end(event.tenant, event.instance, ended_at, LEASE_EXPIRED)
+
+    def _blame(self, event: SliceReturned) -> None:
+        """Retire a machine that a tenant found faulty. One that blames many in an hour is at fault itself."""
+        returned = self.state.held.get((event.tenant, event.instance))
+        if not event.fault or returned is None or returned.machine is None:
+            return
+        blamed = [
+            one for one in self.state.tenants[event.tenant] if one.fault and _ended_after(one, event.at - BLAME_S)
+        ]
+        if len(blamed) < MOST_BLAMED:
+            returned.fault = event.fault
+            returned.machine.retired = returned.machine.retired or event.fault
 
     def _end(self, tenant: str, instance: str, at: float, reason: str, *, preempted: bool = False) -> None:
         ended = self.state.held.pop((tenant, instance), None)
@@ -475,3 +490,7 @@ class Broker:
             assert ran.running_at is not None, f"{name}: lent before it ran"
             ran_s = (at if ran.ended_at is None else min(at, ran.ended_at)) - ran.running_at
             assert lent_s <= ran.gpus * ran_s + 1e-3, f"{name}: more GPU time is billed than it had"
+
+
+def _ended_after(slice_: Slice, at: float) -> bool:
+    return slice_.ended_at is not None and slice_.ended_at > at

@@ -88,6 +88,8 @@ class SliceReturned(PoolEvent):
 
     tenant: str
     instance: str
+    fault: str = ""
+    """Why its machine is of no use to the tenant, if the machine is to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,8 +192,11 @@ class Pool:
             scaled_at, latest = self._scaled
             return latest if self._now() <= scaled_at + EFFICIENCY_S else None
 
-    def release(self, tenant: str, instance: str) -> LentInstance:
-        """Take a slice back, and return how it ended; idempotent. Raises ProviderError if it was never asked for."""
+    def release(self, tenant: str, instance: str, fault: str = "") -> LentInstance:
+        """Take a slice back, and return how it ended; idempotent. Raises ProviderError if it was never asked for.
+
+        `fault`: why its machine is of no use to the tenant, if the machine is to blame.
+        """
         with self._mutex:
             one = self._broker.state.slices.get((tenant, instance))
             if one is None:
@@ -201,7 +204,7 @@ class Pool:
             key, lapsed = (tenant, instance), self._broker.lapsed(self._now())
             self._expire(each for each in lapsed if (each.tenant, each.instance) == key)
             if one.ended_at is None:
-                self.take_in([SliceReturned(at=self._now(), tenant=tenant, instance=instance)])
+                self.take_in([SliceReturned(at=self._now(), tenant=tenant, instance=instance, fault=fault)])
             return lent(one)
 
     def renew(self, tenant: str, until: float) -> None:

@@ -39,7 +39,7 @@ class PoolCalls(Protocol):
         self, tenant: str, experiment: str, instance: str, gpus: int, lease_s: float, market: Market
     ) -> None: ...
     def describe(self, tenant: str) -> list[LentInstance]: ...
-    def release(self, tenant: str, instance: str) -> LentInstance: ...
+    def release(self, tenant: str, instance: str, fault: str = ...) -> LentInstance: ...
     def renew(self, tenant: str, until: float) -> None: ...
     def leave(self, tenant: str) -> None: ...
     def head(self) -> Head | None: ...
@@ -97,12 +97,14 @@ class PoolProvider:
         """Return all instances of this experiment, living or ended, in the order of launch."""
         return [self._noted(lent) for lent in self._pool.describe(self._tenant)]
 
-    def release(self, instance: str) -> InstanceDescription:
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """Give an instance back and return its final status; idempotent. It costs this experiment nothing from then on.
+
+        With a `fault`, the pool lends its machine no more.
 
         Raises ProviderError if it was never launched.
         """
-        return self._noted(self._pool.release(self._tenant, instance))
+        return self._noted(self._pool.release(self._tenant, instance, fault))
 
     def _noted(self, lent: LentInstance) -> InstanceDescription:
         if lent.machine is not None:
@@ -190,10 +192,11 @@ class RemotePool:
             return self._as_closed(tenant)
         return [_lent(words) for words in self._ask("describe", tenant=tenant)]
 
-    def release(self, tenant: str, instance: str) -> LentInstance:
+    def release(self, tenant: str, instance: str, fault: str = "") -> LentInstance:
         """See `Pool.release`."""
         if self._folder.is_up:
-            return _lent(self._ask("release", tenant=tenant, instance=instance))
+            words: dict[str, Any] = {"fault": fault} if fault else {}  # an older broker knows no faults
+            return _lent(self._ask("release", tenant=tenant, instance=instance, **words))
         found = [one for one in self._as_closed(tenant) if one.status.instance == instance]
         if not found:
             raise ProviderError(f"instance {instance} was never launched in pool {self._folder.name}")

@@ -141,7 +141,7 @@ class PoolServer:
             "ping": lambda: True,
             "launch": pool.launch,
             "describe": lambda tenant: [asdict(lent) for lent in pool.describe(tenant)],
-            "release": lambda tenant, instance: asdict(pool.release(tenant, instance)),
+            "release": lambda tenant, instance, fault="": asdict(pool.release(tenant, instance, fault)),
             "renew": pool.renew,
             "leave": pool.leave,
             "head": lambda: _head(pool.head()),

@@ -113,6 +113,8 @@ class Slice:
     preempted: bool = False
     sold_out: bool = False
     """Whether its machine never ran because the provider has none."""
+    fault: str = ""
+    """Why the tenant found its machine faulty, which was retired for that."""
 
     def begin(self, at: float) -> None:
         """Begin to run, at the price that its machine has now."""

@@ -410,6 +410,8 @@ class ReleaseInstance(Command):
     """Give the instance back; answered by InstanceReleased."""
 
     instance: str
+    fault: str = ""
+    """Why the instance is of no use, if it is to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

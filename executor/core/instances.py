@@ -328,9 +328,10 @@ def release(job: Job, state: State, records: Sequence[InstanceRecord]) -> list[C
     if not records:
         return []
     let_go(job, state, records)
+    faults = {record.instance: "it held up its trials" for record in records if record.is_left_as_slow}
     for record in records:
         record.status = InstanceStatus.RELEASING
-    return [ReleaseInstance(instance=record.instance) for record in records]
+    return [ReleaseInstance(instance=one.instance, fault=faults.get(one.instance, "")) for one in records]
 
 
 def release_left(job: Job, state: State, lane: Lane) -> list[Command]:

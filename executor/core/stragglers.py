@@ -235,9 +235,9 @@ def _has_room(state: State, lane: Lane) -> bool:
 def _replace(job: Job, state: State, lane: Lane, record: InstanceRecord, *, first: bool) -> list[Command]:
     """Leave an instance: at once, or once another one is ready where both may be held."""
     allow_another_launch(job, lane)
+    record.status = InstanceStatus.LEAVING
+    state.fleet.rent_changed()
     if first:
-        record.status = InstanceStatus.LEAVING
-        state.fleet.rent_changed()
         return []
     stopped = [stop(job, state, one, at=state.now) for one in lane.runners.on(record.instance)]
     return [*stopped, *release(job, state, [record])]

@@ -144,11 +144,11 @@ class AttendedCluster:
         if agent is not None:
             agent.dismiss()
 
-    def release(self, instance: str) -> InstanceDescription:
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """End a machine and return its final status; idempotent. Raises ProviderError if it was never launched."""
         self._unwanted.add(instance)
         self._dismiss(instance)
-        return self._cluster.release(instance)
+        return self._cluster.release(instance, fault=fault)
 
     def renew_lease(self, until: float) -> None:
         """Let machines live until `until`, and no longer; leases that reach further are cut at once."""

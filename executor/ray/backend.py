@@ -166,7 +166,7 @@ class RayBackend:
             case LaunchInstance():
                 self._fleet.launch(command.instance, command.market, command.first_lease_s)
             case ReleaseInstance():
-                self._fleet.release(command.instance)
+                self._fleet.release(command.instance, command.fault)
             case StartTrial():
                 self._start(command)
             case StopTrial():

@@ -286,19 +286,19 @@ class RayFleet:
             holds = [hold for hold in self._holds.values() if not hold.gone]
         return [hold.agent for hold in holds if hold.agent is not None]
 
-    def release(self, instance: str) -> None:
-        """Release an instance; InstanceReleased follows. Harmless when repeated."""
+    def release(self, instance: str, fault: str = "") -> None:
+        """Release an instance; InstanceReleased follows. Harmless when repeated. `fault`: why it is of no use."""
         with self._mutex:
             hold = self._holds.get(instance)
         if hold is None or self._end(instance, hold):
-            connection.start(lambda: self._release(instance, hold), f"release-{instance}")
+            connection.start(lambda: self._release(instance, hold, fault), f"release-{instance}")
 
-    def _release(self, instance: str, hold: _Hold | None) -> None:
+    def _release(self, instance: str, hold: _Hold | None, fault: str = "") -> None:
         if hold is not None:
             self._await_launch(instance, hold)
             if hold.agent is not None:
                 hold.agent.collect()
-        status = self._release_surely(instance)
+        status = self._release_surely(instance, fault=fault)
         if hold is not None:
             self._priced(hold, status)
         self.mailbox.put(lambda at: released(instance, status, at))
@@ -312,7 +312,7 @@ class RayFleet:
             with contextlib.suppress(Exception):  # it may not know the instance yet
                 self.provider.release(instance)
 
-    def _release_surely(self, instance: str, until: float = math.inf) -> InstanceDescription | None:
+    def _release_surely(self, instance: str, until: float = math.inf, *, fault: str = "") -> InstanceDescription | None:
         """Retry until the provider releases it: an instance that is held costs money.
 
         None: it has no record of it, or did not answer `until` then.
@@ -320,7 +320,7 @@ class RayFleet:
         last = ""
         while True:
             try:
-                return self.provider.release(instance)
+                return self.provider.release(instance, fault=fault)
             except NoRecordError as error:
                 _log.warning("instance %s cannot be given back, and ends with its lease: %s", instance, error)
                 return None
@@ -355,7 +355,7 @@ class RayFleet:
         """Release an instance that cannot be used, and report it as lost."""
         hold = self._holds[instance]
         if self._end(instance, hold):
-            self._lost(instance, hold, self._release_surely(instance), reason)
+            self._lost(instance, hold, self._release_surely(instance, fault=reason), reason)
 
     def _lost(self, instance: str, hold: _Hold, status: InstanceDescription | None, reason: str) -> None:
         """Report an instance as lost, which may have run unseen. Trials on it go on elsewhere."""

@@ -56,7 +56,7 @@ class Breaking:
         self._called("describe")
         return [self.status]
 
-    def release(self, instance: str) -> InstanceDescription:
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """Give it back."""
         self._called("release")
         return InstanceDescription(
@@ -145,7 +145,7 @@ def test_a_release_that_breaks_is_reported_once_and_asked_for_until_it_works(
 def test_a_release_of_which_the_provider_has_no_record_is_left_to_the_lease_and_said(
     fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    def unknown(instance: str) -> InstanceDescription:
+    def unknown(instance: str, *, fault: str = "") -> InstanceDescription:
         provider.asked.append("release")
         raise NoRecordError("line 7 is damaged")
 
@@ -170,7 +170,7 @@ def test_a_launch_whose_answer_is_lost_is_released_and_never_refused_once_it_ran
         provider.status = replace(provider.status, state="running", running_at=2.0)
     else:
         ended = replace(provider.status, state="terminated", ended_at=3.0)
-        monkeypatch.setattr(provider, "release", lambda instance: (provider._called("release"), ended)[1])
+        monkeypatch.setattr(provider, "release", lambda instance, **_: (provider._called("release"), ended)[1])
     fleet.launch("a")
     eventually(lambda: provider.asked.count("release") >= 3)
     assert mailbox.take(10.0) == [], "whether it was rented is not known yet"
@@ -187,7 +187,7 @@ def test_a_launch_whose_answer_is_lost_is_released_and_never_refused_once_it_ran
 def test_an_instance_that_shows_up_after_its_launch_was_given_up_is_given_back(
     fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(instance: str) -> InstanceDescription:
+    def unknown(instance: str, *, fault: str = "") -> InstanceDescription:
         raise NoRecordError("no such instance")
 
     with monkeypatch.context() as patch:
@@ -235,7 +235,7 @@ def test_purchases_and_notices_are_reported_once(
     (running,) = _shown(provider, mailbox, 1, state="running", running_at=5.0, **bought)
     assert running == InstanceRunning(occurred_at=10.0, instance="a", running_at=5.0, **bought)  # type: ignore[arg-type]
     (notice,) = _shown(provider, mailbox, 1, interrupted_at=6.0)
-    assert notice == InstanceInterrupted(occurred_at=10.0, instance="a")
+    assert notice == InstanceInterrupted(occurred_at=10.0, instance="a", free_if_taken=True)
     (lost,) = _shown(provider, mailbox, 1, state="terminated", ended_at=7.0, reason="taken away", preempted=True)
     assert lost == InstanceLost(occurred_at=10.0, instance="a", ended_at=7.0, reason="taken away", preempted=True)
     assert provider.markets == ["spot"]

@@ -48,8 +48,8 @@ class FaultyCloud:
     def launch(self, instance: str, market: Market = "on_demand", *, first_lease_s: float | None = None) -> None:
         self._call(lambda: self.inner.launch(instance, market, first_lease_s=first_lease_s))
 
-    def release(self, instance: str) -> InstanceDescription:
-        return self._call(lambda: self.inner.release(instance))
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
+        return self._call(lambda: self.inner.release(instance, fault=fault))
 
     def describe(self) -> Sequence[InstanceDescription]:
         return self.inner.describe()

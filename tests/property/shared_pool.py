@@ -103,8 +103,8 @@ class Line:
     def describe(self, tenant: str) -> list[LentInstance]:
         return self._ask(lambda pool: pool.describe(tenant))
 
-    def release(self, tenant: str, instance: str) -> LentInstance:
-        return self._ask(lambda pool: pool.release(tenant, instance))
+    def release(self, tenant: str, instance: str, fault: str = "") -> LentInstance:
+        return self._ask(lambda pool: pool.release(tenant, instance, fault))
 
     def renew(self, tenant: str, until: float) -> None:
         if self._run.pool is not None:  # asked once

@@ -282,6 +282,41 @@ def test_the_budget_of_a_month_warns_ends_and_refuses() -> None:
     assert len(world.below.describe()) == 1
 
 
+def test_a_machine_that_a_tenant_finds_faulty_is_lent_no_more() -> None:
+    world = World()
+    world.ask("a", gpus=2)
+    world.ask("b", gpus=2)
+    world.wait(15)
+    assert world.machine("a") == world.machine("b") == "m1"
+    world.pool.release("a", "i", "its Ray node stopped answering")
+    world.ask("a", "i2", gpus=2)
+    world.ask("c", gpus=2)
+    world.reopen()
+    world.wait(15)
+    assert (world.machine("a", "i2"), world.machine("c")) == ("m2", "m2")
+    world.pool.release("b", "i")
+    world.wait(3)
+    assert world.pool.state.machines["m1"].status == "ended", "it is given back once nothing uses it"
+
+
+def test_a_tenant_that_blames_many_machines_is_at_fault_itself() -> None:
+    world = World(replace(LIMITS, instances=9))
+    for turn in range(6):
+        world.ask("a", f"i{turn}")
+        world.wait(15)
+        assert world.state("a", f"i{turn}") == "running"
+        world.pool.release("a", f"i{turn}", "its workers did not start")
+        world.compact()
+    assert len(world.pool.state.machines) == 4, "three are retired, and the fourth is used on"
+    world.wait(3600)
+    world.ask("a", "later")
+    world.wait(15)
+    world.pool.release("a", "later", "its workers did not start")
+    world.ask("b")
+    world.wait(15)
+    assert world.machine("b") == "m6"
+
+
 def reclaimed(*, ends_after_s: float = 720.0, notice_s: float = 120.0) -> World:
     """A pool on spot, whose first machine the provider reclaims while a tenant has it."""
     world = World(limits=replace(LIMITS, market="spot"))
@@ -511,12 +546,12 @@ def test_nothing_is_announced_at_the_end_of_a_month_whose_budget_ends_only_in_th
 class SlowToEnd(VirtualProvider):
     """Answers a release only 4 s after the first request, as a provider that is busy."""
 
-    def release(self, instance: str) -> InstanceDescription:
+    def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
         """Raises ProviderError before."""
         asked_at = self.__dict__.setdefault("asked_at", {}).setdefault(instance, self._clock.now())
         if self._clock.now() < asked_at + 4.0:
             raise ProviderError("busy; try again")
-        return super().release(instance)
+        return super().release(instance, fault=fault)
 
 
 @pytest.mark.parametrize("begun_s", [0.1, 0.6, 1.1, 1.6])
