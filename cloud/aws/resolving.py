@@ -66,7 +66,7 @@ def resolve(
         installation=installed,
         setup=words.setup,
         built=own is not None,
-        ray_settings=ray_node.SETTINGS,
+        ray_settings=ray_node.SETTINGS | ray_node.NETWORK_SETTINGS,
         device=device or ("cuda" if facts.gpus else "cpu"),
     )
     return Machines(

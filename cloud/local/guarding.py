@@ -111,7 +111,9 @@ class Guards:
                         repr(self._clock.booted_at),
                         str(self._starts),
                     ],
-                    env=ray_node.environment(os.environ, self._token_path, tags, record.devices),
+                    env=ray_node.environment(
+                        os.environ, self._token_path, tags, record.devices, host=record.address.rpartition(":")[0]
+                    ),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -41,6 +41,13 @@ SETTINGS = {
     "SPT_NOENV": "1",  # or Ray's process titles overwrite the environment, and with it our tags
 }
 """Environment of every Ray node, on this machine or another."""
+NETWORK_SETTINGS = {
+    "RAY_health_check_period_ms": "3000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": "5",
+}
+"""In place of those, where nodes are on several machines: a machine that is busy for 10 s is not dead, and its boot
+takes minutes. One that has ended is seen by its provider."""
 CONNECT_SETTINGS = {
     "RAY_gcs_rpc_server_connect_timeout_s": "600",  # by default 5
     "RAY_py_gcs_connect_timeout_s": "600",  # 30
@@ -121,14 +128,21 @@ def ensure_token(path: Path) -> Path:
 
 
 def environment(
-    base: Mapping[str, str], token_path: Path, tags: Mapping[str, str], devices: Sequence[str]
+    base: Mapping[str, str],
+    token_path: Path,
+    tags: Mapping[str, str],
+    devices: Sequence[str],
+    *,
+    host: str = LOOPBACK,
 ) -> dict[str, str]:
     """Return the environment of a node: the driver's without Ray's variables, plus our settings, tags and GPUs.
 
-    Trials get no access to the journals, nor to the password of their store.
+    `host` is the address by which nodes reach the head. Trials get no access to the journals, nor to the password of
+    their store.
     """
     chosen = {key: value for key, value in base.items() if not key.startswith("RAY_") and key != "RUBBERBAND_STORE"}
     chosen |= SETTINGS | CONNECT_SETTINGS | authentication(token_path) | dict(tags)
+    chosen |= {} if host == LOOPBACK else NETWORK_SETTINGS
     chosen["RAY_health_check_initial_delay_ms"] = f"{HEALTH_CHECK_DELAY_MS * crowding():.0f}"
     if devices:
         chosen["CUDA_VISIBLE_DEVICES"] = ",".join(devices)

@@ -145,6 +145,18 @@ def test_logical_gpus_do_not_depend_on_hidden_ones(tmp_path: Path) -> None:
     assert ray_node.environment(base, tmp_path, {}, ("1", "2"))["CUDA_VISIBLE_DEVICES"] == "1,2"
 
 
+@pytest.mark.parametrize(("host", "dead_after_s"), [("127.0.0.1", (3, 6)), ("10.0.0.5", (15, 40))])
+def test_a_node_on_another_machine_may_be_busy_for_longer(
+    tmp_path: Path, host: str, dead_after_s: tuple[int, int]
+) -> None:
+    chosen = ray_node.environment({}, tmp_path, {}, (), host=host)
+    period, timeout, failures = (
+        int(chosen[f"RAY_health_check_{word}"]) for word in ("period_ms", "timeout_ms", "failure_threshold")
+    )
+    assert failures * period / 1000 >= dead_after_s[0]
+    assert failures * (period + timeout) / 1000 <= dead_after_s[1]
+
+
 def test_every_run_has_a_name_of_its_own_in_the_cloud_and_in_the_bucket(tmp_path: Path) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test")
     one, other = (
