@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,7 +26,7 @@ from rubberband.executor.core.events import (
     TrialStarted,
 )
 from rubberband.executor.ray import connection
-from rubberband.executor.ray.slot_worker import SegmentItem
+from rubberband.executor.ray.slot_worker import DeathCause, SegmentItem
 from rubberband.executor.ray.workers import Worker, Workers, last_line
 from rubberband.executor.training.asynchronous.wire import SECRET_BYTES
 from rubberband.executor.training.segment import (
@@ -52,6 +52,17 @@ RAN_OUT = (
     "it ran out of memory (killed by the kernel); use less of it (smaller batches, fewer processes that load data), or "
     "an instance_type with more"
 )
+HUNG = (
+    "its gang hung: a collective did not end in time, and torch ended a process; let every worker take the same steps, "
+    "none that depends on its rank, and see the trial's log"
+)
+
+
+_DIED: Mapping[DeathCause, str] = {
+    "memory": RAN_OUT,
+    "hang": HUNG,
+    "": "its process exited (os._exit, a crash in native code, or out of memory); see the trial's log",
+}
 
 
 @dataclass(slots=True)
@@ -62,8 +73,8 @@ class Gathered:
     deaths: list[str] = field(default_factory=list)
     last: SegmentReport | SegmentEnded | None = None
     """The report of the last iteration, or the end of the function, kept back until the gang is free."""
-    ran_out: bool = False
-    """Whether a machine on which a worker died killed processes for lack of memory."""
+    died_of: DeathCause = ""
+    """Why a worker died, as its machine shows."""
 
     @property
     def over(self) -> bool:
@@ -80,11 +91,8 @@ class Gathered:
         for failure in self.failures:
             if not failure.secondary:
                 return failure.kind, failure.message, failure.details
-        if self.deaths and self.ran_out:
-            return "died", RAN_OUT, "\n".join(self.deaths)
         if self.deaths:
-            cause = "its process exited (os._exit, a crash in native code, or out of memory); see the trial's log"
-            return "died", cause, "\n".join(self.deaths)
+            return "died", _DIED[self.died_of], "\n".join(self.deaths)
         if self.failures:
             return self.failures[0].kind, self.failures[0].message, self.failures[0].details
         return "died", "the gang ended before its last iteration", ""
@@ -107,8 +115,8 @@ class Attempt:
         self._mutex = threading.Lock()
         self._stopped = False
         self._busy: dict[int, Worker] = {}
-        self._kills_before: list[Any] = []
-        """By rank: a reference to how many processes its machine had killed for lack of memory."""
+        self._vitals: list[Any] = []
+        """By rank: a reference to the `Vitals` of its machine before the attempt."""
         self._thread: threading.Thread | None = None
 
     def uses(self, instance: str) -> bool:
@@ -183,7 +191,8 @@ class Attempt:
             if gathered.lost is not None:
                 self._tell(CheckpointLost, message=gathered.lost.message)
             else:
-                gathered.ran_out = bool(gathered.deaths) and any(map(self._ran_out, slots))
+                causes = map(self._died_of, slots if gathered.deaths else [])
+                gathered.died_of = next((cause for cause in causes if cause), "")
                 self._fail(*gathered.cause())
 
     def _submit(self, workers: Sequence[Worker], rendezvous: str | None) -> dict[Any, int]:
@@ -192,7 +201,7 @@ class Attempt:
             if self._stopped:
                 return {}
             self._busy = dict(enumerate(workers))
-            self._kills_before = [worker.memory_kills.remote() for worker in workers]
+            self._vitals = [worker.vitals.remote(self.log) for worker in workers]
             return {
                 worker.run.options(num_returns="streaming").remote(
                     replace(self.segment, rank=rank, rendezvous=rendezvous), self.log
@@ -261,17 +270,17 @@ class Attempt:
             time.sleep(0.02)
         return not self._stopped
 
-    def _ran_out(self, slot: Slot) -> bool:
-        """Whether the slot's machine killed processes for lack of memory; another worker is on the slot by now."""
+    def _died_of(self, slot: Slot) -> DeathCause:
+        """Return what killed the slot's worker, as the one that is there by now sees it; empty: that is not known."""
         fresh = self._future(slot)
-        if not self._kills_before or fresh is None or not fresh.done():
-            return False
-        before = self._kills_before[self.start.gang.index(slot)]
+        if not self._vitals or fresh is None or not fresh.done():
+            return ""
+        before = self._vitals[self.start.gang.index(slot)]
         try:
-            earlier, now = ray.get([before, fresh.result().memory_kills.remote()], timeout=_PROOF_S)
+            found: DeathCause = ray.get(fresh.result().death_cause.remote(before, self.log), timeout=_PROOF_S)
         except RayError:
-            return False
-        return bool(now > earlier)
+            return ""
+        return found
 
     def _report(self, report: SegmentReport) -> None:
         balance = report.batch.balance
@@ -388,7 +397,7 @@ class AsyncAttempt(Attempt):
         with self._mutex:
             if self._stopped:
                 return False
-            self._kills_before = [worker.memory_kills.remote() for worker in self._busy.values()]
+            self._vitals = [worker.vitals.remote(self.log) for worker in self._busy.values()]
         for rank, worker in self._busy.items():
             self._order(gang, rank, worker)
         return False

@@ -159,6 +159,14 @@ def _flush(*streams: io.TextIOBase | object) -> None:
             stream.flush()  # type: ignore[union-attr]
 
 
+Vitals = tuple[int, int]
+"""Processes that a machine has killed for lack of memory, and bytes that a trial has printed there."""
+DeathCause = Literal["memory", "hang", ""]
+_WATCHDOGS = (b"Watchdog caught collective operation timeout", b"watchdog got stuck")
+"""In the last lines of a process that torch ended as its GPUs stood still."""
+_LAST_BYTES = 2**16
+
+
 class SlotWorker:
     """Runs segments in this process; `Workers` makes it an actor."""
 
@@ -197,20 +205,32 @@ class SlotWorker:
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return f"tcp://{host}:{rendezvous.reserve()}"
 
-    def memory_kills(self) -> int:
-        """Return how many processes its machine has killed for lack of memory."""
+    def vitals(self, log: TrialLog | None) -> Vitals:
+        """Return the present counts of its machine."""
         from rubberband.cloud.node import memory_kills
 
-        return memory_kills()
+        return memory_kills(), 0 if log is None else trial_log.printed_bytes(self._placed(log).path)
+
+    def death_cause(self, before: Vitals, log: TrialLog | None) -> DeathCause:
+        """Return why a process of its machine died after the `before`; empty: that is not known."""
+        kills, printed = self.vitals(log)
+        if kills > before[0]:
+            return "memory"
+        if log is None:
+            return ""
+        begin = max(before[1], printed - _LAST_BYTES)
+        last = trial_log.read(self._placed(log).path, begin, _LAST_BYTES).content if printed else b""
+        return "hang" if any(sign in last for sign in _WATCHDOGS) else ""
+
+    def _placed(self, log: TrialLog) -> TrialLog:
+        return log if log.path.is_absolute() else replace(log, path=logs_folder(self._instance) / log.path)
 
     def run(self, segment: Segment, log: TrialLog | None) -> Iterator[SegmentItem]:
         """Train; output is added to `log` (a bare name is a file of this machine), before the item that follows it."""
         from rubberband.executor.training.run import run_segment
 
-        if log is not None and not log.path.is_absolute():
-            log = replace(log, path=logs_folder(self._instance) / log.path)
         with (
-            self._log_pump.redirected(log) as drain,
+            self._log_pump.redirected(log and self._placed(log)) as drain,
             contextlib.closing(run_segment(self._entrypoint, segment, self._store)) as items,
         ):
             for item in items:

@@ -63,7 +63,8 @@ class Actor:
 
     def __init__(self, *scripts: list[Any]) -> None:
         self.scripts, self.orders, self.is_dropped = list(scripts), list[Segment](), False
-        self.memory_kills = SimpleNamespace(remote=lambda: 0)
+        self.vitals = SimpleNamespace(remote=lambda log: (0, 0))
+        self.death_cause = SimpleNamespace(remote=lambda before, log: "")
         self.run = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._run))
 
     def _run(self, segment: Segment, _: Any) -> Stream:

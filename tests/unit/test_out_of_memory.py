@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from rubberband.cloud import node
 from rubberband.cloud.local.ray_node import SETTINGS, environment
 from rubberband.cloud.node import memory_kills
-from rubberband.executor.ray.attempt import RAN_OUT, Gathered
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.ray.attempt import HUNG, RAN_OUT, Gathered
+from rubberband.executor.ray.slot_worker import SlotWorker
+from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.memory import Undo, is_out_of_memory
 from rubberband.executor.training.runner import describe
 from rubberband.executor.training.segment import SegmentFailure
+from rubberband.executor.trial_log import TrialLog
 
 REMEDY = "train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
 SURE = [
@@ -104,13 +109,29 @@ def test_a_death_by_lack_of_memory_is_distinguished_from_other_deaths() -> None:
     echo = SegmentFailure(kind="raised", message="gloo lost a peer", details="", secondary=True)
     died = Gathered(failures=[echo], deaths=["rank 0: The actor is dead"])
     assert "its process exited" in died.cause()[1]
-    died.ran_out = True
+    died.died_of = "memory"
     assert died.cause() == ("died", RAN_OUT, "rank 0: The actor is dead")
+    died.died_of = "hang"
+    assert died.cause() == ("died", HUNG, "rank 0: The actor is dead")
     raised = SegmentFailure(kind="raised", message="boom", details="", secondary=False)
-    assert Gathered(failures=[raised], deaths=["rank 0"], ran_out=True).cause()[1] == "boom"
+    assert Gathered(failures=[raised], deaths=["rank 0"], died_of="memory").cause()[1] == "boom"
 
 
 def test_the_kernel_chooses_the_process_that_lack_of_memory_ends(tmp_path: Path) -> None:
     """Ray would end the worker that came last, on every instance of this machine at once."""
     assert SETTINGS["RAY_memory_monitor_refresh_ms"] == "0"
     assert environment(os.environ, tmp_path, {}, ())["RAY_memory_monitor_refresh_ms"] == "0"
+
+
+def test_a_death_by_torch_s_watchdog_shows_in_what_the_trial_printed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "memory_kills", lambda: 3)
+    worker = SlotWorker(Entrypoint.parse("segment_trials:Regression"), open_store(str(tmp_path)))
+    log = TrialLog(path=tmp_path / "trial-001.log", limit_bytes=2**20)
+    lines = "[rank1]: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)\n"
+    assert worker.death_cause(before := worker.vitals(log), log) == ""
+    log.path.write_text(lines + "#0 c10::Error\n" * 30)
+    assert worker.death_cause(before, log) == "hang"
+    assert worker.death_cause((2, before[1]), log) == "memory"
+    assert worker.death_cause(worker.vitals(log), log) == "", "an earlier attempt's lines are no sign"
