@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.words import Group
-from rubberband.executor.training.wrapping import Exchange, SharedBuffers, least_samples
+from rubberband.executor.training.wrapping import Exchange, SharedBuffers, least_samples, uncounted
 from rubberband.units import counted
 
 
@@ -161,8 +162,14 @@ class TrainStep:
         found, weighed = Means(self._device), self._weighed(batch, parts, sizes)
         if not parts:
             return self._skip_pass(found)
+        with nullcontext() if any(sizes) else uncounted(self._module):
+            self._take_passes(weighed, found)
+        self._timer.averaged()
+        return found
+
+    def _take_passes(self, weighed: Weighed, found: Means) -> None:
         for at, weight in enumerate(weighed.weights):
-            is_last = at == len(parts) - 1
+            is_last = at == len(weighed.weights) - 1
             if is_last:
                 self._summing.begin_last()
                 loss, metrics = self._exchange.run(partial(self._loss, weighed.load(at)))
@@ -174,9 +181,7 @@ class TrainStep:
             self.precision.backward(counted)
             self.batching.after_part()
             found.add(weight, loss, metrics)
-        self._timer.averaged()
         self._metrics = dict.fromkeys(metrics, 0.0)
-        return found
 
     def _skip_pass(self, found: Means) -> Means:
         """Take part in the gang's average with a gradient of 0; return losses that count nothing."""
@@ -375,7 +380,8 @@ class OwnStep:
             self._averaging.follow()
             self._averaging.factor = weighed.factor(0)
         try:
-            returned = self._step(self.wrapped, self._optimizers.built, weighed.load(0))
+            with nullcontext() if any(sizes) else uncounted(self.wrapped):
+                returned = self._step(self.wrapped, self._optimizers.built, weighed.load(0))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

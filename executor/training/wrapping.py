@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -272,6 +273,38 @@ def statistics_in(module: nn.Module) -> list[Tensor]:
 
 def _statistics(norm: _BatchNorm) -> list[Tensor]:
     return [value for name in _STATISTICS if (value := getattr(norm, name)) is not None]
+
+
+@contextmanager
+def uncounted(module: nn.Module) -> Iterator[None]:
+    """Keep a pass that counts nothing out of the statistics that SyncBatchNorm takes over the gang.
+
+    Its layers get an empty input, which torch leaves out, and the pass goes on with zeros.
+    """
+    given: dict[nn.Module, Tensor] = {}
+
+    def take(layer: nn.Module, args: tuple[Tensor]) -> tuple[Tensor] | None:
+        if not layer.training:
+            return None
+        given[layer] = args[0]
+        return (args[0][:0],)
+
+    def give(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
+        if not layer.training:
+            return output
+        whole = given.pop(layer)
+        nothing = whole.masked_fill(torch.ones((), dtype=torch.bool, device=whole.device), 0.0)
+        own = sum((each.sum() * 0.0 for each in layer.parameters()), output.sum())
+        return nothing.to(output.dtype) + own.to(output.dtype)  # this layer and all below get a gradient
+
+    layers = [each for each in module.modules() if isinstance(each, nn.SyncBatchNorm)]
+    handles = [each.register_forward_pre_hook(take) for each in layers]
+    handles += [each.register_forward_hook(give) for each in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class RunningStatistics:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.nn import all_reduce
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import rubberband
@@ -74,6 +76,30 @@ class Regression(rubberband.TorchTrial):
         assert not model.training
         assert not torch.is_grad_enabled()
         return {**super().evaluate(model, loader), "text": "left out"}
+
+
+class SyncNorm(torch.nn.SyncBatchNorm):
+    """SyncBatchNorm, without affine parameters, as torch has it for GPUs alone."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features, affine=False, track_running_stats=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        count = torch.tensor([float(len(input))], dtype=input.dtype)
+        sums = torch.cat([input.sum(0), input.square().sum(0), count])
+        if self.training and torch.distributed.is_initialized():
+            sums = all_reduce(sums)
+        mean, square = (sums[:-1] / sums[-1]).split(self.num_features)
+        return (input - mean) / (square - mean.square() + self.eps).sqrt()
+
+
+class Synced(Regression):
+    """Takes statistics over the gang in the first layer of its model and in between."""
+
+    def build_model(self, config: Mapping[str, Any]) -> torch.nn.Module:
+        DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None  # refuses the CPU
+        first, *rest = super().build_model(config)  # type: ignore[misc]
+        return torch.nn.Sequential(SyncNorm(5), first, SyncNorm(8), *rest).double()
 
 
 class Ending(Regression):

@@ -27,6 +27,7 @@ SUMMING = Entrypoint.parse("segment_trials:Summing", [Path(__file__).parent])
 WIDE = Entrypoint.parse("segment_trials:Wide", [Path(__file__).parent])
 QUASI = Entrypoint.parse("segment_trials:Quasi", [Path(__file__).parent])
 WEIGHED = Entrypoint.parse("segment_trials:Weighed", [Path(__file__).parent])
+SYNCED = Entrypoint.parse("segment_trials:Synced", [Path(__file__).parent])
 SEGMENT = replace(segments.SEGMENT, until_iterations=6)
 
 
@@ -152,6 +153,17 @@ def test_augmented_samples_are_the_same_for_every_gang_and_number_of_loader_work
     parts = [first, second, *reports(list(run_segment(entrypoint, resumed, store)))]
     for straight, resized in zip(whole, parts, strict=True):
         assert resized.metrics == pytest.approx(dict(straight.metrics), rel=1e-10)
+
+
+def test_a_worker_without_a_share_adds_nothing_to_statistics_of_the_gang(workers):
+    segment = replace(SEGMENT, until_iterations=3)
+    shares = [[11, 5], [0, 16], [16, 0]]
+    losses, weights, _, _ = run_unequal(SYNCED, segment, shares)
+    results = run_gang(workers[:2], SYNCED, segment, shares)
+    assert results[0][0] == pytest.approx(losses, rel=1e-10)
+    for _, got, _, _ in results:
+        for name, weight in weights.items():
+            torch.testing.assert_close(got[name], weight, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("entrypoint", [REGRESSION, ACCUMULATING], ids=str)

@@ -8,6 +8,9 @@ _IDIOMS = "tests/integration/test_gang_idioms.py"
 _LEARNS = f"{_IDIOMS}::test_it_learns_on_gangs_of_one_two_and_one_with_unequal_shares_what_it_learns_in_one_process"
 _FAILS = f"{_IDIOMS}::test_a_gang_that_would_drift_apart_fails_in_one_line"
 
+_LOSSES = "tests/integration/test_gang_losses.py"
+_WAITS = f"{_LOSSES}::test_a_gang_waits_for_data_and_store_longer_than_a_collective_may_take"
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="data-divided-anew-after-a-restore",
@@ -88,5 +91,79 @@ MUTANTS: tuple[Mutant, ...] = (
         old='are_equal = segment.balance.policy == "equal"',
         new="are_equal = False",
         tests=("tests/integration/test_gang_check.py",),
+    ),
+    Mutant(
+        name="failures-not-passed-on",
+        harm="workers on GPUs stand in a collective while the failed one closes, and its message comes late or never",
+        file="executor/training/run.py",
+        old="        gang.fail(failure.message)",
+        new="        pass",
+        tests=(_LOSSES,),
+    ),
+    Mutant(
+        name="collectives-not-aborted",
+        harm="a worker on a GPU that loses another one stands in its collective until the driver ends it",
+        file="executor/training/gang.py",
+        old='    if device == "cuda":\n        leave_group(device, in_order=False)',
+        new="    pass",
+        tests=(_LOSSES,),
+    ),
+    Mutant(
+        name="sums-of-a-broken-gang-reported",
+        harm="an iteration whose collectives were aborted is reported, with worthless metrics and weights",
+        file="executor/training/gang.py",
+        old="            raise GangBroken(self.broken)",
+        new="            pass",
+        tests=(_LOSSES,),
+    ),
+    Mutant(
+        name="data-not-waited-for",
+        harm="a gang fails where one machine has to fetch the data",
+        file="executor/training/loop.py",
+        old="        self._gang.meet()  # one machine",
+        new="        # one machine",
+        tests=(_WAITS,),
+    ),
+    Mutant(
+        name="store-not-waited-for",
+        harm="a gang fails where the store is away longer than a collective may take",
+        file="executor/training/run.py",
+        old="            if saves:\n                runner.meet()",
+        new="",
+        tests=(_WAITS,),
+    ),
+    Mutant(
+        name="forked-processes-keep-life-lines",
+        harm="a dead worker looks alive while its loader workers run",
+        file="executor/training/lifeline.py",
+        old="os.register_at_fork(after_in_child=_forget_all)",
+        new="",
+        tests=("tests/unit/test_lifeline.py",),
+    ),
+    Mutant(
+        name="each-worker-loads-the-checkpoint",
+        harm="eight workers of a machine download a checkpoint eight times",
+        file="executor/training/fetching.py",
+        old="            elif status.st_size == ref.size_bytes:",
+        new="            elif status.st_size == ref.size_bytes and store.load(ref):",
+        tests=("tests/unit/test_fetching.py",),
+    ),
+    Mutant(
+        name="uncounted-samples-in-statistics",
+        harm="a worker without a share changes what SyncBatchNorm learns",
+        file="executor/training/wrapping.py",
+        old="        return (args[0][:0],)",
+        new="        return (args[0],)",
+        tests=(
+            "tests/integration/test_segment_gang.py::test_a_worker_without_a_share_adds_nothing_to_statistics_of_the_gang",
+        ),
+    ),
+    Mutant(
+        name="port-given-up",
+        harm="another program takes the port of a gang, whose trial fails",
+        file="executor/training/rendezvous.py",
+        old="    _kept[port] = listener",
+        new="    listener.close()",
+        tests=("tests/unit/test_lifeline.py",),
     ),
 )
