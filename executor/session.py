@@ -461,9 +461,10 @@ def open_cluster(folder: ExperimentFolder, setup: Setup, offer: Offer, rental: R
             not_before=rental.not_before,
         )
     if setup.kind.is_this_machine:
+        from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
         from rubberband.cloud.local.provider import LocalProvider
 
-        devices = local_devices(offer)[0]
+        devices = free_gpus(gpus_to_share(offer), offer, folder.instances).ids
         return LocalProvider(
             folder.name, folder.instances, offer.gpus, setup.lease_s, devices=devices, not_before=rental.not_before
         )
@@ -482,29 +483,6 @@ def open_cluster(folder: ExperimentFolder, setup: Setup, offer: Offer, rental: R
         table=table,
         not_before=rental.not_before,
         together=rental.largest_gang > offer.gpus,
-    )
-
-
-def local_devices(offer: Offer) -> tuple[tuple[str, ...], str]:
-    """Ids of the GPUs that local instances share out, and a line for people if there are some that they do not.
-
-    They are shared out if there are enough for all of `max_instances`, whatever the plan holds, so that a profile and
-    the run that it is for are on the same device; otherwise there are none, and trials use the CPU.
-    """
-    from rubberband.cloud.local.ray_node import real_gpus, visible_devices
-
-    devices, visible, needed = real_gpus(), visible_devices(), offer.max_instances * offer.gpus
-    if len(devices) >= needed:
-        return devices, ""
-    if not devices and visible is None:
-        return (), ""
-    there = (
-        f"this machine has {len(devices)}" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} has {len(devices)}"
-    )
-    more = "" if visible is None else "name more devices, or "
-    return (), (
-        f"trials use the CPU: max_instances={offer.max_instances} instances of {offer.gpus} GPUs are {needed} GPUs and "
-        f"{there}; {more}lower resources.max_instances or resources.gpus_per_instance to use them"
     )
 
 

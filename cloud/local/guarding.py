@@ -85,9 +85,10 @@ class Guards:
         )
         guard.save(path, record, now)
 
-    def spawn(self, path: Path) -> None:
+    def spawn(self, path: Path, held: Sequence[int] = ()) -> None:
         """Start the process of the record at `path`. If there is one already, the new one exits at once.
 
+        It keeps the files `held` (descriptors) open for life, and their locks with them.
         Raises ProviderError once this is closed.
         """
         record = guard.load(path)
@@ -114,6 +115,7 @@ class Guards:
                     env=ray_node.environment(
                         os.environ, self._token_path, tags, record.devices, host=record.address.rpartition(":")[0]
                     ),
+                    pass_fds=held,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from rubberband.cloud.local import ray_node
+from rubberband.cloud.local import gpus, ray_node
 from rubberband.cloud.local.guarding import RayHead, end, end_all, observe
 from rubberband.cloud.local.instance import (
     DIRECTORY_TAG,
@@ -34,6 +34,8 @@ from rubberband.values.plan import Market
 _USUAL_START_S = 9.0
 """Longest usual start of a node on an idle machine."""
 _MOST_SLOWNESS = 10.0
+_ENDING_S = 5.0
+"""The guarding process of an instance that has ended is gone by then."""
 
 
 class LocalProvider:
@@ -56,9 +58,10 @@ class LocalProvider:
     ) -> None:
         """Take over `directory`, which has all records of the instances.
 
-        `devices` are ids of real GPUs to assign (see `real_gpus`); empty: GPUs are logical and trials use the CPU. See
-        `RayHead` for the other arguments, and for the ProviderError that it raises.
+        `devices` are ids of real GPUs to assign (see `gpus`), some of which other runs may have taken; empty: GPUs are
+        logical and trials use the CPU. See `RayHead` for the other arguments, and for the ProviderError that it raises.
         """
+        self._experiment, self._directory = experiment, directory.resolve()
         self._gpus = gpus_per_instance
         self._devices = tuple(devices)
         self._mutex = threading.RLock()
@@ -68,7 +71,7 @@ class LocalProvider:
         self._guards = self._head.guards
         self.clock = self._head.clock
         self.device: Literal["cpu", "cuda"] = "cuda" if self._devices else "cpu"
-        self._instances = directory.resolve() / "instances"
+        self._instances = self._directory / "instances"
 
     def node(self, instance: str) -> str:
         """Return its name: each instance is a node of its own."""
@@ -107,14 +110,16 @@ class LocalProvider:
         if path.exists() and observe(path).pid is not None:
             return
         address = self._head.ensure(wanted=lambda: instance not in self._unwanted).address
-        with self._mutex:
-            if not path.exists():
+        with self._mutex, contextlib.ExitStack() as held:
+            if path.exists():  # its process has not shown itself, or an earlier driver ended before it began
+                locks = self._take_again(instance, load(path).devices, held)
+            else:
                 self._instances.mkdir(exist_ok=True)
-                devices = self._take_devices(instance)
+                locks = self._take_some(instance, held)
                 temp_dir = ray_node.make_temp_dir()
                 command = ray_node.instance_command(instance, address, self._gpus, temp_dir)
-                self._guards.write(path, command, temp_dir, address, devices, first_lease_s=first_lease_s)
-            self._guards.spawn(path)
+                self._guards.write(path, command, temp_dir, address, tuple(locks), first_lease_s=first_lease_s)
+            self._guards.spawn(path, [lock.fileno() for lock in locks.values()])
 
     def describe(self) -> Sequence[InstanceDescription]:
         """Return all instances, living or ended, in the order of launch."""
@@ -151,19 +156,45 @@ class LocalProvider:
     def _path(self, instance: str) -> Path:
         return self._instances / f"{instance}.json"
 
-    def _take_devices(self, instance: str) -> tuple[str, ...]:
-        """Return the real GPUs for a new instance, disjoint from those of living ones."""
+    def _take_some(self, instance: str, held: contextlib.ExitStack) -> dict[str, IO[str]]:
+        """Take real GPUs for a new instance, disjoint from those of living ones and of other runs; see `_take`."""
         if not self._devices:
-            return ()
+            return {}
         living = [r for r in map(observe, self._instances.glob("*.json")) if r.ended_at is None]
         taken = {device for record in living for device in record.devices}
         free = [device for device in self._devices if device not in taken]
-        if len(free) < self._gpus:
+        locks = self._take(free, held, self._gpus)
+        if len(locks) < self._gpus:
+            by = " and ".join(sorted({owner for owner, _ in self._others()}))
             raise ProviderError(
-                f"instance {instance} refused: {len(free)} of this machine's {len(self._devices)} GPUs are free and an "
-                f"instance takes {self._gpus}; lower resources.max_instances"
+                f"instance {instance} refused: {len(locks)} of this machine's {len(self._devices)} GPUs are free"
+                f"{by and f' ({by} has others)'} and an instance takes {self._gpus}; lower resources.max_instances"
             )
-        return tuple(free[: self._gpus])
+        return locks
+
+    def _take_again(self, instance: str, devices: Sequence[str], held: contextlib.ExitStack) -> dict[str, IO[str]]:
+        """Take the GPUs of an instance that was launched before, unless its own process has them; see `_take`."""
+        locks = self._take(devices, held, len(devices))
+        if any(gpu in devices for _, gpu in self._others()):
+            raise ProviderError(f"instance {instance} refused: another run has taken its GPUs; wait until that ends")
+        return locks
+
+    def _take(self, devices: Sequence[str], held: contextlib.ExitStack, most: int) -> dict[str, IO[str]]:
+        """Return the locks of at most that many GPUs: until `held` is left, and longer in processes that get them."""
+        locks: dict[str, IO[str]] = {}
+        others = {device for _, device in self._others()}
+        for device in devices:
+            if len(locks) == most:
+                break
+            wait_s = 0.0 if device in others else _ENDING_S
+            if (lock := gpus.take(device, self._experiment, self._directory, wait_s)) is not None:
+                locks[device] = held.enter_context(lock)
+        return locks
+
+    def _others(self) -> list[tuple[str, str]]:
+        """Return (owner, GPU) of what other runs have taken."""
+        found = [(gpus.holder(device), device) for device in self._devices]
+        return [(who[0], device) for who, device in found if who is not None and who[1] != str(self._directory)]
 
 
 def _status(record: Record) -> InstanceDescription:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -183,19 +181,3 @@ def answers(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def visible_devices() -> str | None:
-    """Return CUDA_VISIBLE_DEVICES on a machine with NVIDIA GPUs; None if all may be used, or there are none."""
-    return None if shutil.which("nvidia-smi") is None else os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-def real_gpus() -> tuple[str, ...]:
-    """Return the ids of this machine's NVIDIA GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
-    visible = visible_devices()
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    if visible is not None:
-        return tuple(device for device in visible.split(",") if device not in {"", "-1", "NoDevFiles"})
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    return tuple(str(index) for index, line in enumerate(listing.stdout.splitlines()) if line.startswith("GPU "))

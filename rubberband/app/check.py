@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from rubberband.app.affordable import Profiles
 from rubberband.app.cases import known_gpus
 from rubberband.app.measure import Announce, trial_seeds
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.catalogue import Table, offers
+from rubberband.cloud.local.gpus import gpus_to_share, one_taken
 from rubberband.errors import Cancelled, EntrypointError, InputError
-from rubberband.executor.session import local_devices
 from rubberband.executor.training.checking import CheckOrder, Problem, TrialCheck, check
 from rubberband.executor.training.content import content_of, digest, with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -201,7 +201,21 @@ def _checked(
     cancelled: Callable[[], bool] = lambda: False,
 ) -> CheckReport:
     """Check trials until one passes: at most `TRIALS`, as long as the time lasts."""
-    devices = _devices(experiment)
+    with one_taken(_devices(experiment), f"the check of {entrypoint}") as gpu:
+        return _checked_on(gpu, experiment, entrypoint, max_gpus, limit_s, output, problems, cancelled)
+
+
+def _checked_on(
+    gpu: str,
+    experiment: Experiment,
+    entrypoint: Entrypoint,
+    max_gpus: int,
+    limit_s: float,
+    output: IO[Any] | int | None,
+    problems: Sequence[Problem],
+    cancelled: Callable[[], bool],
+) -> CheckReport:
+    device: Literal["cpu", "cuda"] = "cuda" if gpu else "cpu"
     until = time.monotonic() + limit_s
     failed = list[str]()
     experiment = experiment.probed()
@@ -209,15 +223,15 @@ def _checked(
     for number, configuration in enumerate(configurations[:TRIALS]):
         order = CheckOrder(
             entrypoint=entrypoint,
-            segment=_segment(experiment, number, configuration, seeds[number], "cuda" if devices else "cpu"),
+            segment=_segment(experiment, number, configuration, seeds[number], device),
             max_gpus=max_gpus,
-            device_id=devices[0] if devices else "",
+            device_id=gpu,
         )
         left_s = max(1.0, until - time.monotonic())
         found = check(order, limit_s=left_s, output=output, cancelled=cancelled)
         report = CheckReport(
             entrypoint=str(entrypoint),
-            device="cuda" if devices else "cpu",
+            device=device,
             limit_s=limit_s,
             configuration=configuration,
             trial=found,
@@ -298,7 +312,7 @@ def _devices(experiment: Experiment) -> tuple[str, ...]:
     """Return the GPUs that trials of this machine use; none for other providers."""
     if not experiment.resources.kind.is_this_machine:
         return ()
-    return local_devices(offers(experiment.resources)[0])[0]
+    return gpus_to_share(offers(experiment.resources)[0]).ids
 
 
 def named_entrypoint(experiment: Experiment, search_path: Sequence[str | os.PathLike[str]] = ()) -> Entrypoint:

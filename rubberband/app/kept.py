@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.catalogue import types_of
-from rubberband.cloud.local.ray_node import real_gpus
+from rubberband.cloud.local.gpus import find_gpus
 from rubberband.errors import InputError
 from rubberband.executor.training.content import content_of, digest
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -56,7 +56,7 @@ def content_to_measure(experiment: Experiment, entrypoint: Entrypoint) -> Profil
     if experiment.resources.kind.is_rented:
         hardware["aws"] = {name: resources.get("aws", {}).get(name) for name in ("image", "install", "setup")}
     else:
-        hardware["machine"] = [platform.node(), platform.machine(), os.cpu_count(), *real_gpus()]
+        hardware["machine"] = [platform.node(), platform.machine(), os.cpu_count(), *find_gpus().ids]
     settings = [words.get("batch")]
     if experiment.training.mode == "async":
         settings.append(words["training"])

@@ -14,6 +14,7 @@ from typing import Any
 
 from rubberband.cloud.catalogue import offer, types_of
 from rubberband.cloud.local import LocalProvider
+from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
 from rubberband.cloud.pool import FileJournal, Pool, PoolLimits, PoolServer, RemotePool
 from rubberband.cloud.pool.broker import Broker
 from rubberband.cloud.prices import live_table
@@ -22,7 +23,6 @@ from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.executor.ray.fork_server import ForkServer
-from rubberband.executor.session import local_devices
 from rubberband.file_systems import EXCLUSIVE, require_home, try_lock
 from rubberband.installation import require_ray
 from rubberband.interrupts import heeded
@@ -222,7 +222,7 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
     resources = resources_of(pool)
     not_before = max((event.at for event in FileJournal(folder.path).events()), default=0.0)
     if not pool.kind.is_rented:
-        devices = local_devices(offered)[0]
+        devices = free_gpus(gpus_to_share(offered), offered, folder.machines).ids
         lease_s = resources.lease_length_s
         return PoolMachines(
             pool.name,

@@ -31,6 +31,7 @@ from rubberband.app.measure import Announce, MeasuredProfile, make_setup, measur
 from rubberband.app.sizing import refused, size
 from rubberband.app.terms import Terms, cloud_terms, local_terms
 from rubberband.cloud.catalogue import Table, offers, types_of
+from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
 from rubberband.cloud.start_limits import start_limits
 from rubberband.cloud.steady import elapsed_s
 from rubberband.errors import Cancelled, InputError, briefly
@@ -42,7 +43,7 @@ from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.reading import read
 from rubberband.executor.result import Result
-from rubberband.executor.session import cancel_on_signals, create, local_devices, run
+from rubberband.executor.session import cancel_on_signals, create, run
 from rubberband.executor.trackers import require_trackers
 from rubberband.executor.training.content import with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
@@ -396,12 +397,24 @@ def asked_to_end(folder: ExperimentFolder, cancelled: Callable[[], bool]) -> Ite
 
 
 def announce_device(experiment: Experiment, announce: Announce) -> None:
-    """Announce it if this machine has GPUs and the experiment's trials will not use them."""
-    if not experiment.resources.kind.is_this_machine:
+    """Announce it if this machine has GPUs and the experiment's trials will not use them.
+
+    Raises InputError if others use them now, or if they cannot train one trial together.
+    """
+    resources = experiment.resources
+    if not resources.kind.is_this_machine:
         return
-    for note in dict.fromkeys(local_devices(rented)[1] for rented in offers(experiment.resources)):
-        if note:
+    for rented in offers(resources):
+        found = gpus_to_share(rented)
+        free = found if resources.pool is not None else free_gpus(found, rented)
+        for note in dict.fromkeys((*found.notes, *free.notes)):
             announce(note)
+        most = resources.gpus_per_trial.max or rented.gpus
+        if most > 1 and experiment.training.mode != "async" and any(gpu.startswith("MIG-") for gpu in free.ids):
+            raise InputError(
+                f"gpus_per_trial.max={most}: NCCL does not join MIG instances, as this machine has; "
+                "set resources.gpus_per_trial.max to 1"
+            )
 
 
 def find_entrypoint(

@@ -10,15 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from rubberband.cloud.local import LocalProvider, guarding, ray_node, sweep
+from rubberband.cloud.local.gpus import holder
 from rubberband.cloud.local.guarding import RayHead
 from rubberband.cloud.local.instance import STARTED, cores, last_words, load
 from rubberband.cloud.provider import HeadError
@@ -35,7 +37,8 @@ from rubberband.cloud.local import LocalProvider, ray_node
 from tests.integration import fake_nodes
 ray_node.head_command, ray_node.instance_command = fake_nodes.head_command, fake_nodes.instance_command
 directory = Path(sys.argv[1])
-provider = LocalProvider("crash", directory, 2, float(sys.argv[2]), token_path=directory / "token")
+lease_s, devices, token_path = float(sys.argv[2]), sys.argv[3:], directory / "token"
+provider = LocalProvider("crash", directory, 2, lease_s, devices=devices, token_path=token_path)
 provider.launch("a")
 while provider.describe()[0].state == "pending":
     time.sleep(0.02)
@@ -73,11 +76,11 @@ def _launch(provider: LocalProvider, *instances: str) -> None:
     eventually(lambda: all(status.state == "running" for status in provider.describe()))
 
 
-def _crashed_driver(directory: Path, lease_s: float) -> None:
+def _crashed_driver(directory: Path, lease_s: float, devices: Sequence[str] = ()) -> None:
     """A driver that launched instance `a` and was killed with -9."""
     root = str(Path(__file__).parents[2])
     search = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", DRIVER, str(directory), str(lease_s)]
+    command = [sys.executable, "-c", DRIVER, str(directory), str(lease_s), *devices]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": search}) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == b"launched\n"
@@ -175,7 +178,10 @@ def test_two_drivers_cannot_hold_one_directory(open_provider: Open) -> None:
     open_provider()
 
 
-def test_real_gpus_are_handed_out_without_overlap_and_taken_back(open_provider: Open, tmp_path: Path) -> None:
+def test_real_gpus_are_handed_out_without_overlap_and_taken_back(
+    open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     provider = open_provider(devices=("0", "1", "2", "3"))
     assert provider.device == "cuda"
     _launch(provider, "a", "b")
@@ -186,6 +192,27 @@ def test_real_gpus_are_handed_out_without_overlap_and_taken_back(open_provider: 
     provider.release("a")
     provider.launch("c")
     assert load(tmp_path / "instances" / "c.json").devices == ("0", "1")
+
+
+def test_runs_at_once_take_different_gpus_and_a_killed_one_gives_its_own_back(
+    open_provider: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    gpus = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+    _crashed_driver(tmp_path / "other", lease_s=120.0, devices=gpus)  # its instance lives on, with two of them
+    other = load(tmp_path / "other" / "instances" / "a.json")
+    provider = open_provider(devices=gpus)
+    provider.launch("a")
+    assert other.devices == ("GPU-0", "GPU-1")
+    assert load(tmp_path / "instances" / "a.json").devices == ("GPU-2", "GPU-3")
+    assert [holder(gpu) for gpu in gpus[1:3]] == [("crash", str(tmp_path / "other")), ("local", str(tmp_path))]
+    with pytest.raises(ProviderError, match=r"0 of this machine's 4 GPUs are free \(crash has others\)"):
+        provider.launch("b")
+    os.kill(other.pid or 0, signal.SIGKILL)
+    eventually(lambda: holder("GPU-0") is None)
+    provider.launch("b")
+    assert load(tmp_path / "instances" / "b.json").devices == ("GPU-0", "GPU-1")
 
 
 def test_a_closed_provider_starts_nothing(open_provider: Open) -> None:

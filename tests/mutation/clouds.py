@@ -219,10 +219,11 @@ MUTANTS: tuple[Mutant, ...] = (
         name="two-instances-share-a-gpu",
         harm="two local instances are given the same real GPU",
         file="cloud/local/provider.py",
-        old="free = [device for device in self._devices if device not in taken]",
-        new="free = [*self._devices]",
+        old="            if (lock := gpus.take(device, self._experiment, self._directory, wait_s)) is not None:\n",
+        new="            if lock := open('/dev/null'):\n",
         tests=(
             "tests/integration/test_local_provider.py::test_real_gpus_are_handed_out_without_overlap_and_taken_back",
+            "tests/integration/test_local_provider.py::test_runs_at_once_take_different_gpus_and_a_killed_one_gives_its_own_back",
         ),
     ),
     Mutant(

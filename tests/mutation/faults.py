@@ -97,10 +97,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="hidden-gpus-untold",
         harm="trials train on the CPU, as a batch system has set CUDA_VISIBLE_DEVICES, and nothing says so",
-        file="executor/session.py",
-        old="    if not devices and visible is None:\n",
-        new="    if not devices:\n",
-        tests=_DEVICES,
+        file="cloud/local/gpus.py",
+        old="    if not found.ids and (visible is None or shutil",
+        new="    if not found.ids or (visible is None or shutil",
+        tests=("tests/unit/test_local_gpus.py",),
     ),
     Mutant(
         name="forks-keep-ray-s-handler",

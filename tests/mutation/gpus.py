@@ -5,9 +5,61 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 _ENVIRONMENT = ("tests/unit/test_worker_environment.py",)
+_LOCAL = ("tests/unit/test_local_gpus.py",)
+_RUNS = (
+    "tests/integration/test_local_provider.py::test_runs_at_once_take_different_gpus_and_a_killed_one_gives_its_own_back",
+)
 _FORK_SERVER = ("tests/unit/test_fork_server.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="guards-drop-locks",
+        harm="two runs at once train on one GPU, while another idles",
+        file="cloud/local/guarding.py",
+        old="                    pass_fds=held,\n",
+        new="",
+        tests=_RUNS,
+    ),
+    Mutant(
+        name="busy-gpus-taken",
+        harm="trials start on a GPU whose memory another user fills",
+        file="cloud/local/gpus.py",
+        old="    left = {gpu: name for gpu, name in gpus.names.items() if gpu not in used}\n",
+        new="    left = gpus.names\n",
+        tests=_LOCAL,
+    ),
+    Mutant(
+        name="gpus-of-nvidia-smi-alone",
+        harm="with a torch for the CPU nothing runs on a machine that has a GPU",
+        file="cloud/local/gpus.py",
+        old="        named, note = _seen_of(named, seen)\n",
+        new="        note = []\n",
+        tests=_LOCAL,
+    ),
+    Mutant(
+        name="a-broken-torch-is-remembered",
+        harm="trials use the CPU until the next boot, though the driver has been mended",
+        file="cloud/local/gpus.py",
+        old="    if seen.count == len(named) or not seen.is_built:",
+        new="    if True:",
+        tests=_LOCAL,
+    ),
+    Mutant(
+        name="a-broken-driver-untold",
+        harm="after an update of the driver everything trains on the CPU, and nothing says so",
+        file="cloud/local/gpus.py",
+        old="    if done.returncode == 0:\n",
+        new="    if True:\n",
+        tests=_LOCAL,
+    ),
+    Mutant(
+        name="devices-after-minus-one",
+        harm="a GPU is counted that CUDA does not show",
+        file="cloud/local/gpus.py",
+        old="        if len(fitting) != 1:\n            break\n",
+        new="        if len(fitting) != 1:\n            continue\n",
+        tests=_LOCAL,
+    ),
     Mutant(
         name="logical-gpus-show-the-real-one",
         harm="trials that train on the CPU by the plan find a GPU, several at once",

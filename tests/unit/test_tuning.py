@@ -12,13 +12,13 @@ import pytest
 
 from rubberband.app.cases import Spent
 from rubberband.app.measure import MeasuredProfile, make_setup, measure_profile
-from rubberband.app.run import announce_device, plan_job, run_experiment
+from rubberband.app.run import plan_job, run_experiment
 from rubberband.app.terms import cloud_terms
 from rubberband.cloud.local import ray_node
 from rubberband.errors import Cancelled, InputError, RubberbandError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.session import Setup, local_devices
+from rubberband.executor.session import Setup
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
 from rubberband.spec.experiment import Batch, Experiment
@@ -113,30 +113,6 @@ def test_iteration_timeout_is_the_longest_silence_while_measuring(
     faults = Faults(failures={(trial, 1): "hung" for trial in range(8)})
     with pytest.raises(RubberbandError, match="took more than 7 s"):
         measured(experiment({"iteration_timeout": "7s"}), tmp_path, monkeypatch, faults)
-
-
-@pytest.mark.parametrize(("gpus", "shared_out"), [(0, 0), (1, 0), (3, 0), (4, 4), (8, 8)])
-def test_gpus_that_are_not_used_are_reported(monkeypatch: pytest.MonkeyPatch, gpus: int, shared_out: int) -> None:
-    devices = tuple(str(gpu) for gpu in range(gpus))
-    monkeypatch.setattr(ray_node, "real_gpus", lambda: devices)
-    offer = Offer(instance_type="local", gpus=2, price_usd_per_hour=1.0, max_instances=2)
-    assert local_devices(offer)[0] == devices[:shared_out]
-    lines: list[str] = []
-    announce_device(experiment(), lines.append)
-    if 0 < gpus < 4:
-        assert f"are 4 GPUs and this machine has {gpus}; lower resources.max_instances" in lines[0]
-    else:
-        assert lines == []
-
-
-@pytest.mark.parametrize("visible", ["", "3"])
-def test_gpus_that_are_hidden_are_reported(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
-    monkeypatch.setattr(ray_node.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    lines: list[str] = []
-    announce_device(experiment(), lines.append)
-    (line,) = lines
-    assert f"CUDA_VISIBLE_DEVICES={visible} has {len(visible)}; name more devices, or lower" in line
 
 
 def test_logical_gpus_do_not_depend_on_hidden_ones(tmp_path: Path) -> None:

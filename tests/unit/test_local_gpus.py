@@ -1,0 +1,199 @@
+"""GPUs of this machine: counted as torch can use them, and taken by one run at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.app.run import announce_device
+from rubberband.cloud.local import gpus
+from rubberband.cloud.local.gpus import find_gpus, free_gpus, gpus_to_share, holder, one_taken, take, visible_ids
+from rubberband.errors import InputError
+from rubberband.values.offer import Offer
+from tests.builders.experiments import experiment
+from tests.builders.fake_gpus import FakeGpus
+
+A, B, C = "GPU-a1", "GPU-b1", "GPU-b2"
+MIG = ("MIG-1", "MIG-2")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    """One with nvidia-smi and torch."""
+    monkeypatch.setattr(gpus, "_FREED_S", 0.0)
+    return FakeGpus(tmp_path, monkeypatch)
+
+
+def offer(instances: int, each: int = 1) -> Offer:
+    return Offer(instance_type="local", gpus=each, price_usd_per_hour=1.0, max_instances=instances)
+
+
+def announced(**resources: Any) -> list[str]:
+    lines: list[str] = []
+    announce_device(experiment(**resources), lines.append)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        ("0,1", (A, B)),
+        (" 2 , 0", (C, A)),
+        ("0,-1,1", (A,)),
+        ("0,7,1", (A,)),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("0,0", ()),
+        ("GPU-a", (A,)),
+        ("GPU-b,GPU-a", ()),
+        ("GPU-b2,GPU-a1", (C, A)),
+        ("0,", (A,)),
+    ],
+)
+def test_devices_are_read_as_cuda_reads_them(visible: str, found: tuple[str, ...]) -> None:
+    assert visible_ids(visible, [(A,), (B,), (C,)]) == found
+
+
+@pytest.mark.parametrize(("count", "shared_out"), [(0, 0), (1, 0), (3, 0), (4, 4), (8, 8)])
+def test_gpus_that_are_not_used_are_reported(machine: FakeGpus, count: int, shared_out: int) -> None:
+    ids = machine.plain(count) if count else ()
+    assert gpus_to_share(offer(2, 2)).ids == ids[:shared_out]
+    lines = announced()
+    if 0 < count < 4:
+        assert f"are 4 GPUs and this machine has {count}; lower resources.max_instances" in lines[0]
+    else:
+        assert lines == []
+
+
+@pytest.mark.parametrize(("visible", "count"), [("", 0), ("3", 1), ("-1", 0)])
+def test_gpus_that_are_hidden_are_reported(
+    machine: FakeGpus, monkeypatch: pytest.MonkeyPatch, visible: str, count: int
+) -> None:
+    machine.torch(*machine.plain(4)[3 : 3 + count])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (line,) = announced()
+    assert f"CUDA_VISIBLE_DEVICES={visible} has {count}; name more devices, or lower" in line
+
+
+def test_a_name_that_cuda_does_not_know_is_said(machine: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = machine.plain(2)
+    machine.torch(ids[0])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,-1,1")
+    found = find_gpus()
+    assert found.ids == ids[:1]
+    assert found.notes == (
+        "CUDA_VISIBLE_DEVICES=0,-1,1 gives 1 GPU: CUDA stops at -1, which it does not know; leave it out",
+    )
+
+
+def test_gpus_are_in_the_order_of_cuda(machine: FakeGpus) -> None:
+    ids = machine.plain(2)
+    machine.torch(*reversed(ids))
+    assert find_gpus().ids == (ids[1], ids[0])
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"),
+    [
+        (
+            {"version": "2.13.0+cpu", "cuda": None},
+            "torch 2.13.0+cpu is a build without CUDA and cannot use this machine's 4 GPUs; install one with CUDA",
+        ),
+        (
+            {"error": "The NVIDIA driver on your system is too old (found version 11040)."},
+            "torch 2.11.0+cu130 cannot use this machine's 4 GPUs (The NVIDIA driver on your system is too old (found "
+            "version 11040).); update the driver",
+        ),
+    ],
+)
+def test_a_torch_that_cannot_use_the_gpus_is_said_and_trials_use_the_cpu(
+    machine: FakeGpus, torch: dict[str, Any], said: str
+) -> None:
+    machine.plain(4)
+    machine.torch(**torch)
+    assert gpus_to_share(offer(2, 2)).ids == ()
+    (line,) = announced()
+    assert line.startswith(f"trials use the CPU: {said}")
+
+
+def test_a_gpu_that_torch_does_not_see_is_left_out(machine: FakeGpus) -> None:
+    ids = machine.plain(3)
+    machine.torch(ids[0], ids[2])
+    found = gpus_to_share(offer(2))
+    assert found.ids == (ids[0], ids[2])
+    assert "torch 2.11.0+cu130 sees 2 of this machine's 3 GPUs" in found.notes[0]
+
+
+def test_a_driver_that_fails_is_said(machine: FakeGpus) -> None:
+    machine.listed("Failed to initialize NVML: Driver/library version mismatch", status=18)
+    (line,) = announced()
+    assert line.startswith(
+        "trials use the CPU: nvidia-smi fails (Failed to initialize NVML: Driver/library version mismatch); restart"
+    )
+    assert machine.times_asked() == 0
+
+
+def test_torch_is_asked_once_while_it_sees_all_and_again_while_it_does_not(machine: FakeGpus) -> None:
+    ids = machine.plain(2)
+    machine.torch(ids[0])
+    assert [find_gpus().ids for _ in range(2)] == [ids[:1]] * 2
+    assert machine.times_asked() == 2
+    machine.torch(*ids)
+    assert [find_gpus().ids for _ in range(3)] == [ids] * 3
+    assert machine.times_asked() == 3
+
+
+def test_mig_instances_are_gpus_and_take_no_part_in_gangs(machine: FakeGpus) -> None:
+    machine.listed(
+        "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a1)",
+        "  MIG 3g.20gb     Device  0: (UUID: MIG-1)",
+        "  MIG 3g.20gb     Device  1: (UUID: MIG-2)",
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-b1)",
+    )
+    machine.used()
+    machine.torch("MIG-1")  # CUDA shows one to a process
+    assert find_gpus().names == {"MIG-1": "MIG 0 of GPU 0", "MIG-2": "MIG 1 of GPU 0", "GPU-b1": "GPU 1"}
+    assert announced(max_instances=3, gpus_per_instance=1, gpus_per_trial={"max": 1}) == []
+    with pytest.raises(InputError, match=r"gpus_per_trial\.max=2: NCCL does not join MIG instances.* to 1"):
+        announced(max_instances=3, gpus_per_instance=1, gpus_per_trial={"min": 1, "max": 2})
+
+
+def test_a_gpu_that_others_use_is_left_out(machine: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = machine.plain(3)
+    machine.used((ids[0], 20_480), (ids[1], 3), (ids[2], 900))
+    found = gpus_to_share(offer(2))
+    free = free_gpus(found, offer(2))
+    assert free.ids == ids[1:]
+    assert free.notes == ("others use 20.0 GiB of GPU 0, which is left out; name it in CUDA_VISIBLE_DEVICES to use it",)
+    with pytest.raises(
+        InputError, match=r"are 3 GPUs and 2 of this machine's 3 are free \(others use 20.0 GiB of GPU 0\)"
+    ):
+        free_gpus(found, offer(3))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    named = free_gpus(found, offer(3))
+    assert named.ids == ids
+    assert named.notes == ("others use 20.0 GiB of GPU 0, and trials use it too",)
+
+
+def test_gpus_that_another_run_has_taken_are_not_free(machine: FakeGpus, tmp_path: Path) -> None:
+    ids = machine.plain(2)
+    machine.used((ids[0], 20_480), (ids[1], 3))  # of the run that has taken it
+    found = gpus_to_share(offer(2))
+    taken = take(ids[0], "first", tmp_path / "first")
+    assert taken is not None
+    with taken:
+        assert take(ids[0], "second", tmp_path / "second") is None
+        assert holder(ids[0]) == ("first", str(tmp_path / "first"))
+        assert free_gpus(found, offer(1)).ids == ids, "it may be given back"
+        with pytest.raises(InputError, match=r"1 of this machine's 2 are free \(first has taken GPU 0\); wait .* CPU"):
+            free_gpus(found, offer(2))
+        assert free_gpus(found, offer(2), tmp_path / "first").ids == ids
+        with one_taken(ids, "check") as gpu:
+            assert gpu == ids[1]
+            assert holder(ids[1]) == ("check", ".")
+            with one_taken(ids, "another") as beside:
+                assert beside == ids[0]
+    assert holder(ids[0]) is None
+    assert holder(ids[1]) is None
