@@ -16,6 +16,8 @@ from rubberband.errors import InputError
 MONEY_SLACK_USD = 1e-9
 """Sums of the same parts in another order may differ by this much."""
 
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception)(: |$)")
+
 MAX_DURATION_S = 10 * 365 * 86400.0
 """Ten years. More than these limits is taken for a typing error."""
 MAX_BYTES = 10**15
@@ -244,3 +246,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     options = list(known)
     close = difflib.get_close_matches(word[:100], options, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(options)}"
+
+
+def error_line(text: str) -> str:
+    """Return the line of an output that says what failed: that of the last error in it, else its last one.
+
+    Messages may have more lines: those of CUDA end with general advice.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next(filter(_ERROR.match, reversed(lines)), lines[-1] if lines else "")

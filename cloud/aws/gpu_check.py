@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from rubberband.units import counted
+from rubberband.units import counted, error_line
 
 WAIT_S = 120.0
 """Longest delay of the driver."""
@@ -28,8 +28,20 @@ for index in range(torch.cuda.device_count()):
     if torch.ones(8, device=f"cuda:{index}").sum().item() != 8.0:
         raise SystemExit(f"GPU {index} calculates wrongly")
 if torch.cuda.device_count() < GPUS:
+    torch.cuda.init()  # says why, if it can
     raise SystemExit(f"torch {torch.__version__} sees {torch.cuda.device_count()} of GPUS GPUs")
 """
+
+
+_CUDA_BUILD = "run again, or give an index with a CUDA build (resources.aws.index_url)"
+_FIXES = {
+    "driver on your system is too old": "give a newer image (resources.aws.image), or an index of an older CUDA "
+    "(resources.aws.index_url)",
+    "no kernel image": "give an index of an older CUDA (resources.aws.index_url), or another type",
+}
+"""By what an error says."""
+_FINAL = ("without CUDA", *_FIXES)
+"""These do not pass by themselves."""
 
 
 Run = Callable[[list[str]], tuple[bool, str]]
@@ -50,7 +62,7 @@ def amiss(
     run = run or _run
     deadline = clock() + WAIT_S
     while trouble := _trouble(gpus, run):
-        if clock() >= deadline or "without CUDA" in trouble:
+        if clock() >= deadline or any(sign in trouble for sign in _FINAL):
             return trouble
         sleep(_LOOK_S)
     return ""
@@ -60,7 +72,7 @@ def _trouble(gpus: int, run: Run) -> str:
     ok, listed = run(["nvidia-smi", "-L"])
     found = sum(line.startswith("GPU ") for line in listed.splitlines())
     if found < gpus:
-        why = "" if ok else f" ({_last_line(listed)})"
+        why = "" if ok else f" ({_what_failed(listed)})"
         return (
             f"{found} of {counted(gpus, 'GPU')} found within {WAIT_S:.0f} s{why}; give an image with a driver for them "
             "(resources.aws.image), or another type"
@@ -68,7 +80,9 @@ def _trouble(gpus: int, run: Run) -> str:
     ok, text = run([sys.executable, "-c", _TORCH.replace("GPUS", str(gpus))])
     if ok:
         return ""
-    return f"{_last_line(text)[:110]}; run again, or give an index with a CUDA build (resources.aws.index_url)"
+    line = _what_failed(text)[:110]
+    remedy = next((fix for sign, fix in _FIXES.items() if sign in line), _CUDA_BUILD)
+    return f"{line}; {remedy}"
 
 
 def _run(command: list[str]) -> tuple[bool, str]:
@@ -79,8 +93,8 @@ def _run(command: list[str]) -> tuple[bool, str]:
     return ran.returncode == 0, ran.stdout or ran.stderr
 
 
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+def _what_failed(text: str) -> str:
+    return error_line(text) or "it said nothing"
 
 
 def main(gpus: int) -> int:

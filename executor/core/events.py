@@ -17,9 +17,9 @@ from rubberband.values.balance import BalanceUse
 from rubberband.values.plan import Market, Plan, Stage, StagePrediction
 from rubberband.values.profile import Profile
 
-FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint"]
+FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint", "gpu"]
 """Why an attempt failed: the trial's code raised; its metric is NaN or infinite, or missing; no report in time; its
-process ended; its checkpoint could not be written or read back."""
+process ended; its checkpoint could not be written or read back; its GPU or the driver is at fault."""
 
 WITHOUT_CHECKPOINT = (
     "reported without a checkpoint. Pass checkpoint= so that trials can be paused; without it they are trained from "

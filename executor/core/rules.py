@@ -25,7 +25,7 @@ SHORTEST_START_S = 300.0
 fetched, for the first time."""
 SHORTEST_HOLD_S = 0.01
 """An instance that can be paid for no longer than that, or not until it is ready, is not worth asking for."""
-BLAMELESS_FAILURES: frozenset[FailureKind] = frozenset({"checkpoint", "died", "hung"})
+BLAMELESS_FAILURES: frozenset[FailureKind] = frozenset({"checkpoint", "died", "gpu", "hung"})
 """Failures that come of stores and machines as often as of a trial's code: the user may have them tried again."""
 DEADLINE_GRACE_S = 0.001
 """A SYNC at the deadline's very instant goes before its end."""

@@ -209,6 +209,8 @@ class TrialState:
     reports: list[TrialReport] = field(default_factory=list)
     attempt: int = 0
     failures: int = 0
+    gpu_failures: int = 0
+    """Failures of machines, which are not among its own."""
     failure: tuple[FailureKind, str] | None = None
     """The latest failure, also of a trial that was tried again."""
     gang: Gang = ()

@@ -12,6 +12,8 @@ from rubberband.executor.core.events import TrialReported as Reported
 from rubberband.executor.core.history import Setback
 from rubberband.executor.core.state import Allocation, Job, Lane, State, TrialReport, TrialState, TrialStatus
 
+MOST_GPU_FAILURES = 4
+"""Failures of GPUs under a trial that are no failures of its own; after that they count, as they follow the trial."""
 FINAL_FAILURES: frozenset[FailureKind] = frozenset({"not_a_number", "no_metric"})
 """Failures that another try would only repeat."""
 
@@ -147,8 +149,12 @@ def note_failure(job: Job, state: State, trial: TrialState, kind: FailureKind, m
     """The attempt ended in a failure of the trial's own: try again, or give the trial up."""
     free(job, state, trial)
     state.failed.append(trial.trial)
-    trial.failures += 1
     trial.failure = (kind, message)
+    if kind == "gpu" and trial.gpu_failures < MOST_GPU_FAILURES:
+        trial.gpu_failures += 1
+        state.put(trial, TrialStatus.QUEUED)
+        return
+    trial.failures += 1
     final = kind in FINAL_FAILURES or trial.failures > job.max_failures
     state.put(trial, TrialStatus.FAILED if final else TrialStatus.QUEUED)
 

@@ -216,7 +216,10 @@ class Attempt:
             ready: list[Any] = ray.wait(list(streams), num_returns=1, timeout=LOOK_S)[0]
             for stream in ready:
                 try:
-                    self._take_in(ray.get(next(stream)), gathered)
+                    item = ray.get(next(stream))
+                    self._take_in(item, gathered)
+                    if isinstance(item, SegmentFailure) and self._loses_gpu(streams[stream], item):
+                        del streams[stream]
                 except StopIteration:
                     self._busy.pop(streams.pop(stream), None)
                 except RayError as error:
@@ -238,6 +241,17 @@ class Attempt:
                 self._report(item)
             case SegmentFailure():
                 gathered.failures.append(item)
+
+    def _loses_gpu(self, rank: int, failure: SegmentFailure) -> bool:
+        """Count it for the GPU if that is at fault; return whether the worker's process can use its GPU no more.
+
+        Then it is not followed to its end, and is replaced as one that has not returned.
+        """
+        slot = self.start.gang[rank]
+        workers = self.workers_of(slot.instance)
+        if failure.kind == "gpu" and workers is not None:
+            workers.note_gpu_failure(slot.gpu, failure.message)
+        return failure.context_lost
 
     def _replace_busy(self) -> list[Slot]:
         """Replace the workers that have not returned; return their slots."""
@@ -448,7 +462,10 @@ class AsyncAttempt(Attempt):
         """Take in an item of a worker; one that died is replaced, unless it did so before without progress."""
         rank = gang.workers[stream]
         try:
-            self._take_in(ray.get(next(stream)), gathered)
+            item = ray.get(next(stream))
+            self._take_in(item, gathered)
+            if isinstance(item, SegmentFailure) and self._loses_gpu(rank, item):
+                del gang.workers[stream]
         except StopIteration:
             del gang.workers[stream]
             if rank not in gang.coming:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,8 @@ DeathCause = Literal["memory", "hang", ""]
 _WATCHDOGS = (b"Watchdog caught collective operation timeout", b"watchdog got stuck")
 """In the last lines of a process that torch ended as its GPUs stood still."""
 _LAST_BYTES = 2**16
+_DELIVERY_S = 3.0
+"""How long the last item may take to the driver before the process ends."""
 
 
 class SlotWorker:
@@ -227,6 +230,7 @@ class SlotWorker:
 
     def run(self, segment: Segment, log: TrialLog | None) -> Iterator[SegmentItem]:
         """Train; output is added to `log` (a bare name is a file of this machine), before the item that follows it."""
+        from rubberband.executor.training.cuda_errors import context_is_lost
         from rubberband.executor.training.run import run_segment
 
         with (
@@ -236,6 +240,9 @@ class SlotWorker:
             for item in items:
                 drain()
                 yield item
+        if context_is_lost():
+            time.sleep(_DELIVERY_S)  # the driver has the last item by then, and may have ended this process
+            os._exit(1)
 
 
 def end_forks_by_sigterm() -> None:

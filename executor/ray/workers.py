@@ -22,7 +22,7 @@ from rubberband.executor.ray.code import Code
 from rubberband.executor.ray.connection import ray_nodes
 from rubberband.executor.ray.slot_worker import Device, ServerProcess, SlotWorker
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.units import counted
+from rubberband.units import counted, error_line
 
 
 class Shipment:
@@ -49,6 +49,7 @@ Worker = Any
 ServerPlace = tuple[int, int]
 """(slot, number): a place for a parameter server beside a slot's worker."""
 _REPLACEMENTS = 3
+_MOST_GPU_FAILURES = 2
 _LOOK_S = 0.5
 _PLACED_LOOK_S = 1
 """Ray waits whole seconds for a placement group: less is no wait, and misses a group that is there."""
@@ -105,6 +106,7 @@ class Workers:
         self._group: Any = None
         self._slots: list[Future[Worker]] = [Future() for _ in range(self.gpus)]
         self._servers: dict[ServerPlace, Worker] = {}
+        self._gpu_failures = [0] * self.gpus
 
     @property
     def dismissed(self) -> bool:
@@ -143,6 +145,15 @@ class Workers:
                 return
             self._slots[gpu] = Future()
         connection.start(lambda: self._replace(gpu, worker), f"replace-{gpu}")
+
+    def note_gpu_failure(self, gpu: int, message: str) -> None:
+        """Count a failure of the GPU itself, or its driver, under a trial; the second one makes the instance sick."""
+        with self._mutex:
+            self._gpu_failures[gpu] += 1
+            count = self._gpu_failures[gpu]
+        if count == _MOST_GPU_FAILURES and not self.dismissed:
+            reason = f"GPU {gpu} failed {count} times: {message}"
+            connection.start(lambda: self.on_sick(self.instance, reason), f"sick-{gpu}")
 
     def server(self, place: ServerPlace) -> Worker:
         """Return the parameter server's process at that place; it is started at its first use, and stays warm.
@@ -248,4 +259,4 @@ def last_line(error: BaseException) -> str:
     """Return the most useful line of one of Ray's long messages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     useful = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
-    return (useful or lines or [type(error).__name__])[-1][:300]
+    return (useful[-1] if useful else error_line(str(error)) or type(error).__name__)[:300]

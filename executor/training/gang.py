@@ -127,8 +127,8 @@ class Gang(Peers):
         """Return the rows of all workers, by rank; every one is as long."""
         if self._store is None:
             return [list(row)]
-        found = torch.zeros(self.num_workers, len(row), dtype=torch.float64)
-        found[self.rank] = torch.tensor(list(row), dtype=torch.float64)
+        found = torch.zeros(self.num_workers, len(row), dtype=torch.float64, device="cpu")
+        found[self.rank] = torch.tensor(list(row), dtype=torch.float64, device="cpu")
         rows: list[list[float]] = self.sum(found).tolist()
         return rows
 
@@ -152,7 +152,7 @@ class Gang(Peers):
         """Return the smallest `value` of all workers, by a collective."""
         if self._store is None:
             return value
-        tensor = torch.tensor(value, dtype=torch.float64)
+        tensor = torch.tensor(value, dtype=torch.float64, device="cpu")
         with self._waiting():
             dist.all_reduce(tensor, dist.ReduceOp.MIN)
         return tensor.item()
@@ -174,7 +174,7 @@ class Gang(Peers):
         """Return rank 0's `values` on every rank, by a collective; the others pass as many, which do not count."""
         if self._store is None:
             return list(values)
-        tensor = torch.tensor(list(values), dtype=torch.float64)
+        tensor = torch.tensor(list(values), dtype=torch.float64, device="cpu")
         with self._waiting():
             dist.broadcast(tensor, 0)
         shared: list[float] = tensor.tolist()

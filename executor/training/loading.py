@@ -165,6 +165,14 @@ class _Work(Dataset[Any]):
             return _Loaded(order.series, failure=_Failure.of(error))
 
 
+def _on_the_cpu() -> contextlib.AbstractContextManager[Any]:
+    """Let torch make tensors on the CPU, whatever the trial's default device is: forked processes cannot use a GPU.
+
+    They take it over. Where it is the default anyway, nothing is set, as that costs time in every call of torch.
+    """
+    return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
 def _same(loaded: Any) -> Any:
     return loaded
 
@@ -191,7 +199,7 @@ class LoaderWorkers:
         self._are_numbered = are_numbered
         self._num_workers = num_workers
         self._parent = os.getpid()
-        self._series = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._series = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
         """Counts the changes of what comes next; orders of an earlier series are not loaded any more."""
         self._work = _Work(load, self._series)
         self._due: deque[Part] = deque()
@@ -320,7 +328,7 @@ class LoaderWorkers:
         before = set(multiprocessing.active_children())
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
         self._watched = context.Event()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _on_the_cpu():
             # More workers than CPUs were asked for; and that a fork with threads may hang, which torch's workers avoid.
             warnings.simplefilter("ignore")
             loader: DataLoader[Any] = DataLoader(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import pickle
 import socket
@@ -20,10 +21,10 @@ from typing import Any, Literal, Protocol
 from rubberband.errors import CheckpointError, EntrypointError
 from rubberband.executor.checkpoints import CheckpointStore, Payload
 from rubberband.executor.core.events import WITHOUT_CHECKPOINT, CheckpointRef
-from rubberband.executor.training import rendezvous
-from rubberband.executor.training.defaults import Defaults
+from rubberband.executor.training import cuda_errors, rendezvous
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.fetching import on_machine
+from rubberband.executor.training.leftovers import Leftovers, ThreadSwitches
 from rubberband.executor.training.ray_session import flat, tune_session
 from rubberband.executor.training.runner import (
     Peers,
@@ -82,6 +83,7 @@ class FunctionRunner(Runner):
         self._go: SimpleQueue[None] = SimpleQueue()
         self._answers: SimpleQueue[Mapping[str, Any] | _Ended] = SimpleQueue()
         self._thread: Thread | None = None
+        self._switches = ThreadSwitches()
 
     def restore(self, payload: bytes) -> int:
         """Continue from the function's last checkpoint; return its iterations, 0 if the function never passed one."""
@@ -181,6 +183,7 @@ class FunctionRunner(Runner):
 
     def _run(self) -> None:
         current_session.set(self)
+        self._switches.put()
         reseed("train", self._segment.seed, self._state_iterations, self._segment.rank)
         error: BaseException | None = None
         try:
@@ -212,6 +215,8 @@ def preload(entrypoint: Entrypoint | None) -> bool:
     uses_torch = isinstance(target, type) and issubclass(target, TorchTrial)
     if uses_torch:
         from rubberband.executor.training import gang, loop  # noqa: F401
+    elif "torch" in sys.modules:
+        import torch._dynamo  # noqa: F401 - the first optimizer does, which would keep the frames of its trial
     return uses_torch
 
 
@@ -225,6 +230,8 @@ def warm_up(entrypoint: Entrypoint, device: Literal["cpu", "cuda"]) -> None:
             from rubberband.executor.training.loop import first_step
 
             first_step(device)
+    gc.collect()
+    gc.freeze()  # the collection at the end of each segment looks only at what came after
 
 
 def run_segment(
@@ -237,7 +244,8 @@ def run_segment(
     ends by itself says so in its last report, or by a SegmentEnded if its function returned. The other ranks yield
     nothing. Any rank ends with a SegmentFailure if the trial failed: every exception of user code is turned into
     one, SystemExit and KeyboardInterrupt included. The others of the gang learn of it before. In the end, also if the
-    iterator is closed early, the process group is left and the process can run another segment.
+    iterator is closed early, all that the segment left behind is put away, and the process can run another one, unless
+    its CUDA context is lost (`context_lost` of the failure).
     """
     reports = Reports(store, segment.trial)
     resources: list[_Closable] = [reports]
@@ -253,6 +261,8 @@ def run_segment(
             raise
         except BaseException as error:
             failure = _described(error, segment, resources)
+            if cuda_errors.context_is_lost():
+                failure = replace(failure, context_lost=True)
         # The error is gone by now, and with it what its frames hold. To close may take long, so this comes first.
         if failure is not None:
             yield from reports.rest()
@@ -356,7 +366,7 @@ def _iterate(
 def make_runner(entrypoint: Entrypoint, segment: Segment, resources: list[_Closable]) -> Runner:
     """Make the trial for a segment; `resources` gets what must be closed after it, beside the runner itself."""
     target = entrypoint.load()
-    resources.append(Defaults())
+    resources.insert(0, Leftovers(segment.device))  # closed last
     if not isinstance(target, type):
         if segment.num_workers > 1:
             raise ValueError(f"{entrypoint} is a function and trains on one worker, not {segment.num_workers}")
@@ -391,27 +401,38 @@ def _make_torch_runner(trial_class: type[TorchTrial], segment: Segment, resource
 def run_server(entrypoint: Entrypoint, segment: Segment, index: int, listener: socket.socket) -> SegmentFailure | None:
     """Serve as parameter server `index` of a segment, in this process, until rank 0 ends it; return why that failed.
 
-    It accepts workers at `listener`, which is closed in the end.
+    It accepts workers at `listener`, which is closed in the end. The process can then serve another segment.
     """
+    resources: list[_Closable] = []
+    failure: SegmentFailure | None = None
+    with listener:
+        try:
+            _serve(entrypoint, segment, index, listener, resources)
+        except BaseException as error:
+            failure = describe(error, in_gang=True)
+    while resources:
+        _close(resources.pop(), segment)
+    return failure
+
+
+def _serve(
+    entrypoint: Entrypoint, segment: Segment, index: int, listener: socket.socket, resources: list[_Closable]
+) -> None:
     import torch
 
     from rubberband.executor.training.asynchronous.server import ParameterServer
     from rubberband.executor.training.asynchronous.shards import ServedShard
 
-    with listener:
-        try:
-            if segment.device == "cpu":
-                torch.set_num_threads(1)
-            target = entrypoint.load()
-            if not (isinstance(target, type) and issubclass(target, TorchTrial)):
-                raise ValueError(f"{entrypoint} is no TorchTrial, and cannot be trained asynchronously")
-            trial = target()
-            every = positive("checkpoint_every", trial.checkpoint_every)
-            shard = ServedShard(trial, segment, index)
-            ParameterServer(shard, segment, index, checkpoint_every=every).run(listener)
-        except BaseException as error:
-            return describe(error, in_gang=True)
-    return None
+    target = entrypoint.load()
+    resources.append(Leftovers("cpu"))
+    if segment.device == "cpu":
+        torch.set_num_threads(1)
+    if not (isinstance(target, type) and issubclass(target, TorchTrial)):
+        raise ValueError(f"{entrypoint} is no TorchTrial, and cannot be trained asynchronously")
+    trial = target()
+    every = positive("checkpoint_every", trial.checkpoint_every)
+    shard = ServedShard(trial, segment, index)
+    ParameterServer(shard, segment, index, checkpoint_every=every).run(listener)
 
 
 def _close(resource: _Closable, segment: Segment) -> None:
@@ -470,6 +491,7 @@ class Reports:
         """Wait until nothing is written any more."""
         if self._writer is not None:
             self._writer.shutdown()
+        self._waiting.clear()
 
     def _next(self) -> SegmentReport:
         report, written = self._waiting.popleft()

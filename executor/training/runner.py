@@ -19,6 +19,7 @@ import numpy as np
 from rubberband.errors import CheckpointError, CheckpointLostError, InputError
 from rubberband.executor.checkpoints import Payload
 from rubberband.executor.core.events import FailureKind
+from rubberband.executor.training import cuda_errors
 from rubberband.executor.training.sampler import reseed
 from rubberband.executor.training.segment import BatchReport, Segment, SegmentFailure
 from rubberband.executor.training.trial import Trial, TrialContext
@@ -93,11 +94,14 @@ def describe(error: BaseException, *, in_gang: bool, broken: str = "") -> Segmen
         )
     secondary = in_gang and is_broken_collective(error) and not _lacks_memory(error)
     message = f"{one_line(error)}{_remedy(error)}"
-    return SegmentFailure(kind="raised", message=message, details=details, secondary=secondary)
+    kind: FailureKind = "gpu" if cuda_errors.is_of_machine(error) else "raised"
+    return SegmentFailure(kind=kind, message=message, details=details, secondary=secondary)
 
 
 def _remedy(error: BaseException) -> str:
     """Return the fix for failures that many models have in common."""
+    if cuda_errors.is_of_machine(error):
+        return cuda_errors.MACHINE
     if _lacks_memory(error):
         return "; train on fewer samples at once: batch.max_per_gpu, or the trial's max_batch_size_per_gpu"
     if isinstance(error, RuntimeError) and "Expected to have finished reduction" in str(error):
@@ -106,6 +110,8 @@ def _remedy(error: BaseException) -> str:
         return "; this process has no GPU: leave the model on the CPU in build_model(), or use context.device elsewhere"
     if isinstance(error, ValueError) and "more than 1 value per channel" in str(error):
         return "; BatchNorm cannot train on a batch of one: use a larger batch, or another number of samples"
+    if cuda_errors.is_of_cuda(error):
+        return cuda_errors.remedy(error)
     return ""
 
 
@@ -133,7 +139,10 @@ def _kept(details: str) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return `Type: text`, in one line of at most 300 characters."""
-    text = printable(" ".join(str(error).split()))
+    text = str(error)
+    if cuda_errors.is_of_cuda(error):  # general advice follows
+        text = text.partition("\n")[0]
+    text = printable(" ".join(text.split()))
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return line if len(line) <= 300 else line[:299] + "…"
 

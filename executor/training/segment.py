@@ -113,7 +113,7 @@ class SegmentEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFailure:
-    """The attempt failed on this worker (any rank); the worker process itself is healthy."""
+    """The attempt failed on this worker (any rank); the worker process is healthy unless `context_lost`."""
 
     kind: FailureKind
     message: str
@@ -122,3 +122,5 @@ class SegmentFailure:
     """Whether it only follows from another worker's failure (a broken collective)."""
     lost: bool = False
     """Whether its checkpoint is missing or has changed."""
+    context_lost: bool = False
+    """Whether the process can use its GPU no more: another one must take its place."""

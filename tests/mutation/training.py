@@ -10,6 +10,8 @@ _STEPS = ("tests/unit/test_balanced_steps.py",)
 _BATCHES = ("tests/unit/test_adaptation.py",)
 _SHARES = ("tests/property/test_balancing_shares.py",)
 
+_LEFTOVERS = ("tests/unit/test_leftovers.py",)
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="same-order-every-epoch",
@@ -137,17 +139,81 @@ MUTANTS: tuple[Mutant, ...] = (
         name="defaults-of-another-trial",
         harm="a trial trains in the dtype that another trial of its process has set",
         file="executor/training/run.py",
-        old="    resources.append(Defaults())\n",
+        old="    resources.insert(0, Leftovers(segment.device))  # closed last\n",
         new="",
-        tests=("tests/unit/test_defaults.py",),
+        tests=_LEFTOVERS,
     ),
     Mutant(
         name="folder-of-another-trial",
         harm="a trial reads its data from the folder that another trial has changed to",
-        file="executor/training/defaults.py",
+        file="executor/training/leftovers.py",
         old="            os.chdir(self._folder)\n",
         new="            pass\n",
-        tests=("tests/unit/test_defaults.py",),
+        tests=_LEFTOVERS,
+    ),
+    Mutant(
+        name="failed-trials-stay-on-the-gpu",
+        harm="a failed function's model and optimizer stay in the GPU's memory, beside the next trial",
+        file="executor/training/leftovers.py",
+        old="        gc.collect()\n",
+        new="",
+        tests=_LEFTOVERS,
+    ),
+    Mutant(
+        name="group-of-another-trial",
+        harm="a process group that a trial leaves fails every later trial of its worker",
+        file="executor/training/leftovers.py",
+        old="        if c10d is not None and c10d.is_initialized():\n",
+        new="        if False:\n",
+        tests=_LEFTOVERS,
+    ),
+    Mutant(
+        name="autocast-of-another-trial",
+        harm="within an autocast that a trial never left, evaluation sees old weights",
+        file="executor/training/leftovers.py",
+        old="    while _autocast_depth(torch) > depth:\n",
+        new="    while False:\n",
+        tests=_LEFTOVERS,
+    ),
+    Mutant(
+        name="function-forgets-the-default-device",
+        harm="a function trains on the CPU of a paid GPU, though its script sets the default device",
+        file="executor/training/run.py",
+        old="        self._switches.put()\n",
+        new="",
+        tests=_LEFTOVERS,
+    ),
+    Mutant(
+        name="dead-context-stays-warm",
+        harm="a worker whose CUDA context is lost gets the next trials, and fails them all",
+        file="executor/ray/attempt.py",
+        old="        return failure.context_lost\n",
+        new="        return False\n",
+        tests=("tests/unit/test_lost_contexts.py",),
+    ),
+    Mutant(
+        name="lost-context-not-seen",
+        harm="a worker whose CUDA context is lost counts as healthy",
+        file="executor/training/run.py",
+        old="            if cuda_errors.context_is_lost():\n",
+        new="            if False:\n",
+        tests=("tests/unit/test_lost_contexts.py",),
+    ),
+    Mutant(
+        name="ecc-blamed-on-the-trial",
+        harm="a GPU with ECC errors uses up a trial's retries",
+        file="executor/core/trials.py",
+        old='    if kind == "gpu" and trial.gpu_failures < MOST_GPU_FAILURES:\n',
+        new="    if False:\n",
+        tests=("tests/unit/test_lost_contexts.py",),
+    ),
+    Mutant(
+        name="advice-for-the-error",
+        harm="a user sees CUDA's general advice, and not which error it is",
+        file="rubberband/units.py",
+        old="next(filter(_ERROR.match, reversed(lines)), lines[-1]",
+        new="next(iter(()), lines[-1]",
+        tests=("tests/unit/test_aws_gpu_check.py",),
     ),
     Mutant(
         name="what-a-model-counts-is-not-named",

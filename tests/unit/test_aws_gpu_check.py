@@ -65,6 +65,28 @@ def test_a_build_without_cuda_is_refused_at_once() -> None:
     assert machine.now == 0.0
 
 
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update it",
+            "; give a newer image (resources.aws.image), or an index of an older CUDA (resources.aws.index_url)",
+        ),
+        (
+            "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+            "; give an index of an older CUDA (resources.aws.index_url), or another type",
+        ),
+    ],
+)
+def test_a_driver_or_gpu_that_torch_is_not_made_for_is_refused_at_once_with_its_fix(error: str, fix: str) -> None:
+    advice = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    machine = Machine(TWO, torch=(False, f'Traceback:\n  File "<string>"\n{error}\n{advice}'))
+    said = machine.amiss(2)
+    assert said.startswith(error[:80])
+    assert said.endswith(fix)
+    assert machine.now == 0.0
+
+
 def test_the_line_fits_into_what_is_reported_of_a_console() -> None:
     for machine in (Machine(NONE), Machine(TWO, torch=(False, "x" * 500))):
         assert len(machine.amiss(2)) <= 200 + 20

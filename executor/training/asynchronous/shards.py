@@ -84,7 +84,7 @@ class Buffer:
         for tensor in like:
             offsets.append(end)
             end += -(-size_bytes(tensor) // _ALIGNMENT) * _ALIGNMENT
-        self.whole = torch.zeros(end, dtype=torch.uint8, pin_memory=pinned)
+        self.whole = torch.zeros(end, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         """All bytes."""
         self.tensors = [
             self.whole[offset : offset + size_bytes(tensor)].view(tensor.dtype).view(tensor.shape)
@@ -156,7 +156,7 @@ class ServedShard:
             for parameter in group["params"]:
                 if id(parameter) not in own:
                     self._optimizer.state.pop(parameter, None)
-                    parameter.data = torch.empty(0, dtype=parameter.dtype)
+                    parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
     def another_buffer(self) -> Buffer:
         """Return memory for a gradient, or for a copy of the parameters."""

@@ -1,0 +1,71 @@
+"""A slot whose trials lose their CUDA context or leave everything behind: a good trial has the curve it has alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from tests.builders.segments import SEGMENT
+from tests.integration.segment_worker import Worker
+
+TRIALS = ("Torch", "Plain")
+ORDERS = [*permutations(("bad", "leaver", "good"))]
+
+
+class Slot:
+    """A process that stays warm, and is replaced where a failure says that its context is lost."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = open_store(str(folder))
+        self._worker = Worker()
+        self.started = 1
+
+    def train(self, trial: str, role: str) -> list[Any]:
+        """Train a trial to its third iteration; its items."""
+        metric = "train_loss" if trial == "Torch" else "loss"
+        segment = replace(SEGMENT, until_iterations=3, config={"role": role}, metric=metric)
+        entrypoint = Entrypoint.parse(f"tests.integration.leftover_trials:{trial}", [Path(__file__).parents[2]])
+        self._worker.send(entrypoint, segment, self._store)
+        items: list[Any] = self._worker.receive()
+        if isinstance(items[-1], SegmentFailure) and items[-1].context_lost:
+            self.stop()
+            self._worker, self.started = Worker(), self.started + 1
+        return items
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+
+def curve(items: Sequence[Any]) -> list[Any]:
+    return [item.metrics if isinstance(item, SegmentReport) else item for item in items[1:]]
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> Iterator[Slot]:
+    found = Slot(tmp_path)
+    yield found
+    found.stop()
+
+
+@pytest.mark.parametrize(
+    "trial", ["function", *(pytest.param(each, marks=pytest.mark.long) for each in ("Torch", "Plain"))]
+)
+def test_a_good_trial_has_the_curve_that_it_has_alone_whatever_ran_before_it(slot: Slot, trial: str) -> None:
+    alone = curve(slot.train(trial, "good"))
+    assert len(alone) == 3
+    for roles in ORDERS:
+        found = {role: curve(slot.train(trial, role)) for role in roles}
+        assert found["good"] == alone, roles
+        (failure,) = found["bad"]
+        assert "device-side assert triggered; a label or index is probably out of range" in failure.message
+        assert failure.context_lost
+        assert not any(getattr(item, "context_lost", False) for item in found["leaver"])
+    assert slot.started == 1 + len(ORDERS)

@@ -1,0 +1,170 @@
+"""CUDA's errors: whose fault they are, what a user reads, and what becomes of the process, the trial and the GPU."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rubberband.executor.checkpoints import open_store
+from rubberband.executor.core.events import Slot, Started, StartTrial
+from rubberband.executor.core.state import TrialStatus
+from rubberband.executor.core.trials import MOST_GPU_FAILURES
+from rubberband.executor.ray import attempt as module
+from rubberband.executor.ray.attempt import Attempt, Gathered
+from rubberband.executor.ray.workers import Workers, last_line
+from rubberband.executor.training import cuda_errors
+from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.runner import describe
+from rubberband.executor.training.segment import SegmentFailure
+from tests.builders.lost_context import ADVICE, cuda_error
+from tests.builders.segments import SEGMENT
+from tests.builders.stories import Story
+
+XID_79 = "[{:.6f}] NVRM: Xid (PCI:0000:00:1e): 79, pid=1, GPU has fallen off the bus.\n"
+XID_13 = "[{:.6f}] NVRM: Xid (PCI:0000:00:1e): 13, pid=1, Graphics Exception\n"
+
+
+def dmesg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
+    """Put a program that prints `text` in the place of dmesg."""
+    program = tmp_path / "dmesg"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "line"),
+    [
+        (("device-side assert triggered", 710), "raised", "; a label or index is probably out of range: train it on"),
+        (
+            ("an illegal memory access was encountered", 700),
+            "raised",
+            "; CUDA reports errors late: train it on the CPU",
+        ),
+        (("no kernel image is available for execution on the device", 209), "raised", "; this build of torch has no"),
+        (("out of memory", 2), "raised", "; train on fewer samples at once"),
+        (("uncorrectable ECC error encountered", 214), "gpu", cuda_errors.MACHINE),
+        (("CUDA-capable device(s) is/are busy or unavailable", 46), "gpu", cuda_errors.MACHINE),
+        (("system not yet initialized", 802), "gpu", cuda_errors.MACHINE),
+    ],
+)
+def test_a_user_reads_cuda_s_own_line_and_its_fix(error: tuple[str, int], kind: str, line: str) -> None:
+    failure = describe(cuda_error(*error), in_gang=False)
+    assert failure.kind == kind
+    assert f"CUDA error: {error[0]}" in failure.message
+    assert line in failure.message
+    assert "TORCH_USE_CUDA_DSA" not in failure.message or error[1] == 2
+    assert ADVICE.strip() in failure.details
+
+
+@pytest.mark.parametrize(
+    ("text", "age_s", "kind"), [(XID_79, 5, "gpu"), (XID_79, 5000, "raised"), (XID_13, 5, "raised")]
+)
+@pytest.mark.parametrize(("message", "code"), [("unspecified launch failure", 719), ("unknown error", 999)])
+def test_a_launch_failure_is_the_machine_s_where_the_driver_saw_the_hardware_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, age_s: float, kind: str, message: str, code: int
+) -> None:
+    monkeypatch.setattr(cuda_errors.time, "monotonic", lambda: 10_000.0)
+    dmesg(monkeypatch, tmp_path, text.format(10_000.0 - age_s))
+    assert describe(cuda_error(message, code), in_gang=False).kind == kind
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_failure_says_whether_the_process_can_use_its_gpu_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: bool
+) -> None:
+    import torch
+
+    def query() -> bool:
+        if lost:
+            raise cuda_error("device-side assert triggered", 710)
+        return True
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=query))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    real = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, **_: real(*size))
+    (failure,) = [
+        item
+        for item in run_segment(Entrypoint.from_object(fails), SEGMENT, open_store(str(tmp_path)))
+        if isinstance(item, SegmentFailure)
+    ]
+    assert (failure.message, failure.context_lost) == ("ValueError: of the trial", lost)
+
+
+def fails(config: dict[str, Any]) -> None:
+    raise ValueError("of the trial")
+
+
+def workers(tmp_path: Path, on_sick: Any) -> Workers:
+    store = open_store(str(tmp_path))
+    return Workers(
+        "a", 2, Entrypoint.parse("a:b"), store, device="cuda", gpus_on_machine=2, timeout_s=1.0, on_sick=on_sick
+    )
+
+
+def test_a_gpu_that_fails_twice_makes_its_instance_sick(tmp_path: Path) -> None:
+    found: list[tuple[str, str]] = []
+    told = threading.Event()
+    place = workers(tmp_path, lambda *sick: (found.append(sick), told.set()))
+    place.note_gpu_failure(0, "ECC")
+    place.note_gpu_failure(1, "ECC")
+    assert not told.wait(0.05)
+    place.note_gpu_failure(0, "CUDA error: ECC")
+    assert told.wait(10.0)
+    assert found == [("a", "GPU 0 failed 2 times: CUDA error: ECC")]
+
+
+@pytest.mark.parametrize(("lost", "replaced"), [(True, [0]), (False, [])])
+def test_a_worker_whose_context_is_lost_is_replaced_and_any_other_stays_warm(
+    monkeypatch: pytest.MonkeyPatch, lost: bool, replaced: list[int]
+) -> None:
+    failure = SegmentFailure(kind="gpu", message="ECC", details="", secondary=False, context_lost=lost)
+    found: list[int] = []
+    noted: list[tuple[int, str]] = []
+    place = SimpleNamespace(
+        replace=lambda gpu, _: found.append(gpu), note_gpu_failure=lambda *failed: noted.append(failed)
+    )
+    fake = SimpleNamespace(get=lambda item: item, wait=lambda streams, **_: (streams[:1], streams[1:]))
+    monkeypatch.setattr(module, "ray", fake)
+    start = StartTrial(
+        trial=4, attempt=1, gang=(Slot(instance="i", gpu=0),), from_iterations=0, until_iterations=4, checkpoint=None
+    )
+    attempt = Attempt(start, SEGMENT, None, lambda _: place, lambda _: None)  # type: ignore[arg-type, return-value]
+    attempt._busy = {0: "worker"}
+    attempt._follow({iter([failure]): 0}, gathered := Gathered())
+    attempt._replace_busy()
+    assert (gathered.failures, gathered.deaths) == ([failure], [])
+    assert (found, noted) == (replaced, [(0, "ECC")])
+
+
+def test_failures_of_gpus_cost_a_trial_no_retry_unless_they_follow_it() -> None:
+    story = Story()
+    story.controller.job = replace(story.controller.job, max_failures=1)
+    story.tell(Started)
+    story.ready("i-001", "i-002")
+    trial = story.state.trials[0]
+    for count in range(1, MOST_GPU_FAILURES + 1):
+        story.fail(0, "gpu")
+        assert (trial.failures, trial.gpu_failures, trial.status) == (0, count, TrialStatus.RUNNING)
+    story.fail(0, "gpu")
+    assert (trial.failures, trial.status) == (1, TrialStatus.RUNNING)
+    story.fail(0, "gpu")
+    assert trial.status is TrialStatus.FAILED
+
+
+def test_a_long_message_of_ray_becomes_the_error_in_it() -> None:
+    line = "torch.AcceleratorError: CUDA error: no kernel image"
+    text = f'ray::SlotWorker.warm_up()\n  File "loop.py", line 1\n{line}{ADVICE}'
+    assert last_line(ValueError(text)) == line
+    assert last_line(ValueError("one\ntwo\n")) == "two"
+    assert last_line(ValueError()) == "ValueError"
