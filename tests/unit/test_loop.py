@@ -381,7 +381,7 @@ def test_a_change_of_shares_costs_something_with_loader_workers_or_compile(monke
         return SimpleNamespace(shares=even_shares)
 
     monkeypatch.setattr(loop, "Balancing", balancing)
-    monkeypatch.setattr(loop, "prepare", lambda *_: None)  # compiles
+    monkeypatch.setattr(loop, "prepare", lambda *_, **__: None)  # compiles
     monkeypatch.setattr(loop.TorchRunner, "_make_step", lambda *_, **__: SimpleNamespace())
     loop.TorchRunner(Divided(), replace(SEGMENT, num_workers=2), Gang(0, 2, None))
     assert said["is_costly"] is (compiles or workers > 0)
