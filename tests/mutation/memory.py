@@ -33,8 +33,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="checkpoint-loaded-onto-the-gpu",
         harm="after each SYNC Adam waits for the GPU twice per parameter in every step",
         file="executor/training/loop.py",
-        old='map_location="cpu", weights_only=False)',
-        new="map_location=self._device, weights_only=False)",
+        old='map_location="cpu", weights_only=False, mmap',
+        new="map_location=self._device, weights_only=False, mmap",
         tests=("tests/unit/test_restoring_devices.py",),
     ),
     Mutant(
