@@ -114,6 +114,8 @@ class Attempt:
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
         self._stopped = False
+        self._abandoned_until: float | None = None
+        """When the workers that are left must have ended, once an instance of the gang is gone."""
         self._busy: dict[int, Worker] = {}
         self._vitals: list[Any] = []
         """By rank: a reference to the `Vitals` of its machine before the attempt."""
@@ -131,8 +133,19 @@ class Attempt:
         """Send no more events; workers that have not returned are killed and replaced."""
         with self._mutex:
             self._stopped = True
-        if replace_workers:
+            is_ending = self._abandoned_until is not None
+        if replace_workers and not is_ending:
             self._replace_busy()
+
+    def abandon(self) -> None:
+        """Send no more events, as an instance of the gang is gone; workers that end by themselves soon stay warm."""
+        with self._mutex:
+            if self._stopped:
+                return
+            self._stopped, self._abandoned_until = True, time.monotonic() + GRACE_S
+            for rank, worker in self._busy.items():
+                if (workers := self._workers_of(rank)) is not None:
+                    workers.hold(self.start.gang[rank].gpu, worker)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the thread has ended."""
@@ -212,7 +225,7 @@ class Attempt:
     def _follow(self, streams: dict[Any, int], gathered: Gathered) -> None:
         """Pass on the items until every worker has returned, or the grace after the first end is over."""
         deadline = float("inf")
-        while streams and not self._stopped and time.monotonic() < deadline:
+        while streams and not self._gives_up() and time.monotonic() < deadline:
             ready: list[Any] = ray.wait(list(streams), num_returns=1, timeout=LOOK_S)[0]
             for stream in ready:
                 try:
@@ -221,11 +234,24 @@ class Attempt:
                     if isinstance(item, SegmentFailure) and self._loses_gpu(streams[stream], item):
                         del streams[stream]
                 except StopIteration:
-                    self._busy.pop(streams.pop(stream), None)
+                    self._free(streams.pop(stream))
                 except RayError as error:
                     gathered.deaths.append(f"rank {streams.pop(stream)}: {last_line(error)}")
             if gathered.over:
                 deadline = min(deadline, time.monotonic() + (GRACE_S if gathered.deaths else _LAST_WORDS_S))
+
+    def _gives_up(self) -> bool:
+        return self._stopped and (self._abandoned_until is None or time.monotonic() > self._abandoned_until)
+
+    def _free(self, rank: int) -> None:
+        """Let a worker that has returned train other trials."""
+        with self._mutex:
+            worker = self._busy.pop(rank, None)
+            if self._abandoned_until is not None and (workers := self._workers_of(rank)) is not None:
+                workers.give_back(self.start.gang[rank].gpu, worker)
+
+    def _workers_of(self, rank: int) -> Workers | None:
+        return self.workers_of(self.start.gang[rank].instance)
 
     def _take_in(self, item: SegmentItem, gathered: Gathered) -> None:
         match item:
@@ -259,11 +285,9 @@ class Attempt:
             busy, self._busy = self._busy, {}
         slots = []
         for rank, worker in busy.items():
-            slot = self.start.gang[rank]
-            slots.append(slot)
-            workers = self.workers_of(slot.instance)
-            if workers is not None:
-                workers.replace(slot.gpu, worker)
+            slots.append(self.start.gang[rank])
+            if (found := self._workers_of(rank)) is not None:
+                found.replace(self.start.gang[rank].gpu, worker)
         return slots
 
     def _survives(self, slots: Sequence[Slot], gathered: Gathered) -> bool:
@@ -348,6 +372,9 @@ class _Gang:
 @dataclass(eq=False)
 class AsyncAttempt(Attempt):
     """Carries out a StartTrial with parameter servers."""
+
+    def abandon(self) -> None:
+        self.stop()
 
     def __post_init__(self) -> None:
         super().__post_init__()

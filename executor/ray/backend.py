@@ -229,7 +229,7 @@ class RayBackend:
         """End the attempts on an instance that is gone, to free their workers on other instances."""
         for attempt in list(self._attempts.values()):
             if attempt.uses(instance):
-                attempt.stop()
+                attempt.abandon()
 
     def next_events(self, wake_at: float | None) -> Sequence[Event]:
         """Wait for events and return them in order; return empty once the clock reaches `wake_at`, or after a while.

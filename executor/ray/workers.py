@@ -105,6 +105,8 @@ class Workers:
         self._dismissed = threading.Event()
         self._group: Any = None
         self._slots: list[Future[Worker]] = [Future() for _ in range(self.gpus)]
+        self._held: dict[int, Worker] = {}
+        """By slot: a worker that may come back."""
         self._servers: dict[ServerPlace, Worker] = {}
         self._gpu_failures = [0] * self.gpus
 
@@ -139,12 +141,26 @@ class Workers:
 
     def replace(self, gpu: int, worker: Worker) -> None:
         """Kill `worker` and start another one on its slot; `worker(gpu)` waits for it."""
+        self.hold(gpu, worker)
+        with self._mutex:
+            if self.dismissed or self._held.get(gpu) is not worker:
+                return
+            del self._held[gpu]
+        connection.start(lambda: self._replace(gpu, worker), f"replace-{gpu}")
+
+    def hold(self, gpu: int, worker: Worker) -> None:
+        """Give `worker` to no more trials: it is replaced or given back soon, and `worker(gpu)` waits for that."""
         with self._mutex:
             current = self._slots[gpu]
-            if self.dismissed or not current.done() or current.result() is not worker:
-                return
-            self._slots[gpu] = Future()
-        connection.start(lambda: self._replace(gpu, worker), f"replace-{gpu}")
+            if current.done() and current.result() is worker:
+                self._slots[gpu], self._held[gpu] = Future(), worker
+
+    def give_back(self, gpu: int, worker: Worker) -> None:
+        """Give a worker that is held to trials again."""
+        with self._mutex:
+            if self._held.get(gpu) is worker:
+                del self._held[gpu]
+                self._slots[gpu].set_result(worker)
 
     def note_gpu_failure(self, gpu: int, message: str) -> None:
         """Count a failure of the GPU itself, or its driver, under a trial; the second one makes the instance sick."""

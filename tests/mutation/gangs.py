@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/gang.py",
         old='    if device == "cuda":\n        leave_group(device, in_order=False)',
         new="    pass",
-        tests=(_LOSSES,),
+        tests=("tests/unit/test_gang.py",),
     ),
     Mutant(
         name="sums-of-a-broken-gang-reported",
@@ -114,7 +114,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/gang.py",
         old="            raise GangBroken(self.broken)",
         new="            pass",
-        tests=(_LOSSES,),
+        tests=("tests/unit/test_gang.py",),
     ),
     Mutant(
         name="data-not-waited-for",
@@ -165,5 +165,21 @@ MUTANTS: tuple[Mutant, ...] = (
         old="    _kept[port] = listener",
         new="    listener.close()",
         tests=("tests/unit/test_lifeline.py",),
+    ),
+    Mutant(
+        name="survivors-of-a-lost-machine-killed",
+        harm="each worker of a gang starts anew when a spot instance of it is lost",
+        file="executor/ray/attempt.py",
+        old="        return self._stopped and (self._abandoned_until is None or time.monotonic() > self._abandoned_until)",
+        new="        return self._stopped",
+        tests=("tests/unit/test_abandoned.py",),
+    ),
+    Mutant(
+        name="ending-workers-given-to-trials",
+        harm="a trial gets a worker that is about to be killed, and fails",
+        file="executor/ray/attempt.py",
+        old="                    workers.hold(self.start.gang[rank].gpu, worker)",
+        new="                    pass",
+        tests=("tests/unit/test_abandoned.py",),
     ),
 )

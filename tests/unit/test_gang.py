@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rubberband.executor.training import gang
+from rubberband.executor.training.runner import GangBroken
 
 
 @pytest.fixture
@@ -69,3 +71,22 @@ def left(monkeypatch: Any, destroy_s: float, abort_s: float, *, in_order: bool) 
     over.set()
     time.sleep(0.01)
     return calls
+
+
+def test_sums_of_a_gang_that_is_broken_meanwhile_are_not_used(monkeypatch):
+    line: Any = SimpleNamespace(broken="")
+    found = gang.Gang(0, 2, dist.HashStore(), "cuda", line)
+    assert found.agree(2.0) == 2.0
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: setattr(line, "broken", "worker 1 failed: no"))
+    with pytest.raises(GangBroken, match="worker 1 failed: no"):
+        found.sum(torch.ones(1))
+    with pytest.raises(GangBroken):
+        found.agree(2.0)
+
+
+def test_a_lost_worker_ends_the_waits_of_gpus_and_gloo_ends_its_own(monkeypatch):
+    aborted: list[str] = []
+    monkeypatch.setattr(gang, "leave_group", lambda device, *, in_order: aborted.append(device))
+    gang._release_waits("cpu")
+    gang._release_waits("cuda")
+    assert aborted == ["cuda"]
