@@ -170,8 +170,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="survivors-of-a-lost-machine-killed",
         harm="each worker of a gang starts anew when a spot instance of it is lost",
         file="executor/ray/attempt.py",
-        old="        return self._stopped and (self._abandoned_until is None or time.monotonic() > self._abandoned_until)",
-        new="        return self._stopped",
+        old="self._stopped and (self._abandoned_until is None or time.monotonic() > self._abandoned_until)",
+        new="self._stopped",
         tests=("tests/unit/test_abandoned.py",),
     ),
     Mutant(
