@@ -115,7 +115,7 @@ class Attempt:
         self._mutex = threading.Lock()
         self._stopped = False
         self._abandoned_until: float | None = None
-        """When the workers that are left must have ended, once an instance of the gang is gone."""
+        """Instant by which the workers that are left must have ended after an instance of the gang is gone."""
         self._busy: dict[int, Worker] = {}
         self._vitals: list[Any] = []
         """By rank: a reference to the `Vitals` of its machine before the attempt."""
