@@ -328,8 +328,8 @@ def free_gpus(gpus: LocalGpus, offer: Offer, directory: Path | None = None) -> L
 
 
 def _wanted(offer: Offer) -> str:
-    needed = offer.max_instances * offer.gpus
-    return f"max_instances={offer.max_instances} instances of {offer.gpus} GPUs are {needed} GPUs"
+    needed = counted(offer.max_instances * offer.gpus, "GPU")
+    return f"max_instances={offer.max_instances} and gpus_per_instance={offer.gpus} take {needed}"
 
 
 def _used_mib() -> dict[str, float]:

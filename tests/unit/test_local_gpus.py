@@ -62,7 +62,7 @@ def test_gpus_that_are_not_used_are_reported(machine: FakeGpus, count: int, shar
     assert gpus_to_share(offer(2, 2)).ids == ids[:shared_out]
     lines = announced()
     if 0 < count < 4:
-        assert f"are 4 GPUs and this machine has {count}; lower resources.max_instances" in lines[0]
+        assert f"take 4 GPUs and this machine has {count}; lower resources.max_instances" in lines[0]
     else:
         assert lines == []
 
@@ -168,7 +168,7 @@ def test_a_gpu_that_others_use_is_left_out(machine: FakeGpus, monkeypatch: pytes
     assert free.ids == ids[1:]
     assert free.notes == ("others use 20.0 GiB of GPU 0, which is left out; name it in CUDA_VISIBLE_DEVICES to use it",)
     with pytest.raises(
-        InputError, match=r"are 3 GPUs and 2 of this machine's 3 are free \(others use 20.0 GiB of GPU 0\)"
+        InputError, match=r"take 3 GPUs and 2 of this machine's 3 are free \(others use 20.0 GiB of GPU 0\)"
     ):
         free_gpus(found, offer(3))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
