@@ -14,6 +14,7 @@ from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from tests.builders.segments import SEGMENT
+from tests.integration.command_line import CommandLine
 from tests.integration.segment_worker import Worker
 
 TRIALS = ("Torch", "Plain")
@@ -69,3 +70,44 @@ def test_a_good_trial_has_the_curve_that_it_has_alone_whatever_ran_before_it(slo
         assert failure.context_lost
         assert not any(getattr(item, "context_lost", False) for item in found["leaver"])
     assert slot.started == 1 + len(ORDERS)
+
+
+TRIALS_OF_A_RUN = """
+import torch
+import rubberband
+from tests.builders.lost_context import cuda_error, lose, use_gpu
+
+def train(config):
+    done = rubberband.get_checkpoint()
+    for at in range(0 if done is None else done + 1, 9):
+        use_gpu()
+        if at == 1 and config["x"] < 2:
+            try:
+                lose(cuda_error("device-side assert triggered", 710))
+            except RuntimeError:
+                if config["x"] == 0:
+                    raise
+        rubberband.report({"score": config["x"] + at}, checkpoint=at)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(420)
+def test_a_bad_label_costs_one_trial_of_six_on_real_workers(tmp_path: Path) -> None:
+    """The second one loses its context too, and catches the error: it is done, and its process goes."""
+    command_line = CommandLine(tmp_path)
+    (tmp_path / "bad.py").write_text(TRIALS_OF_A_RUN)
+    command_line(
+        *("run", "sleepy.yaml", "-s", "entrypoint=bad:train", "-s", "constraints.max_failures=1"),
+        *("-s", "search.space={x: {type: grid, values: [0, 1, 2, 3, 4, 5]}}", "-s", "search.sampler={type: grid}"),
+        *("-s", "search.scheduler={type: stages, stages: [{trials: 6, iterations: 2}, {trials: 2, iterations: 2}]}"),
+        *("-s", "resources.gpus_per_instance=1", "-s", "resources.max_instances=1"),
+    )
+    result = command_line.result()
+    assert result.outcome == "done"
+    bad, *others = result.trials
+    assert bad.status == "failed"
+    assert "device-side assert triggered; a label or index is probably out of range" in (bad.failure or "")
+    assert [trial.failures for trial in result.trials] == [2, 0, 0, 0, 0, 0]
+    assert [trial.iterations for trial in others] == [2, 2, 2, 4, 4][: len(others)]
