@@ -20,9 +20,9 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 import rubberband
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.training.defaults import Defaults
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.gang import Gang
+from rubberband.executor.training.leftovers import Leftovers
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.sampler import GlobalBatchSampler
@@ -254,11 +254,11 @@ def test_cudnn_looks_for_kernels_where_sizes_are_fixed(word, batch, is_determini
             torch.backends.cudnn.deterministic = is_deterministic
             return super().build_model(config)
 
-    defaults = Defaults()
+    leftovers = Leftovers("cpu")
     runner = TorchRunner(Looks(), replace(SEGMENT, batch=batch), Gang(0, 1, None))
     assert torch.backends.cudnn.benchmark is searches
     runner.close()
-    defaults.close()
+    leftovers.close()
     assert not torch.backends.cudnn.benchmark, "the next trial begins as this one did"
 
 
