@@ -106,7 +106,9 @@ def carried_out(draw):
     return stages, Plan(stages=tuple(choices)), profile, offer
 
 
-failures: st.SearchStrategy[FailureKind] = st.sampled_from(["raised", "hung", "died", "not_a_number", "checkpoint"])
+failures: st.SearchStrategy[FailureKind] = st.sampled_from(
+    ["raised", "hung", "died", "not_a_number", "checkpoint", "gpu"]
+)
 
 
 @st.composite
