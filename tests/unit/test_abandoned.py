@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -80,12 +81,12 @@ def done(actor: Actor) -> Future[Actor]:
 
 def test_a_worker_that_ends_by_itself_stays_warm_and_is_given_to_no_trial_before(workers, replaced, monkeypatch):
     monkeypatch.setattr(attempt, "GRACE_S", 5.0)
-    was_held: list[bool] = []
+    was_held: list[float] = []
 
     def ends() -> bool:
         if not workers.worker(0).done():
-            was_held.append(True)
-        return bool(was_held)
+            was_held.append(time.monotonic())
+        return bool(was_held) and time.monotonic() - was_held[0] > 0.3
 
     survivor, events = abandoned(workers, [ends])
     assert workers.worker(0).result(0.0) is survivor
