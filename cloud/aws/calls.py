@@ -64,8 +64,8 @@ class Machines:
     volume_gb: int | None
     root_device: str
     """Device name of the image's root volume."""
-    lasting_disks: tuple[str, ...] = ()
-    """Device names of the image's volumes that by default outlive an instance, and are billed."""
+    further_disks: tuple[str, ...] = ()
+    """Device names of the image's volumes beside the root."""
     user_data: Callable[[NodeStart], str]
     """Returns the boot script of an instance: always the same text for the same arguments."""
 
@@ -160,7 +160,7 @@ def launch_request(
         profile=machines.instance_profile,
         key_name=machines.key_name,
         user_data=user_data,
-        disks=changed_disks(machines.root_device, machines.volume_gb, machines.lasting_disks),
+        disks=changed_disks(machines.root_device, machines.volume_gb, machines.further_disks),
         tags=tags,
     )
     request |= {"MinCount": at_least, "MaxCount": instances, "ClientToken": token}
@@ -213,13 +213,13 @@ def tag_specifications(tags: Mapping[str, str], *kinds: str) -> list[dict[str, A
     return [{"ResourceType": kind, "Tags": listed} for kind in kinds]
 
 
-def changed_disks(root_device: str, root_gb: int | None, lasting: Iterable[str]) -> list[dict[str, Any]]:
-    """Return `BlockDeviceMappings` under which no volume outlives its instance and the root volume is gp3 (gp2 costs a
-    quarter more), of `root_gb` or the image's own size."""
-    disks: dict[str, dict[str, Any]] = {device: {"DeleteOnTermination": True} for device in lasting}
+def changed_disks(root_device: str, root_gb: int | None, further: Iterable[str]) -> list[dict[str, Any]]:
+    """Return `BlockDeviceMappings` under which no volume outlives its instance and all are gp3 (gp2 costs a quarter
+    more), the root volume of `root_gb` or the image's own size."""
+    disk = {"VolumeType": "gp3", "DeleteOnTermination": True}
     size = {} if root_gb is None else {"VolumeSize": root_gb}
-    disks[root_device] = {**size, "VolumeType": "gp3", "DeleteOnTermination": True}
-    return [{"DeviceName": device, "Ebs": disk} for device, disk in disks.items()]
+    disks = {**dict.fromkeys(further, disk), root_device: {**size, **disk}}
+    return [{"DeviceName": device, "Ebs": ebs} for device, ebs in disks.items()]
 
 
 def tags_in(machine: Mapping[str, Any]) -> dict[str, str]:
@@ -240,6 +240,9 @@ def amiss(machine: Mapping[str, Any], choice: Purchase) -> str:
     market: Market = "spot" if machine.get("InstanceLifecycle") == "spot" else "on_demand"
     if market != choice.market:
         return f"it was bought {_MARKETS[market]} and {_MARKETS[choice.market]} was asked for"
+    tenancy = machine.get("Placement", {}).get("Tenancy", "default")
+    if tenancy != "default":
+        return f"it is on {tenancy} hardware, which costs more, and shared hardware was asked for"
     if machine.get("MetadataOptions", {}).get("HttpTokens", "required") != "required":
         return "its metadata service answers without a token (HttpTokens is not `required`)"
     return ""

@@ -133,7 +133,7 @@ def _launch(
         profile=words.head_profile,
         key_name=words.key_name,
         user_data=head_script(session.region, installed, words.setup, tuple(folders), idle_s=words.head_idle_s),
-        disks=changed_disks(image.root_device, volume_gb, image.lasting_disks),
+        disks=changed_disks(image.root_device, volume_gb, image.further_disks),
         tags={OWNER_TAG: words.owner, ROLE_TAG: "head", "Name": f"rubberband head of {words.owner}"},
     )
     request["InstanceInitiatedShutdownBehavior"] = "stop"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -69,8 +69,10 @@ class Image:
     root_device: str
     root_gb: int | None
     """Size of its root volume; None if it does not say."""
-    lasting_disks: tuple[str, ...] = ()
-    """Device names of its volumes that outlive an instance by default."""
+    further_disks: tuple[str, ...] = ()
+    """Device names of its volumes beside the root."""
+    further_gb: int = 0
+    """Their sizes together."""
 
 
 def type_facts(session: AwsSession, instance_type: str, key: str = "resources.instance_type") -> TypeFacts:
@@ -163,17 +165,35 @@ def described_image(session: AwsSession, image_id: str) -> Image:
             "images belong to one region: give one of this region, or leave it out"
         )
     image = images[0]
+    if charge := _charge(image):
+        raise InputError(
+            f"resources.aws.image: {image_id} is charged by the hour as {charge}, and the prices here are Linux's; "
+            "give an image without a charge of its own, or leave it out"
+        )
+    further = {disk["DeviceName"]: disk["Ebs"] for disk in image.get("BlockDeviceMappings", ()) if "Ebs" in disk}
+    further.pop(image.get("RootDeviceName"), None)
     return Image(
         image_id=image_id,
         architecture=str(image.get("Architecture", "x86_64")),
         root_device=str(image.get("RootDeviceName") or "/dev/sda1"),
         root_gb=_root_gb(image.get("RootDeviceName"), image.get("BlockDeviceMappings", ())),
-        lasting_disks=tuple(
-            disk["DeviceName"]
-            for disk in image.get("BlockDeviceMappings", ())
-            if disk.get("Ebs", {}).get("DeleteOnTermination") is False
-        ),
+        further_disks=tuple(further),
+        further_gb=sum(int(disk.get("VolumeSize", 0)) for disk in further.values()),
     )
+
+
+_AS_LINUX = ("RunInstances", "RunInstances:00g0")
+"""Operations with the price of Linux: the second is Red Hat with a licence of one's own (EC2 User Guide, "AMI billing
+information fields")."""
+
+
+def _charge(image: Mapping[str, Any]) -> str:
+    """Return what is charged for an image beside the rent of Linux; empty for nothing."""
+    codes = ", ".join(str(code.get("ProductCodeId", "")) for code in image.get("ProductCodes", ()))
+    if codes:
+        return f"a product of AWS Marketplace ({codes})"
+    usage = image.get("UsageOperation", "RunInstances")
+    return "" if usage in _AS_LINUX else f"{image.get('PlatformDetails', 'other software')} ({usage})"
 
 
 def _root_gb(root_device: str | None, disks: Iterable[Any]) -> int | None:

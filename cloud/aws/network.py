@@ -88,7 +88,8 @@ def choose_subnets(
     """Return the VPC, and zone -> subnet in the order in which they are tried: those `asked`, or one for each zone.
 
     The default is the driver's VPC (its own zone first), or else the default VPC. Raises InputError for subnets that
-    do not exist or lie in several VPCs, and if none lies in a zone that has the type; botocore's errors.
+    do not exist or lie in several VPCs, if none lies in a zone that has the type, and where instances cost more than
+    the region's prices for shared hardware; botocore's errors.
     """
     if place is not None and place.region != session.region:
         place = None
@@ -105,7 +106,21 @@ def choose_subnets(
             f"{', '.join(offered) or f'no zone of {session.region}'}, and the subnets are in {here}; add a subnet "
             "there, or choose another instance_type"
         )
-    return str(subnets[0]["VpcId"]), chosen
+    vpc = str(subnets[0]["VpcId"])
+    _check_tenancy(session, vpc)
+    return vpc, chosen
+
+
+def _check_tenancy(session: AwsSession, vpc: str) -> None:
+    """Raise InputError for a VPC whose instances are on dedicated hardware, whatever is asked for."""
+    found = session.client("ec2").describe_vpcs(VpcIds=[vpc])["Vpcs"]
+    tenancy = found[0].get("InstanceTenancy", "default") if found else "default"
+    if tenancy != "default":
+        raise InputError(
+            f"resources.aws.subnets: instances in {vpc} are on {tenancy} hardware, for which EC2 charges about 2 USD "
+            "per hour more in a region, and higher rents; name subnets of another VPC, or run `aws ec2 "
+            f"modify-vpc-tenancy --vpc-id {vpc} --instance-tenancy default --region {session.region}`"
+        )
 
 
 def _asked(session: AwsSession, asked: Sequence[str]) -> list[Any]:
@@ -121,18 +136,28 @@ def _asked(session: AwsSession, asked: Sequence[str]) -> list[Any]:
             f"({error}); correct them, or leave them out"
         ) from None
     subnets = [found[each] for each in asked]
+    if outside := [one for one in subnets if not _in_region(session, one)]:
+        where = ", ".join(f"{one['SubnetId']} in {one['AvailabilityZone']}" for one in outside)
+        raise InputError(
+            f"resources.aws.subnets: {where}: Local and Wavelength Zones have prices of their own, which are not "
+            f"known here; keep subnets in the zones of {session.region} itself"
+        )
     if len({subnet["VpcId"] for subnet in subnets}) > 1:
         where = ", ".join(f"{subnet['SubnetId']} in {subnet['VpcId']}" for subnet in subnets)
         raise InputError(f"resources.aws.subnets: they lie in several VPCs ({where}); keep those of one")
     return subnets
 
 
+def _in_region(session: AwsSession, subnet: Any) -> bool:
+    """Return whether a subnet is in a zone of the region, not in a Local Zone and the like (us-east-1-bos-1a)."""
+    return str(subnet["AvailabilityZone"])[:-1] == session.region
+
+
 def _of_vpc(session: AwsSession, place: OwnInstance | None) -> list[Any]:
     ec2 = session.client("ec2")
     vpc = place.vpc if place is not None else _default_vpc(ec2, session.region)
     shown = pages(ec2.describe_subnets, "Subnets", Filters=[{"Name": "vpc-id", "Values": [vpc]}])
-    # Local Zones and the like (us-east-1-bos-1a) have prices of their own.
-    found = [one for one in shown if one["AvailabilityZone"][:-1] == session.region]
+    found = [one for one in shown if _in_region(session, one)]
     if not found:
         raise InputError(f"resources.aws.subnets: {vpc} has no subnets in {session.region}; make one, or name others")
     own = place.subnet if place is not None else ""

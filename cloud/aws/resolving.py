@@ -78,7 +78,7 @@ def resolve(
         owner=words.owner,
         volume_gb=volume_gb,
         root_device=image.root_device,
-        lasting_disks=image.lasting_disks,
+        further_disks=image.further_disks,
         user_data=partial(worker_script, boot),
     )
 

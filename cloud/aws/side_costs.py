@@ -93,7 +93,7 @@ def side_facts(
     _, subnets = choose_subnets(session, words.subnets, instance_type, place)
     out = ways_out(session, list(subnets.values()))
     return SideFacts(
-        volume_gb=volume_gb or 0,
+        volume_gb=(volume_gb or 0) + image.further_gb,
         public_address=len(out.private) < len(subnets),
         nat=out.nat,
         s3_endpoint=out.s3_endpoint,

@@ -339,7 +339,8 @@ def _built(session: AwsSession, resources: Resources) -> list[str]:
     builder = builder_type(table_of(resources), session.region, name)
     device = device_of(session, builder)
     machines = resolve(session, words, builder, checkpoints=resources.checkpoints, device=device, builds=True)
-    volume_gb = machines.volume_gb or described_image(session, machines.image).root_gb or 0
+    base = described_image(session, machines.image)
+    volume_gb = (machines.volume_gb or base.root_gb or 0) + base.further_gb
     price_usd = on_demand_price(session, builder)
     if price_usd is not None:
         most = format_usd(most_usd(price_usd, session.region, volume_gb))

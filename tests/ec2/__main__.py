@@ -235,7 +235,13 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 
 def _told(bill: Bill) -> str:
     lines = [_line(line) for line in bill.lines]
-    kinds = {"volume": "root volumes", "address": "public IPv4 addresses", "nat": "NAT gateway"}
+    kinds = {
+        "volume": "volumes",
+        "address": "public IPv4 addresses",
+        "nat": "NAT gateway",
+        "software": "software of images",
+        "dedicated": "dedicated hardware",
+    }
     lines += [f"{name}: {format_usd(bill.side_usd(kind))}" for kind, name in kinds.items() if bill.side_usd(kind)]
     return "\n".join([*lines, f"the bill: {format_usd(bill.total_usd)} for {len(bill.lines)} instances"])
 

@@ -37,12 +37,15 @@ class BillLine:
     """Its place among the instances of one request, which have the same tags."""
 
 
+SideKind = Literal["volume", "address", "nat", "software", "dedicated"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideLine:
     """What EC2 charges beside the rent of an instance; from its launch until it is terminated."""
 
     instance_id: str
-    line: Literal["volume", "address", "nat"]
+    line: SideKind
     cost_usd: float
     tags: Mapping[str, str]
 
@@ -66,7 +69,7 @@ class Bill:
         return self.rent_usd + sum(line.cost_usd for line in self.beside)
 
     def side_usd(self, line: str) -> float:
-        """The sum of what is charged for volumes, addresses or NAT."""
+        """The sum of what is charged for volumes, addresses, NAT, software or dedicated hardware."""
         return sum(one.cost_usd for one in self.beside if one.line == line)
 
     def usd_by_tag(self, key: str) -> dict[str, float]:
@@ -82,7 +85,7 @@ class Bill:
         return sum(line.cost_usd for line in self.lines if tags.items() <= dict(line.tags).items())
 
 
-def billed(instances: Iterable[Instance], now: float, spot: SpotMarket) -> Bill:
+def billed(instances: Iterable[Instance], now: float, spot: SpotMarket, *, dedicated_usd_per_hour: float = 2.0) -> Bill:
     """The bill at `now`: from running until shutting-down, to the second and a minute at the least; on the spot market
     each hour since running at the price of its beginning, whatever it was at purchase.
 
@@ -92,18 +95,34 @@ def billed(instances: Iterable[Instance], now: float, spot: SpotMarket) -> Bill:
     known = list(instances)
     return Bill(
         lines=tuple(_line(one, now, spot) for one in known if _ran(one, now)),
-        beside=tuple(side for one in known for side in _beside(one, now)),
+        beside=(
+            *(side for one in known for side in _beside(one, now)),
+            *_region_fee(known, now, dedicated_usd_per_hour),
+        ),
     )
+
+
+def _region_fee(known: Iterable[Instance], now: float, usd_per_hour: float) -> Iterator[SideLine]:
+    """Each hour in which any instance on dedicated hardware runs costs once for the region."""
+    hours = {
+        hour
+        for one in known
+        if one.tenancy != "default" and _ran(one, now)
+        for hour in range(int(one.running_at // HOUR_S), math.ceil(_until(one, now) / HOUR_S))
+    }
+    if hours:
+        yield SideLine(instance_id="", line="dedicated", cost_usd=len(hours) * usd_per_hour, tags={})
 
 
 def _beside(instance: Instance, now: float) -> Iterator[SideLine]:
     """A volume is billed until it is released, with the instance; an address while it is in use; NAT by the GB."""
     gone_at = math.inf if instance.ended_at is None else instance.ended_at + instance.shutting_down_s
     hours = max(MINIMUM_BILLED_S, min(now, gone_at) - instance.launched_at) / HOUR_S
-    amounts_usd: dict[Literal["volume", "address", "nat"], float] = {
-        "volume": hours * instance.volume_gb * VOLUME_USD_PER_GB_MONTH / 720.0,
+    amounts_usd: dict[SideKind, float] = {
+        "volume": hours * (instance.volume_gb + instance.further_gb) * VOLUME_USD_PER_GB_MONTH / 720.0,
         "address": hours * ADDRESS_USD_PER_HOUR if instance.public_address else 0.0,
         "nat": instance.nat_gb * NAT_USD_PER_GB if _ran(instance, now) else 0.0,
+        "software": _billed_s(instance, now) / HOUR_S * instance.software_usd_per_hour if _ran(instance, now) else 0.0,
     }
     for line, cost_usd in amounts_usd.items():
         if cost_usd:
@@ -116,9 +135,16 @@ def _ran(instance: Instance, now: float) -> bool:
     return instance.running_at <= (now if instance.ended_at is None else instance.ended_at)
 
 
+def _until(instance: Instance, now: float) -> float:
+    return now if instance.ended_at is None else min(now, instance.ended_at)
+
+
+def _billed_s(instance: Instance, now: float) -> float:
+    return max(MINIMUM_BILLED_S, _until(instance, now) - instance.running_at)
+
+
 def _line(instance: Instance, now: float, spot: SpotMarket) -> BillLine:
-    until = now if instance.ended_at is None else min(now, instance.ended_at)
-    billed_s = max(MINIMUM_BILLED_S, until - instance.running_at)
+    until, billed_s = _until(instance, now), _billed_s(instance, now)
     cost_usd = _cost_usd(instance, until, billed_s, spot)
     return BillLine(
         instance_id=instance.instance_id,

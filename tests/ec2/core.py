@@ -127,7 +127,9 @@ class FakeAws:
     def bill(self) -> Bill:
         """What everything has cost until now; what runs is billed until now."""
         self.tick()
-        return billed(self.world.instances.values(), self.clock(), self.world.spot)
+        world = self.world
+        fee_usd = world.dedicated_usd_per_hour
+        return billed(world.instances.values(), self.clock(), world.spot, dedicated_usd_per_hour=fee_usd)
 
     def set_capacity(
         self,

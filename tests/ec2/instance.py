@@ -77,6 +77,11 @@ class Instance:
     volume_tags: dict[str, str]
     volume_gb: int = 8
     """Of its root volume."""
+    further_gb: int = 0
+    """Of its other volumes."""
+    tenancy: Literal["default", "dedicated"] = "default"
+    software_usd_per_hour: float = 0.0
+    """What its image costs, beside the rent."""
     public_address: bool = False
     nat_gb: float = 0.0
     """What it gets through a NAT gateway."""
@@ -167,7 +172,7 @@ class Instance:
             "Placement": {
                 "AvailabilityZone": self.zone,
                 "GroupName": self.placement_group or "",
-                "Tenancy": "default",
+                "Tenancy": self.tenancy,
             },
             "Monitoring": {"State": "disabled"},
             "MetadataOptions": {"State": "applied", **self.metadata_options},

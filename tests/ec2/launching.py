@@ -174,6 +174,9 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
         tags=dict(order.tags.get("instance", {})),
         volume_tags=dict(order.tags.get("volume", {})),
         volume_gb=order.volume_gb,
+        further_gb=order.image.volume_gb * len(order.image.lasting_disks),
+        tenancy=world.vpcs[order.subnet.vpc_id].tenancy,
+        software_usd_per_hour=_software_usd(world, order),
         public_address=order.subnet.public,
         nat_gb=0.0 if order.subnet.public else world.downloads_gb,
         placement_group=order.placement_group,
@@ -185,7 +188,14 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
 def _price_usd(world: World, order: Order, spot: bool, now: float) -> float:
     if spot:
         return world.spot.price_usd(order.machine, order.subnet.zone, now)
-    return order.machine.price_usd_per_hour
+    factor = world.dedicated_factor if world.vpcs[order.subnet.vpc_id].tenancy == "dedicated" else 1.0
+    factor *= 1.0 if order.subnet.zone[:-1] == world.region else world.local_zone_factor
+    return order.machine.price_usd_per_hour * factor
+
+
+def _software_usd(world: World, order: Order) -> float:
+    charged = order.image.usage != "RunInstances" or order.image.product_codes
+    return world.software_usd_per_hour if charged else 0.0
 
 
 LAUNCHING: Mapping[tuple[str, str], Operation] = {("ec2", "RunInstances"): run_instances}

@@ -184,7 +184,7 @@ def _shown_vpc(vpc: Vpc) -> dict[str, Any]:
         "IsDefault": vpc.default,
         "State": "available",
         "OwnerId": ACCOUNT,
-        "InstanceTenancy": "default",
+        "InstanceTenancy": vpc.tenancy,
         "Tags": _shown_tags(vpc.tags),
     }
 

@@ -164,7 +164,9 @@ def _shown_image(image: Image, now: float) -> dict[str, Any]:
         "VirtualizationType": "hvm",
         "Hypervisor": "xen",
         "EnaSupport": True,
-        "PlatformDetails": LINUX,
+        "PlatformDetails": LINUX if image.usage == "RunInstances" else "Red Hat Enterprise Linux",
+        "UsageOperation": image.usage,
+        "ProductCodes": [{"ProductCodeId": code, "ProductCodeType": "marketplace"} for code in image.product_codes],
         "BlockDeviceMappings": [
             {"DeviceName": image.root_device, "Ebs": volume},
             *({"DeviceName": name, "Ebs": {**volume, "DeleteOnTermination": False}} for name in image.lasting_disks),

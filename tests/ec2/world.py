@@ -52,7 +52,12 @@ class Image:
     volume_gb: int
     owner: str = "amazon"
     lasting_disks: tuple[str, ...] = ()
-    """Devices of further volumes, which outlive an instance unless it is launched with other words."""
+    """Devices of further volumes as large as the first, which outlive an instance unless it is launched with other
+    words."""
+    usage: str = "RunInstances"
+    """UsageOperation: another one than Linux's is charged `software_usd_per_hour`."""
+    product_codes: tuple[str, ...] = ()
+    """Of AWS Marketplace; charged `software_usd_per_hour` as well."""
     snapshot_id: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     created_at: float = 1_767_571_200.0
@@ -92,6 +97,7 @@ class Vpc:
     vpc_id: str
     cidr: str
     default: bool
+    tenancy: Literal["default", "dedicated"] = "default"
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -177,6 +183,12 @@ class World:
         self.visible_after_s: Delay = 0.0
         self.boot_s: Delay = 0.0
         self.ignores_spot = False
+        self.software_usd_per_hour = 0.10
+        """What images with a charge of their own cost, beside the rent."""
+        self.dedicated_usd_per_hour = 2.0
+        """What a region costs while any instance of a dedicated VPC runs in it."""
+        self.dedicated_factor, self.local_zone_factor = 1.05, 1.2
+        """By how much instances of such a VPC, or in a Local Zone, are dearer."""
         self.downloads_gb = 4.0
         """What an instance without a public address gets through the NAT gateway."""
         self.machine_types: dict[str, MachineType] = dict(MACHINE_TYPES)

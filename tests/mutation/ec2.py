@@ -7,6 +7,7 @@ from tests.mutation.mutant import Mutant
 _MANY = ("tests/unit/test_aws_launching_many.py",)
 _GUARDS = ("tests/unit/test_aws_guards.py",)
 _IMAGES = ("tests/unit/test_own_images.py",)
+_RESOLVING = ("tests/unit/test_aws_resolving.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -256,6 +257,54 @@ MUTANTS: tuple[Mutant, ...] = (
         old="    for line in _images(session, chosen_owner):\n        print(line)\n",
         new="",
         tests=_IMAGES,
+    ),
+    Mutant(
+        name="dedicated-vpc-is-rented-in",
+        harm="a VPC of dedicated hardware costs 48 USD a day that no bill here has",
+        file="cloud/aws/network.py",
+        old='    if tenancy != "default":\n        raise InputError(',
+        new="    if False:\n        raise InputError(",
+        tests=_RESOLVING,
+    ),
+    Mutant(
+        name="local-zone-at-the-regions-price",
+        harm="instances in a named Local Zone cost more than max_cost counts",
+        file="cloud/aws/network.py",
+        old="    if outside := [one for one in subnets if not _in_region(session, one)]:",
+        new="    if outside := list[Any]():",
+        tests=_RESOLVING,
+    ),
+    Mutant(
+        name="paid-image-at-the-price-of-linux",
+        harm="an image of Red Hat is charged by the hour beside the rent, and max_cost does not count it",
+        file="cloud/aws/images.py",
+        old='return "" if usage in _AS_LINUX else',
+        new='return "" if usage else',
+        tests=_RESOLVING,
+    ),
+    Mutant(
+        name="marketplace-image-is-free",
+        harm="a product of AWS Marketplace is charged by the hour, and max_cost does not count it",
+        file="cloud/aws/images.py",
+        old="    if codes:\n",
+        new='    if codes == "free":\n',
+        tests=_RESOLVING,
+    ),
+    Mutant(
+        name="only-the-root-volume-is-billed",
+        harm="further volumes of an image are charged, and neither estimate nor max_cost has them",
+        file="cloud/aws/side_costs.py",
+        old="(volume_gb or 0) + image.further_gb",
+        new="volume_gb or 0",
+        tests=("tests/unit/test_side_costs.py",),
+    ),
+    Mutant(
+        name="further-volume-of-another-kind",
+        harm="an image's volumes of io2 cost several times the gp3 that is counted",
+        file="cloud/aws/calls.py",
+        old="{**dict.fromkeys(further, disk),",
+        new='{**dict.fromkeys(further, {"DeleteOnTermination": True}),',
+        tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
         name="launches-are-repeated-by-botocore",

@@ -55,7 +55,7 @@ def test_the_launch_request(world: World) -> None:
 
 
 def test_nothing_is_bought_that_is_paid_for_apart_or_outlives_the_instance(world: World) -> None:
-    world.machines = replace(world.machines, lasting_disks=(world.machines.root_device, "/dev/sdf"), volume_gb=200)
+    world.machines = replace(world.machines, further_disks=(world.machines.root_device, "/dev/sdf"), volume_gb=200)
     world.offers = [offer("t3.medium", usd=0.0416)]
 
     with suppress(ProviderError):  # the account does not have the type
@@ -64,7 +64,7 @@ def test_nothing_is_bought_that_is_paid_for_apart_or_outlives_the_instance(world
     request = asked(world)[0].params
     disks = {disk["DeviceName"]: disk["Ebs"] for disk in request["BlockDeviceMappings"]}
     assert disks.keys() == {world.machines.root_device, "/dev/sdf"}
-    assert all(disk["DeleteOnTermination"] for disk in disks.values())
+    assert all(disk["DeleteOnTermination"] and disk["VolumeType"] == "gp3" for disk in disks.values())
     assert disks[world.machines.root_device]["VolumeSize"] == 200
     assert request["CreditSpecification"] == {"CpuCredits": "standard"}
 

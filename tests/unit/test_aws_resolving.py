@@ -115,13 +115,13 @@ def test_a_plain_image_gets_room_for_the_packages(account: Account, tmp_path: Pa
     assert resolved(account, tmp_path, volume_gb=200).volume_gb == 200
 
 
-def test_volumes_of_an_image_that_would_outlive_instances_are_known(account: Account, tmp_path: Path) -> None:
+def test_further_volumes_of_an_image_are_known(account: Account, tmp_path: Path) -> None:
     machines = resolved(account, tmp_path)
-    assert machines.lasting_disks == ()
+    assert machines.further_disks == ()
     images = account.fake.world.images
     images[machines.image] = replace(images[machines.image], lasting_disks=("/dev/sdf",))
 
-    assert resolved(account, tmp_path).lasting_disks == ("/dev/sdf",)
+    assert resolved(account, tmp_path).further_disks == ("/dev/sdf",)
 
 
 def test_subnets_are_those_of_the_drivers_vpc_its_own_first_where_the_type_is_available(
@@ -136,7 +136,7 @@ def test_subnets_are_those_of_the_drivers_vpc_its_own_first_where_the_type_is_av
     assert {account.fake.world.subnets[one].vpc_id for one in machines.subnets.values()} == {account.vpc}
 
 
-def test_local_zones_have_other_prices_and_are_used_only_where_they_are_named(account: Account, tmp_path: Path) -> None:
+def test_local_zones_have_other_prices_and_are_not_used(account: Account, tmp_path: Path) -> None:
     world = account.fake.world
     ours = next(one for one in world.subnets.values() if one.zone == world.zones[0])
     boston = replace(ours, subnet_id="subnet-0b05707", zone="us-east-1-bos-1a")
@@ -144,7 +144,38 @@ def test_local_zones_have_other_prices_and_are_used_only_where_they_are_named(ac
     world.zones = (*world.zones, boston.zone)
 
     assert boston.zone not in resolved(account, tmp_path).subnets
-    assert boston.zone in resolved(account, tmp_path, subnets=(boston.subnet_id, ours.subnet_id)).subnets
+    with pytest.raises(InputError, match=r"subnet-0b05707 in us-east-1-bos-1a: Local .* prices of their own"):
+        resolved(account, tmp_path, subnets=(boston.subnet_id, ours.subnet_id))
+
+
+@pytest.mark.parametrize("subnets", [True, False])
+def test_a_vpc_on_dedicated_hardware_is_refused(account: Account, tmp_path: Path, subnets: bool) -> None:
+    chosen = tuple(resolved(account, tmp_path).subnets.values())
+    world = account.fake.world
+    world.vpcs[account.vpc] = replace(world.vpcs[account.vpc], tenancy="dedicated")
+
+    with pytest.raises(InputError, match=rf"instances in {account.vpc} are on dedicated hardware"):
+        resolved(account, tmp_path, **({"subnets": chosen} if subnets else {}))
+
+
+@pytest.mark.parametrize(
+    ("paid", "told"),
+    [
+        ({"usage": "RunInstances:0010"}, r"as Red Hat Enterprise Linux \(RunInstances:0010\)"),
+        ({"product_codes": ("8s1m4e",)}, r"as a product of AWS Marketplace \(8s1m4e\)"),
+    ],
+)
+def test_an_image_that_is_charged_by_the_hour_is_refused(
+    account: Account, tmp_path: Path, paid: dict[str, Any], told: str
+) -> None:
+    image_id = resolved(account, tmp_path).image
+    images = account.fake.world.images
+    images[image_id] = replace(images[image_id], **paid)
+
+    with pytest.raises(InputError, match=told):
+        resolved(account, tmp_path, image=image_id)
+    images[image_id] = replace(images[image_id], usage="RunInstances:00g0", product_codes=())
+    resolved(account, tmp_path, image=image_id)
 
 
 def test_without_a_place_the_default_vpc_is_used_and_with_one_its_own(account: Account) -> None:

@@ -24,7 +24,7 @@ from rubberband.values.offer import BillLine, SideCost
 from rubberband.values.plan import PlanningConstraints
 from rubberband.views.estimate_tables import covers
 from rubberband.views.spending import spending
-from tests.builders.aws_account import Account
+from tests.builders.aws_account import Account, started
 from tests.ec2.policy import statements
 from tests.property.crash_cases import STAGES, job_of, undisturbed
 from tests.property.crash_story import Story
@@ -121,6 +121,40 @@ def test_the_account_is_inspected(account: Account) -> None:
     resources = account.resources(aws={"volume_gb": 120})
     found = side_facts(account.session, resources, "g5.xlarge")
     assert found == SideFacts(volume_gb=120, public_address=True, nat=False, installed=False)
+
+
+def test_all_volumes_of_an_image_are_in_the_line_that_ec2_bills(account: Account) -> None:
+    images = account.fake.world.images
+    images.update({name: replace(one, lasting_disks=("/dev/sdf", "/dev/sdg")) for name, one in images.items()})
+    image = next(one for one in images.values() if one.architecture == "x86_64")
+    resources = account.resources(instance_type="m7i.large", aws={"image": image.image_id})
+
+    costs = side_costs(resources, side_facts(account.session, resources, "m7i.large"), gpus=False)
+    started(account)
+    account.sleep(3600.0 - 60.0)
+
+    assert costs[0].usd_per_hour == pytest.approx(account.fake.bill().side_usd("volume"))
+
+
+@pytest.mark.parametrize("what", ["dedicated", "software", "local zone"])
+def test_the_stand_in_charges_what_rubberband_refuses(account: Account, what: str) -> None:
+    world, place = account.fake.world, account.place
+    if what == "dedicated":
+        world.vpcs[account.vpc] = replace(world.vpcs[account.vpc], tenancy="dedicated")
+    elif what == "software":
+        world.images.update({name: replace(one, usage="RunInstances:0010") for name, one in world.images.items()})
+    else:
+        world.zones = (world.zones[0], "us-east-1-bos-1a")
+        world.subnets[place.subnet] = replace(world.subnets[place.subnet], zone="us-east-1-bos-1a")
+    usual = world.machine_types["m7i.large"].price_usd_per_hour
+    started(account)
+    account.sleep(3600.0 - 60.0 + 20.0)
+
+    bill = account.fake.bill()
+    assert bill.side_usd("dedicated") == {"dedicated": 4.0}.get(what, 0.0)
+    assert bill.side_usd("software") == pytest.approx({"software": 0.1}.get(what, 0.0))
+    factor = {"dedicated": 1.05, "local zone": 1.2}.get(what, 1.0)
+    assert bill.rent_usd == pytest.approx(usual * factor)
 
 
 @pytest.mark.parametrize(("endpoint", "passed_gb"), [(False, 14.0), (True, 4.0)])
