@@ -117,8 +117,14 @@ def tags_of(experiment: str, run: str, instances: Sequence[str], owner: str, rol
     }
 
 
-def share(instances: Sequence[str]) -> int:
-    """Return how many of these names fit into one request: a tag of EC2 has at most 256 characters."""
+def share(instances: Sequence[str], market: Market) -> int:
+    """Return how many of these names may be in one request: a tag of EC2 has at most 256 characters.
+
+    Spot instances are requested one by one. Each has a spot request of its own, and nothing that AWS documents says
+    that their launch indices differ, by which an instance of several knows its name.
+    """
+    if market == "spot":
+        return 1
     count, length = 0, -1
     for name in instances:
         length += 1 + len(name)
@@ -130,7 +136,13 @@ def share(instances: Sequence[str]) -> int:
 
 def name_in(tags: Mapping[str, str], launch_index: int) -> str:
     """Return the name of the instance at this index of its request; empty if the tags have none."""
-    names = tags.get(INSTANCE_TAG, "").split(" ")
+    return named(tags.get(INSTANCE_TAG, "").split(" "), launch_index)
+
+
+def named(names: Sequence[str], launch_index: int) -> str:
+    """Return the name at this index of a request; empty if it has none. A single instance has its name at any."""
+    if len(names) == 1:
+        return names[0]
     return names[launch_index] if launch_index < len(names) else ""
 
 

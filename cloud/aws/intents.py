@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rubberband.atomic import sync_directory, write_atomically
-from rubberband.cloud.aws.calls import Purchase
+from rubberband.cloud.aws.calls import Purchase, named
 from rubberband.cloud.provider import InstanceDescription, InstanceState
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
@@ -104,8 +104,8 @@ class Intent:
 
     def comes_of(self, attempt: LaunchAttempt, machine: Mapping[str, Any]) -> bool:
         """Return whether an attempt under this name launched a described instance."""
-        index = attempt.names.index(self.instance)
-        return machine.get("ClientToken") == attempt.token and machine.get("AmiLaunchIndex", 0) == index
+        name = named(attempt.names, machine.get("AmiLaunchIndex", 0))
+        return machine.get("ClientToken") == attempt.token and name == self.instance
 
     def status(self) -> InstanceDescription:
         """Return the description that the provider shows."""

@@ -1,8 +1,9 @@
 """Launches: zone after zone, type after type, with one request for all instances wanted at the same moment.
 
-A request has one token and asks for as many instances as a zone has; the next zone is asked for the rest. Every request
-is written down before it is made. One without an answer is repeated with the same token, never replaced by another:
-EC2 answers it with the instances that it launched, if any.
+On the spot market each instance has a request of its own, one after the other. A request has one token and asks for as
+many instances as a zone has; the next zone is asked for the rest. Every request is written down before it is made. One
+without an answer is repeated with the same token, never replaced by another: EC2 answers it with the instances that it
+launched, if any.
 """
 
 from __future__ import annotations
@@ -380,7 +381,7 @@ class Launcher:
             return None
         boot_s = _boot_s(choice, left)
         node = NodeStart(
-            instances=tuple(names[: calls.share(names)]),
+            instances=tuple(names[: calls.share(names, choice.market)]),
             head_address=left[0].head_address,
             gpus=self._gpus,
             lease_s=min(boot_s, self._armed_s),
@@ -489,7 +490,7 @@ class Launcher:
         """Accept the instances of a request one by one; the missing ones were sold out. Return None if none is."""
         waiting = {order.instance: order for order in orders}
         for machine in machines:
-            name = attempt.names[machine.get("AmiLaunchIndex", 0)]
+            name = calls.named(attempt.names, machine.get("AmiLaunchIndex", 0))
             self._accept(name, attempt, machine, waiting.get(name))
         self._intents.change_unanswered(
             attempt,

@@ -148,7 +148,7 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
     return Instance(
         instance_id=world.new_id("i"),
         reservation_id=reservation_id,
-        launch_index=index,
+        launch_index=index if world.counts_spot or not spot else 0,
         machine_type=order.machine,
         image_id=order.image.image_id,
         architecture=order.image.architecture,

@@ -183,6 +183,8 @@ class World:
         self.visible_after_s: Delay = 0.0
         self.boot_s: Delay = 0.0
         self.ignores_spot = False
+        self.counts_spot = False
+        """Whether spot instances of one request have launch indices 0, 1, …; else all have 0."""
         self.software_usd_per_hour = 0.10
         """What images with a charge of their own cost, beside the rent."""
         self.dedicated_usd_per_hour = 2.0

@@ -307,6 +307,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
+        name="spot-instances-in-one-request",
+        harm="spot instances that all have launch index 0 take one name: all but one end as strays, a minute is paid",
+        file="cloud/aws/calls.py",
+        old='    if market == "spot":\n        return 1\n',
+        new="",
+        tests=("tests/unit/test_aws_launching_many.py",),
+    ),
+    Mutant(
         name="launches-are-repeated-by-botocore",
         harm="a zone without capacity is asked five times, and uses up the account's two launches a second",
         file="cloud/aws/client.py",

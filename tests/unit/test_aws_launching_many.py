@@ -54,6 +54,16 @@ def test_many_are_one_request_and_each_lives_its_own_life(world: World) -> None:
     assert world.living == []
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_spot_instances_without_an_index_of_their_own_all_run(world: World, together: bool) -> None:
+    driver = world.driver(together=together)
+    assert driver.launch_all(NAMES, "spot") == {}
+
+    assert [status.state for status in world.look(driver).values()] == ["pending"] * 5
+    assert len(world.fake.instances) == len(world.fake.living) == 5, "nothing is bought for nothing"
+    assert len(zones(world, driver)) == 1
+
+
 def test_instances_that_a_zone_lacks_are_bought_in_the_next_one(world: World) -> None:
     world.fake.set_capacity(3, zone="us-east-1a")
     driver = world.driver()
@@ -226,7 +236,7 @@ def test_more_names_than_a_tag_holds_are_several_requests(world: World) -> None:
     assert counts(world) == [42, 18]
     assert world.living == sorted(names)
     assert all(len(one.tags["rubberband:instance"]) <= 256 for one in world.fake.living)
-    assert share(["x" * 300]) == 1
+    assert share(["x" * 300], "on_demand") == 1
 
 
 def test_more_names_than_user_data_holds_are_several_requests(world: World) -> None:
