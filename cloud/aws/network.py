@@ -139,8 +139,8 @@ def _asked(session: AwsSession, asked: Sequence[str]) -> list[Any]:
     if outside := [one for one in subnets if not _in_region(session, one)]:
         where = ", ".join(f"{one['SubnetId']} in {one['AvailabilityZone']}" for one in outside)
         raise InputError(
-            f"resources.aws.subnets: {where}: Local and Wavelength Zones have prices of their own, which are not "
-            f"known here; keep subnets in the zones of {session.region} itself"
+            f"resources.aws.subnets: {where}: Local and Wavelength Zones have prices of their own, which "
+            f"RubberBand does not count; keep subnets in the zones of {session.region} itself"
         )
     if len({subnet["VpcId"] for subnet in subnets}) > 1:
         where = ", ".join(f"{subnet['SubnetId']} in {subnet['VpcId']}" for subnet in subnets)
