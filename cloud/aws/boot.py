@@ -22,6 +22,12 @@ from rubberband.units import shown
 
 MAX_BYTES = 16 * 1024
 """EC2's limit of UserData, before base64."""
+UV_VERSION = "0.13.9"
+UV_SHA256 = (
+    "d7f459fe4fd247d830351c75686d3996ace3c6f3f728eb0e85a30b7ada0cef19",
+    "5435c5ce14a56431208ca0996416d310f1598e8c2c8ba707688985a16bb82dbe",
+)
+"""The installer that makes environments, as root: its version, and its wheels' digests for x86_64 and aarch64."""
 
 _OUR_WHEEL = re.compile(r"(https|s3)://\S*/rubberband_tune-[^/\s]+\.whl(#\S*)?")
 _OURS = re.compile(r"rubberband[-_.]+tune(?![-\w.]).*", re.IGNORECASE | re.DOTALL)
@@ -171,6 +177,8 @@ def _shared_values(region: str, installed: Installation, setup: tuple[str, ...])
         "REQUIREMENTS": installed.requirements,
         "WHEELS": installed.wheels,
         "INDEX_URL": installed.index_url or "",
+        "UV_VERSION": UV_VERSION,
+        "UV_SHA256": UV_SHA256,
         "CONSTRAINTS": installed.constraints,
         "SETUP": setup,
     }

@@ -7,13 +7,27 @@ say() {
 find_uv() {
     command -v uv > /dev/null && return
     say "installing uv"
-    if python3 -m pip --version > /dev/null 2>&1; then
+    if [[ -n "$INDEX_URL" ]] && python3 -m pip --version > /dev/null 2>&1; then
         python3 -m pip install --quiet --no-input --disable-pip-version-check --target "$DIR/uv" uv
     else
-        mkdir -p "$DIR/uv/bin"
-        curl --fail --silent --show-error --location --retry 5 https://astral.sh/uv/install.sh |
-            UV_INSTALL_DIR="$DIR/uv/bin" UV_NO_MODIFY_PATH=1 sh
+        fetch_uv "${INDEX_URL:-https://pypi.org/simple}" "$DIR/uv/bin" "$UV_VERSION" "${UV_SHA256[@]}"
     fi
+}
+
+fetch_uv() { # of a version, from an index (PEP 503), into a folder; it must have one of the digests
+    local index="${1%/}/uv/" folder="$2" version="$3" link found get=(curl --fail --silent --show-error --location --retry 5)
+    link="$("${get[@]}" "$index" | grep -om1 "[^\"'<> ]*uv-$version-py3-none-manylinux_2_17_$(uname -m)[^\"'<>#]*\.whl" | head -1)"
+    mkdir -p "$folder"
+    "${get[@]}" --output "$folder/uv.whl" \
+        "$(python3 -c 'import sys, urllib.parse; print(urllib.parse.urljoin(*sys.argv[1:]))' "$index" "${link:?there is no uv $version}")"
+    found="$(sha256sum < "$folder/uv.whl")"
+    if [[ " ${*:4} " != *" ${found%% *} "* ]]; then
+        say "uv $version of $index has another sha256 than rubberband knows: ${found%% *}"
+        return 1
+    fi
+    python3 -m zipfile -e "$folder/uv.whl" "$folder/wheel"
+    mv "$folder/wheel/uv-$version.data/scripts/uv" "$folder"
+    chmod +x "$folder/uv"
 }
 
 fetch() { # what lies at an s3:// address, into a folder, with the instance's role; it must have the digest behind the #

