@@ -45,7 +45,7 @@ FAREWELL_TIMEOUT = timedelta(seconds=10)
 LEAVE_TIMEOUT_S = 10.0
 """The longest time to leave a process group of GPUs; a process that does not manage to is ended."""
 
-_LONGEST_LOOK_S = 0.02
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
 _LIFELINE = "lifeline"
 _CONNECTING_BYTES = 32 * 2**20
 _leaving = threading.Lock()
@@ -233,7 +233,7 @@ class Gang(Peers):
             self.check()
             if self._store.check(keys):
                 return
-            time.sleep(min(_LONGEST_LOOK_S, 0.0002 + (time.monotonic() - began) / 20))
+            time.sleep(min(_LONGEST_LOOK_S, _SHORTEST_LOOK_S + (time.monotonic() - began) / 20))
 
     def part(self) -> None:
         """Leave at the end of a segment without failure, together.
