@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.ec2.faults import FakeError
+from tests.ec2.instance import as_datetime
 from tests.ec2.quota_codes import QUOTAS
 from tests.ec2.request import Operation, Request
 from tests.ec2.world import ACCOUNT
 
+OPEN = ("PENDING", "CASE_OPENED")
+"""States of a request for a larger quota that is not decided."""
 NEW_ACCOUNT_VCPUS = 5.0
 """AWS's default for the standard families; a new account has none of the others."""
 
@@ -35,6 +38,36 @@ def get_default_quota(request: Request) -> dict[str, Any]:
     request.access.check("servicequotas:GetAWSDefaultServiceQuota")
     code = _known(request)
     return {"Quota": _shown(request, code, NEW_ACCOUNT_VCPUS if "Standard" in QUOTAS[code] else 0.0)}
+
+
+def request_increase(request: Request) -> dict[str, Any]:
+    """RequestServiceQuotaIncrease: one at a time for each quota; a person may look at it for days."""
+    request.access.check("servicequotas:RequestServiceQuotaIncrease")
+    code, desired = _known(request), float(request.params["DesiredValue"])
+    if desired <= request.world.quotas_vcpus[code]:
+        message = "Please provide a quota value that is larger than the current one."
+        raise FakeError("IllegalArgumentException", message)
+    if any(one["QuotaCode"] == code and one["Status"] in OPEN for one in request.world.quota_requests):
+        message = "Only one open service quota increase request is allowed per quota."
+        raise FakeError("ResourceAlreadyExistsException", message)
+    asked = {
+        "Id": f"r{len(request.world.quota_requests)}",
+        "ServiceCode": "ec2",
+        "QuotaCode": code,
+        "QuotaName": QUOTAS[code],
+        "DesiredValue": desired,
+        "Status": "PENDING",
+        "Created": as_datetime(request.now),
+    }
+    request.world.quota_requests.append(asked)
+    return {"RequestedQuota": asked}
+
+
+def list_increases(request: Request) -> dict[str, Any]:
+    """ListRequestedServiceQuotaChangeHistoryByQuota."""
+    request.access.check("servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota")
+    code = _known(request)
+    return {"RequestedQuotas": [one for one in request.world.quota_requests if one["QuotaCode"] == code]}
 
 
 def _check_service(request: Request) -> None:
@@ -67,5 +100,7 @@ def _shown(request: Request, code: str, vcpus: float) -> dict[str, Any]:
 ACCOUNTS: Mapping[tuple[str, str], Operation] = {
     ("sts", "GetCallerIdentity"): get_caller_identity,
     ("service-quotas", "GetServiceQuota"): get_service_quota,
+    ("service-quotas", "RequestServiceQuotaIncrease"): request_increase,
+    ("service-quotas", "ListRequestedServiceQuotaChangeHistoryByQuota"): list_increases,
     ("service-quotas", "GetAWSDefaultServiceQuota"): get_default_quota,
 }

@@ -1,4 +1,4 @@
-"""A few operations on buckets (s3), for callers in this process; over HTTP, `storage.py` is the S3."""
+"""Operations on buckets (s3), for callers in this process; over HTTP, `storage.py` is the S3."""
 
 from __future__ import annotations
 
@@ -12,23 +12,120 @@ from botocore.response import StreamingBody
 from tests.ec2.faults import FakeError
 from tests.ec2.instance import as_datetime
 from tests.ec2.request import Operation, Request
+from tests.ec2.world import ACCOUNT, BucketFacts
+
+
+def create_bucket(request: Request) -> dict[str, Any]:
+    """CreateBucket: a name is taken in all of AWS, and the region is named, except us-east-1."""
+    name, region = request.params["Bucket"], request.world.region
+    request.access.check("s3:CreateBucket", f"arn:aws:s3:::{name}")
+    named = request.params.get("CreateBucketConfiguration", {}).get("LocationConstraint")
+    if named != (None if region == "us-east-1" else region):
+        message = "The specified location-constraint is not valid"
+        raise FakeError("InvalidLocationConstraint" if named else "IllegalLocationConstraintException", message)
+    if name in request.world.buckets:
+        if request.world.facts(name).owner != ACCOUNT:
+            message = "The requested bucket name is not available. Please select a different name and try again."
+            raise FakeError("BucketAlreadyExists", message, 409)
+        if region != "us-east-1":
+            message = "Your previous request to create the named bucket succeeded and you already own it."
+            raise FakeError("BucketAlreadyOwnedByYou", message, 409)
+        return {"Location": f"/{name}"}
+    request.world.buckets[name] = {}
+    return {"Location": f"/{name}"}
+
+
+def list_buckets(request: Request) -> dict[str, Any]:
+    """ListBuckets: the account's own."""
+    request.access.check("s3:ListAllMyBuckets")
+    prefix, region = request.params.get("Prefix", ""), request.params.get("BucketRegion")
+    shown = []
+    for name in sorted(request.world.buckets):
+        facts = request.world.facts(name)
+        if facts.owner == ACCOUNT and name.startswith(prefix) and region in (None, facts.region):
+            shown.append({"Name": name, "BucketRegion": facts.region})
+    return {"Buckets": shown}
 
 
 def head_bucket(request: Request) -> dict[str, Any]:
     """HeadBucket."""
     bucket = request.params["Bucket"]
-    request.access.check("s3:ListBucket", f"arn:aws:s3:::{bucket}")
-    if bucket not in request.world.buckets:
-        raise FakeError("404", "Not Found", 404)
-    return {"BucketRegion": request.world.region}
+    try:
+        _check(request, "s3:ListBucket", bucket)
+    except FakeError as error:  # it has no body to say why
+        status = error.http_status
+        raise FakeError(str(status), "Not Found" if status == 404 else "Forbidden", status) from None
+    return {"BucketRegion": request.world.facts(bucket).region}
+
+
+def delete_bucket(request: Request) -> dict[str, Any]:
+    """DeleteBucket, which wants it empty."""
+    bucket = request.params["Bucket"]
+    _check(request, "s3:DeleteBucket", bucket)
+    if request.world.buckets[bucket]:
+        raise FakeError("BucketNotEmpty", "The bucket you tried to delete is not empty", 409)
+    del request.world.buckets[bucket]
+    request.world.bucket_facts.pop(bucket, None)
+    return {}
+
+
+def put_public_access_block(request: Request) -> dict[str, Any]:
+    """PutPublicAccessBlock."""
+    _facts(request, "s3:PutBucketPublicAccessBlock").public_block = request.params["PublicAccessBlockConfiguration"]
+    return {}
+
+
+def get_public_access_block(request: Request) -> dict[str, Any]:
+    """GetPublicAccessBlock."""
+    found = _facts(request, "s3:GetBucketPublicAccessBlock").public_block
+    if found is None:
+        message = "The public access block configuration was not found"
+        raise FakeError("NoSuchPublicAccessBlockConfiguration", message, 404)
+    return {"PublicAccessBlockConfiguration": found}
+
+
+def put_lifecycle(request: Request) -> dict[str, Any]:
+    """PutBucketLifecycleConfiguration, which replaces all rules."""
+    _facts(request, "s3:PutLifecycleConfiguration").lifecycle = request.params["LifecycleConfiguration"]["Rules"]
+    return {}
+
+
+def get_lifecycle(request: Request) -> dict[str, Any]:
+    """GetBucketLifecycleConfiguration."""
+    rules = _facts(request, "s3:GetLifecycleConfiguration").lifecycle
+    if rules is None:
+        raise FakeError("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist", 404)
+    return {"Rules": rules}
+
+
+def list_versions(request: Request) -> dict[str, Any]:
+    """ListObjectVersions, in one page, of a bucket that keeps none."""
+    bucket = request.params["Bucket"]
+    _check(request, "s3:ListBucketVersions", bucket)
+    objects = request.world.buckets[bucket].items()
+    shown = [{"Key": key, "VersionId": "null", "Size": len(content)} for key, content in sorted(objects)]
+    return {"Versions": shown, "IsTruncated": False}
+
+
+def delete_objects(request: Request) -> dict[str, Any]:
+    """DeleteObjects: a thousand at most."""
+    bucket, named = request.params["Bucket"], request.params["Delete"]["Objects"]
+    _check(request, "s3:DeleteObject", bucket, "/*")
+    if not 0 < len(named) <= 1000:
+        raise FakeError("MalformedXML", "The XML you provided was not well-formed", 400)
+    for one in named:
+        request.world.buckets[bucket].pop(one["Key"], None)
+    return {"Deleted": [{"Key": one["Key"]} for one in named]}
 
 
 def put_object(request: Request) -> dict[str, Any]:
     """PutObject."""
     objects = _objects(request, "s3:PutObject")
+    _check_key(request, "kms:GenerateDataKey")
     body = request.params.get("Body", b"")
     content = body.encode() if isinstance(body, str) else bytes(body if isinstance(body, bytes) else body.read())
     objects[request.params["Key"]] = content
+    request.world.facts(request.params["Bucket"]).written_at[request.params["Key"]] = request.now
     return {"ETag": _tag(content)}
 
 
@@ -37,6 +134,7 @@ def get_object(request: Request) -> dict[str, Any]:
     objects, key = _objects(request, "s3:GetObject"), request.params["Key"]
     if key not in objects:
         raise FakeError("NoSuchKey", "The specified key does not exist.", 404)
+    _check_key(request, "kms:Decrypt")
     content = objects[key]
     body = StreamingBody(io.BytesIO(content), len(content))
     return {"Body": body, "ContentLength": len(content), "ETag": _tag(content)}
@@ -47,7 +145,9 @@ def head_object(request: Request) -> dict[str, Any]:
     objects, key = _objects(request, "s3:GetObject"), request.params["Key"]
     if key not in objects:
         raise FakeError("404", "Not Found", 404)
-    return {"ContentLength": len(objects[key]), "ETag": _tag(objects[key])}
+    written_at = request.world.facts(request.params["Bucket"]).written_at.get(key, request.now)
+    content = objects[key]
+    return {"ContentLength": len(content), "ETag": _tag(content), "LastModified": as_datetime(written_at)}
 
 
 def delete_object(request: Request) -> dict[str, Any]:
@@ -59,8 +159,8 @@ def delete_object(request: Request) -> dict[str, Any]:
 def list_objects(request: Request) -> dict[str, Any]:
     """ListObjectsV2, in one page."""
     bucket, prefix = request.params["Bucket"], request.params.get("Prefix", "")
-    request.access.check("s3:ListBucket", f"arn:aws:s3:::{bucket}")
-    objects = _bucket(request, bucket)
+    _check(request, "s3:ListBucket", bucket)
+    objects = request.world.buckets[bucket]
     shown = [
         {"Key": key, "Size": len(content), "ETag": _tag(content), "LastModified": as_datetime(request.now)}
         for key, content in sorted(objects.items())
@@ -72,25 +172,56 @@ def list_objects(request: Request) -> dict[str, Any]:
 
 def _objects(request: Request, action: str) -> dict[str, bytes]:
     bucket = request.params["Bucket"]
-    request.access.check(action, f"arn:aws:s3:::{bucket}/{request.params['Key']}")
-    return _bucket(request, bucket)
+    _check(request, action, bucket, f"/{request.params['Key']}")
+    return request.world.buckets[bucket]
 
 
-def _bucket(request: Request, bucket: str) -> dict[str, bytes]:
+def _facts(request: Request, action: str) -> BucketFacts:
+    _check(request, action, request.params["Bucket"])
+    return request.world.facts(request.params["Bucket"])
+
+
+def _check(request: Request, action: str, bucket: str, key: str = "") -> None:
+    """Raises FakeError unless the caller may do this to an existing bucket, whose owner allows it too."""
+    request.access.check(action, f"arn:aws:s3:::{bucket}{key}")
     if bucket not in request.world.buckets:
         raise FakeError("NoSuchBucket", "The specified bucket does not exist", 404)
-    return request.world.buckets[bucket]
+    facts = request.world.facts(bucket)
+    expected = request.params.get("ExpectedBucketOwner", facts.owner)
+    if expected != facts.owner or (facts.owner != ACCOUNT and not facts.public):
+        raise FakeError("AccessDenied", "Access Denied", 403)
+
+
+def _check_key(request: Request, action: str) -> None:
+    """Raises FakeError unless the caller may use the key of KMS with which the bucket encrypts."""
+    key = request.world.facts(request.params["Bucket"]).kms_key
+    if key is None:
+        return
+    try:
+        request.access.check(action, key)
+    except FakeError as error:
+        raise FakeError("AccessDenied", error.message, 403) from None
 
 
 def _tag(content: bytes) -> str:
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
 
 
-BUCKETS: Mapping[tuple[str, str], Operation] = {
-    ("s3", "HeadBucket"): head_bucket,
-    ("s3", "PutObject"): put_object,
-    ("s3", "GetObject"): get_object,
-    ("s3", "HeadObject"): head_object,
-    ("s3", "DeleteObject"): delete_object,
-    ("s3", "ListObjectsV2"): list_objects,
+_NAMES: Mapping[str, Operation] = {
+    "CreateBucket": create_bucket,
+    "ListBuckets": list_buckets,
+    "HeadBucket": head_bucket,
+    "DeleteBucket": delete_bucket,
+    "PutPublicAccessBlock": put_public_access_block,
+    "GetPublicAccessBlock": get_public_access_block,
+    "PutBucketLifecycleConfiguration": put_lifecycle,
+    "GetBucketLifecycleConfiguration": get_lifecycle,
+    "ListObjectVersions": list_versions,
+    "DeleteObjects": delete_objects,
+    "PutObject": put_object,
+    "GetObject": get_object,
+    "HeadObject": head_object,
+    "DeleteObject": delete_object,
+    "ListObjectsV2": list_objects,
 }
+BUCKETS: Mapping[tuple[str, str], Operation] = {("s3", name): operation for name, operation in _NAMES.items()}

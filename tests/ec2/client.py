@@ -6,11 +6,13 @@ They do not retry: what the fake does to one call, one call of a client meets (b
 from __future__ import annotations
 
 import base64
+import json
 import uuid
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import botocore.session
 from botocore import xform_name
@@ -168,7 +170,11 @@ def _received(operation: str, result: dict[str, Any]) -> dict[str, Any]:
     """As boto3 hands it on."""
     if operation == "GetConsoleOutput":
         return {**result, "Output": base64.b64decode(result["Output"]).decode(errors="replace")}
-    return result
+    documents = ("PolicyDocument", "AssumeRolePolicyDocument")
+    read = {key: json.loads(unquote(value)) for key, value in result.items() if key in documents}
+    if isinstance(role := result.get("Role"), dict):
+        read["Role"] = _received("", role)
+    return {**result, **read}
 
 
 def _error_response(error: FakeError) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def _profile(world: World, asked: Mapping[str, str]) -> str | None:
         return None
     field, given = ("name", asked["Name"]) if "Name" in asked else ("arn", asked.get("Arn", ""))
     name = given if field == "name" else given.rpartition("/")[2]
-    if name not in world.profiles:
+    if not world.profiles.get(name):
         message = f"Value ({given}) for parameter iamInstanceProfile.{field} is invalid. Invalid IAM Instance Profile"
         raise FakeError("InvalidParameterValue", f"{message} {'name' if field == 'name' else 'ARN'}")
     return name

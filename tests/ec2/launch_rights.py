@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tests.ec2.access import Access
+from tests.ec2.faults import FakeError
 from tests.ec2.instance import Instance
 from tests.ec2.launch_order import Order, profile_arn
 from tests.ec2.world import ACCOUNT, World
@@ -35,6 +36,12 @@ def check_launch(world: World, access: Access, order: Order) -> None:
     for kind, tags in order.tags.items():
         keys = {**request_tags(tags), "ec2:CreateAction": "RunInstances", "ec2:Region": world.region}
         access.check("ec2:CreateTags", arn(world, f"{kind}/*"), keys)
+    if order.market == "spot" and "EC2Spot" not in world.service_roles:
+        try:
+            access.check("iam:CreateServiceLinkedRole")
+        except FakeError:
+            message = "The provided credentials may not create the service-linked role for EC2 Spot Instances."
+            raise FakeError("AuthFailure.ServiceLinkedRoleCreationNotPermitted", message, 403) from None
     if order.profile is not None:
         role = f"arn:aws:iam::{ACCOUNT}:role/{world.profiles[order.profile]}"
         access.check("iam:PassRole", role, {"iam:PassedToService": "ec2.amazonaws.com"})

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from tests.ec2.account import ACCOUNTS
 from tests.ec2.buckets import BUCKETS
+from tests.ec2.budgets import BUDGETS
 from tests.ec2.describing import DESCRIBING
+from tests.ec2.iam import IAM
 from tests.ec2.images import IMAGES
 from tests.ec2.launching import LAUNCHING
 from tests.ec2.networks import NETWORKS
@@ -28,5 +30,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **ACCOUNTS,
     **PRICE_LIST,
     **BUCKETS,
+    **BUDGETS,
+    **IAM,
     **SCHEDULES,
 }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.resources import files
 
+from rubberband.cloud.aws.rights import GUARD, HEAD, WORKER, Bounds, roles
 from tests.ec2.policy import Statement, statements
 from tests.ec2.world import ACCOUNT
 
@@ -33,7 +32,9 @@ def shipped_policies() -> Mapping[str, tuple[Statement, ...] | None]:
 
 
 def _shipped(principal: str) -> tuple[Statement, ...] | None:
-    file = files("rubberband.cloud.aws").joinpath("policies", f"{principal}.json")
-    if not file.is_file():
+    kind = {"driver": HEAD, "worker": WORKER, "guard": GUARD}.get(principal)
+    if kind is None:
         return None
-    return statements(json.loads(file.read_text(encoding="utf-8").replace("BUCKET", BUCKET)))
+    bounds = Bounds(account=ACCOUNT, owner="rubberband", bucket=BUCKET)
+    (role,) = (one for one in roles(bounds) if one.name == f"rubberband-{kind}")
+    return tuple(each for document in role.policies.values() for each in statements(document))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rubberband.spec.remembered import Remembered, remember
 from tests.ec2.core import FakeAws
 from tests.ec2.machine import Machines
 from tests.ec2.principals import BUCKET
@@ -52,6 +53,7 @@ def rehearsal(
     fake = fake or FakeAws(time.time, pending_s=0.0, shutting_down_s=0.0)
     with FakeServer(fake, directory / "s3") as server:
         server.storage.make_bucket(bucket)
+        remember(directory / "home", Remembered(bucket=bucket, region=fake.region))
         machines = Machines(
             fake,
             directory / "machines",

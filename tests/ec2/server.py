@@ -27,7 +27,7 @@ SECRET_KEY: Final = "any-secret-will-do"
 
 _METADATA_PATH = "/machine/"
 _KEY_PREFIX = "ASIARUBBERBAND"
-_REGIONLESS = ("pricing", "sts", "s3", "iam")
+_REGIONLESS = ("pricing", "sts", "s3", "iam", "budgets")
 _ADDRESS = "127.0.0.1"
 
 

@@ -29,6 +29,13 @@ _PARTS: Final = ".parts"
 """A directory in a bucket with the parts of uploads under way; no object's file starts with a dot."""
 
 
+_SETTINGS: Final = {
+    "publicAccessBlock": "NoSuchPublicAccessBlockConfiguration",
+    "lifecycle": "NoSuchLifecycleConfiguration",
+}
+"""Settings of a bucket, which are kept as they are sent -> the error where there is none."""
+
+
 class _Refused(Exception):
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -51,7 +58,7 @@ class Storage:
         arguments = dict(parse_qsl(query, keep_blank_values=True))
         try:
             if not bucket:
-                return self._list_buckets()
+                return self._list_buckets(arguments)
             if not key:
                 return self._on_bucket(method, unquote(bucket), arguments, body)
             return self._on_object(method, unquote(bucket), unquote(key), arguments, headers, body)
@@ -61,17 +68,23 @@ class Storage:
             text = f"<Code>{refusal.code}</Code><Message>{xml_text(str(refusal))}</Message>"
             return xml_response(refusal.status, f"<Error>{text}<RequestId>{uuid.uuid4()}</RequestId></Error>")
 
-    def _list_buckets(self) -> Response:
+    def _list_buckets(self, arguments: Mapping[str, str]) -> Response:
         self.directory.mkdir(parents=True, exist_ok=True)
-        names = sorted(path.name for path in self.directory.iterdir() if path.is_dir())
-        buckets = "".join(f"<Bucket><Name>{xml_text(name)}</Name></Bucket>" for name in names)
+        start = arguments.get("prefix", "")
+        names = sorted(path.name for path in self.directory.iterdir() if path.is_dir() and path.name.startswith(start))
+        region = f"<BucketRegion>{self._region}</BucketRegion>"
+        buckets = "".join(f"<Bucket><Name>{xml_text(name)}</Name>{region}</Bucket>" for name in names)
         return _document("ListAllMyBucketsResult", f"<Buckets>{buckets}</Buckets>")
 
     def _on_bucket(self, method: str, bucket: str, arguments: Mapping[str, str], body: bytes) -> Response:
-        if method == "PUT":
+        if method == "PUT" and not arguments:
             self.make_bucket(bucket)
             return Response(headers={"Location": f"/{bucket}"})
         directory = self._bucket(bucket)
+        for setting in _SETTINGS.keys() & arguments.keys():
+            return _setting(directory / f".{setting}", method, setting, body)
+        if method == "GET" and "versions" in arguments:
+            return _list_versions(directory, bucket)
         if method == "HEAD":
             return Response(headers={"x-amz-bucket-region": self._region})
         if method == "GET" and "location" in arguments:
@@ -136,6 +149,8 @@ def rights(method: str, path: str, query: str, bucket: str) -> tuple[str, str]:
             return "s3:DeleteObject", f"{arn}/*"
         if "uploads" in arguments:
             return "s3:ListBucketMultipartUploads", arn
+        if _SETTINGS.keys() & arguments.keys():
+            return ("s3:GetBucketLocation" if method == "GET" else "s3:PutBucketPublicAccessBlock"), arn
         actions = {"PUT": "s3:CreateBucket", "DELETE": "s3:DeleteBucket"}
         return ("s3:GetBucketLocation" if "location" in arguments else actions.get(method, "s3:ListBucket")), arn
     if method == "DELETE":
@@ -275,6 +290,24 @@ def _listed(directory: Path, entry: str, prefix: str, delimiter: str, quoted: Ca
         f"<Contents><Key>{quoted(entry)}</Key><LastModified>{modified}</LastModified><Size>{stat.st_size}</Size>"
         f"<ETag>{xml_text(_etag(path.read_bytes()))}</ETag><StorageClass>STANDARD</StorageClass></Contents>"
     )
+
+
+def _setting(path: Path, method: str, name: str, body: bytes) -> Response:
+    if method == "PUT":
+        _write(path, body)
+        return Response()
+    if not path.exists():
+        raise _Refused(404, _SETTINGS[name], "The configuration was not found")
+    return Response(headers={"Content-Type": "application/xml"}, body=path.read_bytes())
+
+
+def _list_versions(directory: Path, bucket: str) -> Response:
+    versions = "".join(
+        f"<Version><Key>{xml_text(key)}</Key><VersionId>null</VersionId>"
+        f"<Size>{(directory / _file_name(key)).stat().st_size}</Size></Version>"
+        for key in _keys(directory)
+    )
+    return _document("ListVersionsResult", f"<Name>{bucket}</Name><IsTruncated>false</IsTruncated>{versions}")
 
 
 def _delete_objects(directory: Path, body: bytes) -> Response:

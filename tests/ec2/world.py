@@ -162,6 +162,21 @@ class Schedule:
     instances: tuple[str, ...]
 
 
+@dataclass(slots=True, kw_only=True)
+class BucketFacts:
+    """What is known of a bucket beside its objects."""
+
+    region: str
+    owner: str = ACCOUNT
+    public: bool = False
+    """Whether other accounts may read and write in it, when its owner is another one."""
+    public_block: Any = None
+    lifecycle: Any = None
+    kms_key: str | None = None
+    """ARN of the customer's key with which it encrypts."""
+    written_at: dict[str, float] = field(default_factory=dict)
+
+
 def drawn(delay: Delay, rng: random.Random) -> float:
     """The seconds of one delay."""
     return delay(rng) if callable(delay) else delay
@@ -212,6 +227,12 @@ class World:
         """As GetParameter shows them, with their value in clear text."""
         self.buckets: dict[str, dict[str, bytes]] = {}
         """Bucket -> its objects."""
+        self.bucket_facts: dict[str, BucketFacts] = {}
+        self.roles: dict[str, Any] = {}
+        """Roles of IAM (`iam.Role`) that were made here; the profiles above have theirs without that."""
+        self.service_roles: set[str] = {"EC2Spot"}
+        self.quota_requests: list[dict[str, Any]] = []
+        self.budgets: dict[str, Any] = {}
         self.images: dict[str, Image] = {}
         self.snapshots: dict[str, Snapshot] = {}
         self.vpcs: dict[str, Vpc] = {}
@@ -260,6 +281,18 @@ class World:
             instance = self.instances.get(instance_id)
             if instance is not None:
                 instance.guard_at = at if self.guard_may_end(instance) else None
+
+    def facts(self, bucket: str) -> BucketFacts:
+        """Of a bucket; by default one of this account and region."""
+        return self.bucket_facts.setdefault(bucket, BucketFacts(region=self.region))
+
+    def empty(self) -> None:
+        """Make it a new account: no roles, no bucket, and quotas for machines without GPUs only."""
+        self.profiles.clear()
+        self.scheduler_roles.clear()
+        self.service_roles.clear()
+        self.buckets.clear()
+        self.quotas_vcpus = {code: 5.0 if "Standard" in name else 0.0 for code, name in QUOTAS.items()}
 
     def living(self) -> Iterator[Instance]:
         """All that are pending or running, visible or not."""
