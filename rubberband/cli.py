@@ -42,6 +42,7 @@ _COMMANDS = {
     "extend": ("status", "Give an experiment a later deadline or a larger budget."),
     "limit": ("status", "Limit the instances of a running experiment."),
     "sweep": ("cloud", "Terminate instances left by crashed runs, here and on EC2."),
+    "aws": ("aws", "Set an account of AWS up, check it, and clear it again."),
     "up": ("cloud", "Start the head on EC2, or find it."),
     "down": ("cloud", "Terminate everything on EC2: workers, head, and their resources."),
     "image": ("cloud", "Build, list and delete images that have the driver's environment installed."),

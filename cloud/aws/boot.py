@@ -145,14 +145,21 @@ def worker_script(boot: Boot, start: NodeStart) -> str:
 
 
 def head_script(
-    region: str, installed: Installation, setup: tuple[str, ...], folders: tuple[str, ...], *, idle_s: float = 0.0
+    region: str,
+    installed: Installation,
+    setup: tuple[str, ...],
+    folders: tuple[str, ...],
+    *,
+    idle_s: float = 0.0,
+    bucket: str = "",
 ) -> str:
     """Return the UserData of the head, which fetches packed folders from s3:// addresses. Raises as a worker's does.
 
-    The head stops itself once nothing has run on it for `idle_s` seconds; 0: never.
+    The head stops itself once nothing has run on it for `idle_s` seconds; 0: never. It remembers `bucket`, as
+    `rubberband aws setup` does on a laptop.
     """
     return script(
-        {"FOLDERS": folders, "IDLE_S": str(int(idle_s)), **_shared_values(region, installed, setup)},
+        {"FOLDERS": folders, "BUCKET": bucket, "IDLE_S": str(int(idle_s)), **_shared_values(region, installed, setup)},
         "boot.sh",
         "head.sh",
     )

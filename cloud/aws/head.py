@@ -24,7 +24,7 @@ from rubberband.cloud.aws.images import find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, own_place
 from rubberband.cloud.aws.preflight import refused_launch
 from rubberband.cloud.aws.resolving import security_group, what_to_install
-from rubberband.cloud.aws.s3 import is_bucket, put
+from rubberband.cloud.aws.s3 import is_bucket, place_in, put_package
 from rubberband.cloud.steady import Waiting, elapsed_s
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Resources
@@ -87,7 +87,7 @@ def upload_folder(session: AwsSession, checkpoints: str | None, name: str, archi
     if not is_bucket(checkpoints):
         return None
     with in_one_line():
-        return put(session, checkpoints, f"folders/{name}.zip", archive)
+        return put_package(session, checkpoints, f"folders/{name}.zip", archive)
 
 
 def heads(session: AwsSession, owner: str) -> list[Any]:
@@ -132,7 +132,14 @@ def _launch(
         security_group=security_group(session, words, vpc, sleep),
         profile=words.head_profile,
         key_name=words.key_name,
-        user_data=head_script(session.region, installed, words.setup, tuple(folders), idle_s=words.head_idle_s),
+        user_data=head_script(
+            session.region,
+            installed,
+            words.setup,
+            tuple(folders),
+            idle_s=words.head_idle_s,
+            bucket=place_in(resources.checkpoints, "")[0] if is_bucket(resources.checkpoints) else "",
+        ),
         disks=changed_disks(image.root_device, volume_gb, image.further_disks),
         tags={OWNER_TAG: words.owner, ROLE_TAG: "head", "Name": f"rubberband head of {words.owner}"},
     )

@@ -30,6 +30,12 @@ unpack() {
     echo "rubberband: the experiment's folder is $DIR/$name"
 }
 
+remember() { # the bucket and the region, for experiment files without them
+    [[ -n "$BUCKET" ]] || return 0
+    mkdir -p "${RUBBERBAND_ROOT:-}$HOME/.rubberband"
+    printf 'bucket: %s\nregion: %s\n' "$BUCKET" "$REGION" > "${RUBBERBAND_ROOT:-}$HOME/.rubberband/aws.yaml"
+}
+
 stop_when_idle() { # at every boot: a timer of systemd-run does not outlive one
     local busy='rubberband\.cli (.* )?(run|resume|profile|image) |rubberband\.(app\.)?(hosted|pool)|gcs_server'
     busy+='|ssm-session-worker|sshd: .*@'
@@ -55,6 +61,7 @@ boot() {
     say "the head boots"
     ((${#REQUIREMENTS[@]} == 0)) || make_venv
     make_programs
+    remember
     local address
     for address in "${FOLDERS[@]}"; do
         say "fetching $address"

@@ -29,14 +29,14 @@ from rubberband.cloud.aws.calls import (
     tags_of,
 )
 from rubberband.cloud.aws.client import check_region, instances
-from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, in_one_line, lacks_rights
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, in_one_line, lacks_rights, missing_action
 from rubberband.cloud.aws.guards import delete, guard
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, ensure_cluster, own_address, own_place
 from rubberband.cloud.aws.provider import check_lease
 from rubberband.cloud.aws.quota import quotas
 from rubberband.cloud.aws.resolving import resolve
-from rubberband.cloud.aws.s3 import is_bucket, place_in, trouble
+from rubberband.cloud.aws.s3 import is_bucket, owner_words, place_in, trouble
 from rubberband.cloud.aws.side_costs import ways_out
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Aws, Resources
@@ -83,7 +83,7 @@ def check_store(session: AwsSession, resources: Resources, *, mounts: Sequence[s
             "directory on a network mount that all of them have"
         )
     if is_bucket(url):
-        _check_bucket(session.client("s3"), url)
+        yield from _check_bucket(session, url)
         return
     if re.match("[a-z0-9]+://", url) and not url.startswith("file://"):
         raise InputError(f"resources.checkpoints: {url} is not known; give s3://bucket/prefix, or a directory")
@@ -124,14 +124,25 @@ def _mounts() -> list[str]:
         return []
 
 
-def _check_bucket(s3: Any, url: str) -> None:
+def _check_bucket(session: AwsSession, url: str) -> Iterator[str]:
+    s3, owner = session.client("s3"), owner_words(session)
     bucket, key = place_in(url, f".probe-{uuid.uuid4().hex}")
     try:
-        s3.put_object(Bucket=bucket, Key=key, Body=b"")
-        s3.get_object(Bucket=bucket, Key=key)
-        s3.delete_object(Bucket=bucket, Key=key)
+        s3.put_object(Bucket=bucket, Key=key, Body=b"", **owner)
+        s3.get_object(Bucket=bucket, Key=key, **owner)
+        s3.delete_object(Bucket=bucket, Key=key, **owner)
     except ClientError as error:
         raise InputError(f"resources.checkpoints: {trouble(error, bucket)}") from None
+    try:
+        region = s3.head_bucket(Bucket=bucket, **owner).get("BucketRegion", session.region)
+    except FAILURES as error:
+        yield f"the region of bucket {bucket} is not known: {explain(error)}"
+        return
+    if region != session.region:
+        yield (
+            f"bucket {bucket} is in {region} and instances are in {session.region}: each GB between them costs about "
+            f"0.02 USD, which is in no bill here; make a bucket in {session.region}"
+        )
 
 
 _PROBE = "preflight"
@@ -147,6 +158,7 @@ class _Checks:
     session: AwsSession
     resources: Resources
     place: OwnInstance | None
+    on_head: bool
 
     @property
     def markets(self) -> tuple[Market, ...]:
@@ -160,16 +172,23 @@ def preflight(
     *,
     session: AwsSession | None = None,
     place: OwnInstance | None = None,
+    on_head: bool = True,
 ) -> list[str]:
     """Return notes for the user, one line each, if the experiment can run on EC2.
 
-    `place` is where this machine is in EC2, by default as its metadata service says. Raises InputError (one line: the
+    `place` is where this machine is in EC2, by default as its metadata service says. Not `on_head`, a head will be the
+    driver, and this machine's place is not checked. Raises InputError (one line: the
     problem, its value, the remedy) for the first problem: credentials, this machine's clock, region, types, images,
     network, roles and permissions, quota, the checkpoint store, or the place of the driver.
     """
     check_region(resources.region)
     check_lease(resources)
-    checks = _Checks(session=session or open_aws(resources.region), resources=resources, place=place or own_place())
+    checks = _Checks(
+        session=session or open_aws(resources.region),
+        resources=resources,
+        place=place or own_place(),
+        on_head=on_head,
+    )
     sign_in(checks.session)
     with _with_names_of_the_policy(resources.aws), in_one_line():
         return list(dict.fromkeys(_looked_at(checks, offers)))
@@ -200,7 +219,8 @@ def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:
         yield "install: none, and no image of your own: instances boot Amazon's, which does not have rubberband"
     for offer in offers:
         yield from _look_at_type(checks, offer)
-    yield from _look_at_driver(checks, offers[0].instance_type)
+    if checks.on_head:
+        yield from _look_at_driver(checks, offers[0].instance_type)
     yield from _look_at_quota(checks, [offer.instance_type for offer in offers])
     yield from check_store(checks.session, checks.resources)
     for offer in offers:
@@ -311,8 +331,8 @@ def refused_launch(error: ClientError, profile: str, key_name: str | None, key: 
     said = str(error)
     if "iamInstanceProfile" in said or "IAM Instance Profile" in said:
         return (
-            f"resources.aws.{key}: EC2 knows no instance profile {shown(profile)} that has a role; make it as "
-            "rubberband/cloud/aws/policies/README.md says (it is known some seconds later), or name another"
+            f"resources.aws.{key}: EC2 knows no instance profile {shown(profile)} that has a role; run "
+            "`rubberband aws setup` (it is known some seconds later), or name another"
         )
     if code_of(error).startswith("InvalidKeyPair"):
         return (
@@ -324,6 +344,8 @@ def refused_launch(error: ClientError, profile: str, key_name: str | None, key: 
             f"resources.aws.{key}: these credentials may not give the role of {profile} to a machine (iam:PassRole); "
             "use an administrator's, or allow it for that role"
         )
+    if missing_action(error) == "ec2:RunInstances":
+        return f"{explain(error)}; or these types or region are none of `rubberband aws setup --types LIST --region R`"
     return explain(error)
 
 
@@ -341,7 +363,7 @@ def _look_at_guard(checks: _Checks) -> Iterator[str]:
     except FAILURES as error:
         yield (
             "an instance that never boots keeps running if the driver dies too, because AWS does not guard it: "
-            f"{explain(error)} (see the role {role} in rubberband/cloud/aws/policies/README.md), or silence this with "
+            f"{explain(error)} (`rubberband aws setup` makes the role {role}), or silence this with "
             "resources.aws.guard_role: null"
         )
 

@@ -157,7 +157,7 @@ def _rooms(session: AwsSession, types: Sequence[str], markets: Sequence[Market])
     found = {}
     for (code, name), market in codes.items():
         used = None if living is None else _used_vcpus(living, vcpus, code, market)
-        allowed = _allowed(session, code)
+        allowed = allowed_vcpus(session, code)
         found[code] = Quota(code=code, name=name, region=session.region, market=market, vcpus=allowed, used_vcpus=used)
     return tuple(
         Room(instance_type=name, vcpus=vcpus[name], quota=found[code[0]])
@@ -171,7 +171,8 @@ def vcpus_of(session: AwsSession, types: Sequence[str]) -> dict[str, int]:
     return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in described_types(session, types)}
 
 
-def _allowed(session: AwsSession, code: str) -> float:
+def allowed_vcpus(session: AwsSession, code: str) -> float:
+    """Return the limit of a quota, in vCPUs. Raises botocore's errors."""
     client = session.client("service-quotas")
     with ignoring("NoSuchResourceException"):
         return float(client.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])

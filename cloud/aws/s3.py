@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.errors import code_of, explain, ignoring, lacks_rights
+from rubberband.cloud.aws.errors import code_of, explain, ignoring, lacks_rights, missing_action
 from rubberband.errors import CheckpointError, InputError
 
 _CONFIG = Config(
@@ -161,28 +162,64 @@ def put(session: AwsSession | None, checkpoints: str, name: str, content: bytes,
         return f"s3://{bucket}/{key}"
     s3 = session.client("s3")
     try:
-        if not (unless_there and _holds(session, bucket, key, content)):
-            s3.put_object(Bucket=bucket, Key=key, Body=content)
+        words = {"Bucket": bucket, "Key": key, **owner_words(session)}
+        if not (unless_there and _holds(s3, words, content)):
+            s3.put_object(**words, Body=content)
     except ClientError as error:
         raise InputError(f"resources.checkpoints: {trouble(error, bucket)}") from None
     return f"s3://{bucket}/{key}"
 
 
+PACKAGES = "packages"
+"""Folder of the bucket with what instances run: workers may read it only, and S3 deletes its objects after
+PACKAGES_DAYS."""
+PACKAGES_DAYS = 30
+_RENEWED_S = 86_400.0
+"""An older package is written again by whoever needs it, so that it outlives the run."""
+
+
+def put_package(
+    session: AwsSession | None, checkpoints: str, name: str, content: bytes, *, unless_there: bool = False
+) -> str:
+    """Do as `put`, in the folder of packages of the store's bucket."""
+    bucket, key = place_in(checkpoints, name)
+    return put(session, f"s3://{bucket}/{PACKAGES}", key, content, unless_there=unless_there)
+
+
+def owner_words(session: AwsSession) -> dict[str, str]:
+    """Return the parameter with which S3 refuses a bucket that is not this account's; none where S3 is not AWS's.
+
+    Raises botocore's errors.
+    """
+    if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        return {}
+    return {"ExpectedBucketOwner": str(session.client("sts").get_caller_identity()["Account"])}
+
+
 def trouble(error: ClientError, bucket: str) -> str:
     """Return why a bucket cannot be used, with the remedy."""
     if code_of(error) == "NoSuchBucket":
-        return f"there is no bucket {bucket}; make it (`aws s3 mb s3://{bucket}`), or name another"
-    if lacks_rights(error) or code_of(error) == "403":
+        return f"there is no bucket {bucket}; make one (`rubberband aws setup`), or name another"
+    action = missing_action(error) or ""
+    if action.startswith("kms:"):
         return (
-            f"the role may not s3:{error.operation_name} in {bucket}; put the bucket's name into "
-            "rubberband/cloud/aws/policies/driver.json (and worker.json) and attach that"
+            f"the role may not {action}, and {bucket} encrypts with a key of KMS; attach "
+            "rubberband/cloud/aws/policies/kms.json to the roles of head and workers, with the ARN of that key"
+        )
+    if lacks_rights(error) or code_of(error) == "403":
+        said = action if action.startswith("s3:") else f"s3:{error.operation_name}"
+        return (
+            f"the role may not {said} in {bucket}; if the bucket is this account's, put its name into "
+            f"rubberband/cloud/aws/policies/driver.json (and worker.json) and attach that (`rubberband aws setup "
+            f"--bucket {bucket}`), else name one that is"
         )
     return explain(error)
 
 
-def _holds(session: AwsSession, bucket: str, key: str, content: bytes) -> bool:
-    """Return whether the object is `content`, by its ETag: the MD5, except where a key of KMS encrypts."""
+def _holds(s3: Any, words: dict[str, str], content: bytes) -> bool:
+    """Return whether the object is new, and is `content` by its ETag: the MD5, except where a key of KMS encrypts."""
     with ignoring("404", "NoSuchKey", "NotFound", "403"):  # without s3:ListBucket, a missing object answers 403
-        there = session.client("s3").head_object(Bucket=bucket, Key=key)
-        return str(there["ETag"]).strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest()
+        there = s3.head_object(**words)
+        is_new = time.time() - there["LastModified"].timestamp() < _RENEWED_S
+        return is_new and str(there["ETag"]).strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest()
     return False

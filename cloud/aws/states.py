@@ -17,7 +17,14 @@ ALIVE = ("pending", "running", "stopping", "stopped")
 _BY_A_CALL = "Client.UserInitiatedShutdown"
 _BY_ITSELF = "Client.InstanceInitiatedShutdown"
 _SOLD_OUT = ("Server.InsufficientInstanceCapacity", "Client.VolumeLimitExceeded")
-_NEVER_RAN = (*_SOLD_OUT, "Client.InvalidSnapshot", "Client.InternalError")
+_KEYS = ("Client.InternalError", "Client.InvalidKMSKey")
+"""Codes of an instance whose volume EC2 cannot encrypt or open with a key of KMS."""
+_NEVER_RAN = (*_SOLD_OUT, "Client.InvalidSnapshot", *_KEYS)
+_KEY_REMEDY = (
+    "if the account encrypts volumes with a key of its own (EC2 > EBS encryption), attach "
+    "rubberband/cloud/aws/policies/kms.json to the head's role, and for spot give the key to AWSServiceRoleForEC2Spot "
+    "(rubberband/cloud/aws/policies/README.md, Keys of KMS)"
+)
 _TRANSITION = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
@@ -70,7 +77,8 @@ def why(machine: Mapping[str, Any], *, lease_over: bool) -> str:
         )
     if code == _BY_A_CALL:
         return "terminated by another user or process"
-    return f"EC2 ended it ({said or 'no reason given'})"
+    remedy = f"; {_KEY_REMEDY}" if code.startswith(_KEYS) else ""
+    return f"EC2 ended it ({said or 'no reason given'}){remedy}"
 
 
 def _code(machine: Mapping[str, Any]) -> str:

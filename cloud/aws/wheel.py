@@ -19,7 +19,7 @@ from typing import Any
 
 import rubberband
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.s3 import is_bucket, put
+from rubberband.cloud.aws.s3 import is_bucket, put_package
 from rubberband.errors import InputError
 from rubberband.installation import DISTRIBUTION
 
@@ -40,7 +40,7 @@ def upload(session: AwsSession | None, checkpoints: str | None) -> str:
             f"s3://bucket/prefix, {_OTHER_WAYS}"
         )
     name, content = build()
-    address = put(session, checkpoints, f"wheels/{name}", content, unless_there=True)
+    address = put_package(session, checkpoints, f"wheels/{name}", content, unless_there=True)
     return f"{address}#sha256={hashlib.sha256(content).hexdigest()}"
 
 
@@ -223,7 +223,7 @@ def sent(session: AwsSession | None, checkpoints: str | None, text: str) -> str:
     if not is_bucket(checkpoints):
         return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     digest = hashlib.sha256(text.encode()).hexdigest()
-    address = put(session, checkpoints, f"constraints/{digest[:12]}.txt", text.encode(), unless_there=True)
+    address = put_package(session, checkpoints, f"constraints/{digest[:12]}.txt", text.encode(), unless_there=True)
     return f"{address}#sha256={digest}"
 
 

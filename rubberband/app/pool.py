@@ -105,8 +105,8 @@ def _offered(pool: PoolFile, home: Path, announce: Callable[[str], None]) -> Off
         return offer(resources)
     if pool.checkpoints is None:
         raise InputError(
-            "checkpoints: missing, and instances of EC2 do not see this machine's files; name a bucket, such as "
-            "checkpoints: s3://my-bucket/team"
+            "checkpoints: missing, and instances of EC2 do not see this machine's files; run `rubberband aws setup`, "
+            "which makes a bucket, or name one, such as checkpoints: s3://my-bucket/team"
         )
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.preflight import preflight, sign_in

@@ -495,8 +495,8 @@ def _flat(words: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 def _require_ec2(resources: Resources, *, is_lent: bool) -> None:
     if resources.checkpoints is None:
         raise InputError(
-            "resources.checkpoints: missing, and instances of EC2 do not see this machine's files; name a bucket, such "
-            "as checkpoints: s3://my-bucket/rubberband"
+            "resources.checkpoints: missing, and instances of EC2 do not see this machine's files; run `rubberband aws "
+            "setup`, which makes a bucket, or name one, such as checkpoints: s3://my-bucket/rubberband"
         )
     if resources.billing != "per_instance":
         raise InputError(

@@ -26,6 +26,7 @@ from rubberband.spec.fields import Path as KeyPath
 from rubberband.spec.fields import WordError, dotted, name_like, word_error
 from rubberband.spec.pool import PoolFile, on_pool
 from rubberband.spec.profile_file import load_profile, save_profile
+from rubberband.spec.remembered import fill
 from rubberband.units import shown
 
 # YAML as experiment files use it: the core schema of YAML 1.2, without its traps.
@@ -245,8 +246,9 @@ MAX_BYTES = 256 << 10
 def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Experiment:
     """Read an experiment file; `overrides` such as `constraints.deadline=30m` replace single values of it.
 
-    A relative `profile` or `resources.catalogue` is taken from the file's folder. Without a profile, the file that
-    `rubberband profile` writes by default (`default_profile_path`) is used if it exists.
+    On EC2, a bucket and a region that the file does not name are those of `rubberband aws setup`. A relative `profile`
+    or `resources.catalogue` is taken from the file's folder. Without a profile, the file that `rubberband profile`
+    writes by default (`default_profile_path`) is used if it exists.
 
     Raises InputError (one line, with file and line where they are known) for whatever does not fit.
     """
@@ -254,6 +256,7 @@ def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ())
     words, origins = _document(_read(where), where.name)
     _override(words, origins, overrides, "-s")
     _locate(words, where)
+    fill(words.get("resources"), words.get("name"), default_home())
     notes = list[str]()
     return _experiment(_on_pool(words, origins, where.name, notes.append), origins, where.name).with_notes(*notes)
 
@@ -264,8 +267,10 @@ def load_pool(path: str | os.PathLike[str]) -> PoolFile:
     words, origins = _document(
         _read(where, "pool"), where.name, "pool", "a pool: instances, gpus_per_instance, provider"
     )
+    words = {"name": name_like(where.stem) or "pool", **words}
+    fill(words, words["name"], default_home())
     try:
-        return PoolFile.model_validate({"name": name_like(where.stem) or "pool", **words})
+        return PoolFile.model_validate(words)
     except ValidationError as error:
         wrong = word_error(error)
         place = next((origins[key] for key in (wrong.path, wrong.path[:1]) if key in origins), where.name)

@@ -100,7 +100,8 @@ class Aws(Words):
     worker_profile: Annotated[str, Field(min_length=1)] = "rubberband-worker"
     """The instance profile (IAM) of instances; its role needs cloud/aws/policies/worker.json."""
     head_profile: Annotated[str, Field(min_length=1)] = "rubberband-head"
-    """The instance profile of the head that `rubberband up` starts; its role needs cloud/aws/policies/driver.json."""
+    """The instance profile of the head that `rubberband up` starts; its role needs cloud/aws/policies/driver.json
+    and session.json (`rubberband aws setup`)."""
     head_instance_type: Annotated[str, Field(min_length=1)] = "m7i.large"
     """The type of the head that `rubberband up` starts."""
     head_idle_s: Annotated[Duration, AfterValidator(_idle)] = Field(3600.0, alias="head_idle")
@@ -157,7 +158,7 @@ class Resources(Words):
     """Limit of a trial's log, at least 64KB; of a longer one the beginning and the end are kept."""
     checkpoints: Annotated[str, Field(min_length=1)] | None = None
     """URL of the checkpoint store: a directory that every instance sees, or `s3://bucket/prefix`. By default one in the
-    experiment's folder; EC2 needs a bucket."""
+    experiment's folder, and on EC2 one in the bucket of `rubberband aws setup`."""
     aws: Aws = Field(default_factory=Aws.model_construct)
 
     @property

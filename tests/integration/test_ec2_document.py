@@ -75,13 +75,17 @@ def ran(commands: str, environment: Mapping[str, str], folder: Path) -> str:
 def test_the_commands_of_the_laptop(aws: Rehearsal, folder: Path) -> None:
     outputs = [ran(commands, aws.outside(), folder) for where, commands in BLOCKS if where == "laptop"]
 
-    estimate, plan, up, down = outputs
+    setup, estimate, plan, up, down = outputs
+    assert "# role rubberband-head: session" in setup
+    assert "done: make role rubberband-worker" in setup
     told = dict(re.findall(r"^\| ([\w ]+?) +\| (\d\.\d{6}) \|$", DOCUMENT, re.MULTILINE))
     bill = estimate.partition("The bill\n")[2].partition("\n\n")[0]
     assert told == dict(re.findall(r"^ +([\w ]+?) +(\d\.\d{6})$", bill, re.MULTILINE))
     assert "quota:" in plan
     assert "aws ssm start-session" in up
     assert "ended head" in down
+    assert "done: delete role rubberband-head" in down
+    assert not aws.fake.world.roles
     assert not aws.fake.living
 
 

@@ -246,7 +246,7 @@ def test_an_account_without_the_role_is_reported_before_a_run() -> None:
     notes = preflight(account.resources(), [offer()], session=account.session, place=account.place)
     (note,) = (one for one in notes if "guard" in one)
     assert "assume the role" in note
-    assert "policies/README.md" in note
+    assert "rubberband aws setup" in note
     account.fake.world.scheduler_roles.add(ROLE)
     assert not any(
         "guard" in one

@@ -246,8 +246,8 @@ def test_a_head_that_dies_before_it_runs_is_an_error(account: Account) -> None:
 def test_the_experiments_folder_comes_along_through_the_bucket(account: Account) -> None:
     address = upload_folder(account.session, f"s3://{account.bucket}/c/", "digits", b"zip")
 
-    assert address == f"s3://{account.bucket}/c/folders/digits.zip"
-    assert account.fake.world.buckets[account.bucket]["c/folders/digits.zip"] == b"zip"
+    assert address == f"s3://{account.bucket}/packages/c/folders/digits.zip"
+    assert account.fake.world.buckets[account.bucket]["packages/c/folders/digits.zip"] == b"zip"
     assert upload_folder(account.session, "/mnt/shared", "digits", b"zip") is None
     with pytest.raises(InputError, match="there is no bucket nowhere"):
         upload_folder(account.session, "s3://nowhere", "digits", b"zip")
@@ -331,7 +331,7 @@ def test_up_shows_how_to_get_in_what_to_run_and_what_it_costs(account: Account, 
     assert f"aws ssm start-session --target {head.instance_id} --region us-east-1" in told
     assert "cd /opt/rubberband/digits && rubberband run digits.yaml -s constraints.max_cost=5" in told
     assert "0.10 USD an hour until `rubberband down`" in told
-    assert f"s3://{account.bucket}/digits/folders/digits.zip" in head.user_data
+    assert f"s3://{account.bucket}/packages/digits/folders/digits.zip" in head.user_data
     assert "sudo rubberband-fetch" not in told
     assert "sudo rubberband-fetch" in say("up", "digits.yaml")[1]
     assert len(account.fake.instances) == 1
@@ -347,7 +347,7 @@ def test_up_from_a_folder_beside_the_file_s_takes_the_file_s(
 
     assert code == 0, told
     assert "cd /opt/rubberband/digits && rubberband run digits.yaml" in told
-    archive = account.fake.world.buckets[account.bucket]["digits/folders/digits.zip"]
+    archive = account.fake.world.buckets[account.bucket]["packages/digits/folders/digits.zip"]
     assert "0/digits.py" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
 
 

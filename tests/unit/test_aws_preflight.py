@@ -42,7 +42,9 @@ def test_preflight_passes_and_rents_nothing(account: Account) -> None:
 
 
 def test_the_example_can_be_rented_for_in_a_rehearsal(account: Account) -> None:
-    example = load_experiment(EXAMPLES / "digits-aws.yaml", ["resources.aws.install=none"])
+    example = load_experiment(
+        EXAMPLES / "digits-aws.yaml", ["resources.aws.install=none", f"resources.checkpoints=s3://{account.bucket}/c"]
+    )
     preflight(example.resources, [offer("g4dn.xlarge")], session=account.session, place=account.place)
     (asked,) = {call.params["InstanceType"] for call in account.fake.calls if call.operation == "RunInstances"}
     assert asked == example.resources.instance_type
@@ -53,7 +55,7 @@ def test_the_example_can_be_rented_for_in_a_rehearsal(account: Account) -> None:
     [
         ({"instance_type": "g5.xlage"}, r"EC2 has no type 'g5\.xlage' in us-east-1; did you mean 'g5\.xlarge'"),
         ({"checkpoints": None}, r"resources\.checkpoints: .*give s3://bucket/prefix"),
-        ({"checkpoints": "s3://nowhere/c"}, "there is no bucket|put the bucket's name into"),
+        ({"checkpoints": "s3://nowhere/c"}, "there is no bucket|put its name into"),
         ({"checkpoints": "gs://bucket/c"}, r"gs://bucket/c is not known"),
         ({"aws": {"image": "ami-00000000000000000"}}, r"resources\.aws\.image: there is no image"),
         ({"aws": {"key_name": "lost"}}, r"resources\.aws\.key_name: there is no key pair 'lost'"),

@@ -321,8 +321,8 @@ def test_the_drivers_wheel_is_put_beside_the_checkpoints_once_and_named_with_its
 
     assert account.operations().count("PutObject") == 2
     versions, (key, content) = sorted(account.fake.world.buckets[account.bucket].items())
-    assert versions[0].startswith("c/constraints/")
-    assert key.startswith("c/wheels/rubberband_tune-")
+    assert versions[0].startswith("packages/c/constraints/")
+    assert key.startswith("packages/c/wheels/rubberband_tune-")
     address = f"s3://{account.bucket}/{key}#sha256={hashlib.sha256(content).hexdigest()}"
     assert f"WHEELS=('{address}')" in texts.pop()
     assert not texts
@@ -353,7 +353,7 @@ def test_requirements_of_a_trial_are_installed_beside_the_drivers_package(
 ) -> None:
     asked = what_to_install(account.session, Aws(install=install), f"s3://{account.bucket}/c")
 
-    assert any("/c/wheels/rubberband_tune-" in one for one in asked.wheels) == adds
+    assert any("/packages/c/wheels/rubberband_tune-" in one for one in asked.wheels) == adds
     assert (asked.requirements[1:2] == (install,)) == adds
 
 

@@ -1,0 +1,215 @@
+"""`rubberband aws`: set an account up for EC2, check it, and clear it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rubberband.commands.common import argument
+from rubberband.errors import InputError
+
+if TYPE_CHECKING:
+    from rubberband.cloud.aws.account import Look
+    from rubberband.cloud.aws.calls import AwsSession
+
+aws = typer.Typer(
+    name="aws",
+    help="Set an account of AWS up, check it, and clear it again.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+RegionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--region",
+        "-r",
+        help="The region of AWS. By default the one that was set up, else AWS_REGION, else us-east-1.",
+        show_default=False,
+    ),
+]
+OwnerOption = Annotated[str, typer.Option("--owner", help="Whose (resources.aws.owner): the prefix of the roles.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@aws.command()
+def setup(
+    region: RegionOption = None,
+    bucket: Annotated[
+        str | None,
+        typer.Option("--bucket", metavar="NAME", help="A bucket that you have. By default one is made."),
+    ] = None,
+    types: Annotated[
+        str | None,
+        typer.Option(
+            "--types",
+            metavar="LIST",
+            help="The only types that the head may rent, such as g4dn.*,g5.*; '*' for any. Quotas are asked for these "
+            "families. By default those of an earlier set-up, else any.",
+        ),
+    ] = None,
+    vcpus: Annotated[
+        int, typer.Option("--vcpus", min=1, help="vCPUs to have or to ask for, on spot and on demand.")
+    ] = 16,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", metavar="USD", min=1, help="Make a monthly budget of the account; needs --email."),
+    ] = None,
+    email: Annotated[
+        str | None, typer.Option("--email", metavar="ADDRESS", help="Address to which the budget is mailed.")
+    ] = None,
+    owner: OwnerOption = "rubberband",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, and print every policy.")] = False,
+    yes: YesOption = False,
+) -> None:
+    """Make what EC2 needs, once: a bucket, roles with the least rights, requests for quotas.
+
+    Shows what it will make, and asks once. A second set-up changes nothing, and one that was cut off is completed. The
+    bucket is private, has a random name, and is remembered in the home, so that experiment files need none. Needs an
+    administrator's credentials.
+    """
+    from rubberband.cloud.aws.account import Wishes, carry_out, look_at
+
+    if (budget is None) != (email is None):
+        raise InputError("--budget and --email need each other: a budget sends mail and stops nothing")
+    session, home = _opened(region)
+    listed = tuple(word.strip() for word in (types or "").split(",") if word.strip())
+    wishes = Wishes(owner=_owner(owner), bucket=bucket, types=listed, vcpus=vcpus, budget_usd=budget, email=email)
+    look = look_at(session, home, wishes)
+    _show(look, session, "make")
+    if dry_run:
+        _print_policies(look)
+        return
+    if not look.plan.steps:
+        print("nothing to do: the account is set up")
+        return
+    _ask("make these", yes)
+    for done in carry_out(look.plan):
+        print(f"done: {done}")
+    if owner != "rubberband":
+        print(
+            f"write into experiment files: resources.aws: {{owner: {owner}, head_profile: {owner}-head, "
+            f"worker_profile: {owner}-worker, guard_role: {owner}-guard}}"
+        )
+
+
+@aws.command()
+def check(
+    file: Annotated[Path | None, argument("[FILE]", "An experiment file, to check for its run as well.")] = None,
+    region: RegionOption = None,
+    owner: OwnerOption = "rubberband",
+) -> None:
+    """Check from here, before anything is rented, that the account is set up, and that FILE can run there.
+
+    Checks of a file are those before a run: region, types, image, quota, rights, network and bucket; nothing is rented.
+    """
+    from rubberband.cloud.aws.account import Wishes, look_at
+
+    session, home = _opened(region)
+    look = look_at(session, home, Wishes(owner=_owner(owner)))
+    _show(look, session, "missing")
+    if look.plan.steps:
+        raise InputError(f"{len(look.plan.steps)} of these are missing; run `rubberband aws setup`")
+    if file is not None:
+        for note in _checked(file, home):
+            print(f"note: {note}")
+    print("all is there")
+
+
+def _checked(file: Path, home: Path) -> list[str]:
+    """Return the notes of the checks before a run. Raises InputError for the first problem."""
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.preflight import preflight
+    from rubberband.cloud.catalogue import offers
+    from rubberband.cloud.prices import live_table
+    from rubberband.spec.loading import load_experiment
+
+    resources = load_experiment(file).resources
+    if not resources.kind.is_rented:
+        raise InputError(f"resources.provider: {resources.provider} rents nothing; write provider: aws")
+    session = open_aws(resources.region)
+    table = live_table(resources, home, session=session)
+    found = offers(resources, table=table)
+    return [*table.notes, *preflight(resources, found, session=session, on_head=False)]
+
+
+@aws.command()
+def teardown(
+    region: RegionOption = None,
+    owner: OwnerOption = "rubberband",
+    checkpoints: Annotated[
+        bool, typer.Option("--delete-checkpoints", help="Delete the bucket with its checkpoints, without asking.")
+    ] = False,
+    yes: YesOption = False,
+) -> None:
+    """Delete what `rubberband aws setup` made: roles, profiles, budget and bucket.
+
+    Shows what it will delete, and asks once; checkpoints in the bucket are asked for on their own, and stay with --yes.
+    Refused while instances of the owner live. A bucket of your own, quotas and EC2's role for spot stay.
+    """
+    from rubberband.cloud.aws.account import carry_out, look_to_clear
+
+    session, home = _opened(region)
+
+    def may_go(what: str) -> bool:
+        return checkpoints or (not yes and sys.stdin.isatty() and typer.confirm(f"delete {what}?", err=True))
+
+    look = look_to_clear(session, home, _owner(owner), with_checkpoints=may_go)
+    _show(look, session, "delete")
+    if not look.plan.steps:
+        print("nothing to delete")
+        return
+    _ask("delete these", yes)
+    for done in carry_out(look.plan):
+        print(f"done: {done}")
+
+
+def _opened(region: str | None) -> tuple[AwsSession, Path]:
+    """Return AWS in the region that is meant, and the home."""
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.installation import default_home
+    from rubberband.spec.remembered import remembered
+    from rubberband.spec.resources import Resources
+
+    home = default_home()
+    known = remembered(home)
+    environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return open_aws(region or (known.region if known else environment) or Resources().region), home
+
+
+def _owner(owner: str) -> str:
+    from rubberband.spec.resources import Aws
+
+    try:
+        return Aws(owner=owner).owner
+    except ValueError:
+        raise InputError(f"--owner: {owner} is no owner; write letters, digits, and any of . - _") from None
+
+
+def _show(look: Look, session: AwsSession, verb: str) -> None:
+    print(f"account {look.account}, region {session.region}, as {look.who}")
+    for line in look.plan.there:
+        print(f"  there:   {line}")
+    for step in look.plan.steps:
+        print(f"  {verb + ':':<8} {step.text.removeprefix(verb + ' ')}")
+
+
+def _print_policies(look: Look) -> None:
+    for role in look.roles:
+        for name, document in {"trust": role.trust, **role.policies}.items():
+            print(f"\n# role {role.name}: {name}\n{json.dumps(document, indent=2)}")
+
+
+def _ask(question: str, yes: bool) -> None:
+    """Ask for confirmation. Raises InputError without a terminal, Abort if the answer is no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(f"{question}? This is no terminal; answer with --yes")
+    typer.confirm(f"{question}?", abort=True, err=True)

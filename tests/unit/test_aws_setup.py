@@ -1,0 +1,424 @@
+"""`rubberband aws setup`, `check` and `teardown`: an account with nothing in it, and back to that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rubberband.cli import app
+from rubberband.cloud.aws.preflight import preflight
+from rubberband.cloud.aws.rights import Bounds, policy, roles
+from rubberband.cloud.aws.s3 import put_package
+from rubberband.errors import InputError
+from rubberband.spec.loading import load_experiment, load_pool
+from rubberband.spec.remembered import FILE, Remembered, remember, remembered
+from tests.builders.aws_account import Account, offer, started
+from tests.ec2 import FakeError, Fault
+from tests.ec2.policy import statements
+from tests.ec2.world import BucketFacts
+
+QUOTAS = {"L-3819A6DF", "L-DB2E81BA"}
+READS = ("Get", "List", "Head", "Describe")
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, home: Path) -> Account:
+    """One with nothing in it, open to an administrator."""
+    account = Account()
+    account.fake.world.empty()
+    account.session = account.fake.session("admin")
+    monkeypatch.setattr("rubberband.cloud.aws.calls.open_aws", lambda region: account.fake.session("admin"))
+    return account
+
+
+def say(*words: str, answer: str = "") -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["aws", *words], input=answer)
+    return result.exit_code, result.output if result.exception is None else f"{result.output}\n{result.exception}"
+
+
+def changes(account: Account) -> list[str]:
+    """Operations that changed something, or tried to."""
+    return [name for name in account.operations() if not name.startswith(READS)]
+
+
+def left(account: Account) -> dict[str, Any]:
+    world = account.fake.world
+    return {
+        "roles": sorted(world.roles),
+        "profiles": world.profiles,
+        "buckets": sorted(world.buckets),
+        "budgets": sorted(world.budgets),
+    }
+
+
+NOTHING: dict[str, Any] = {"roles": [], "profiles": {}, "buckets": [], "budgets": []}
+
+
+def test_a_new_account_gets_all_that_a_run_needs_and_no_file_needs_a_bucket(
+    account: Account, home: Path, tmp_path: Path
+) -> None:
+    code, told = say("setup", "--yes", "--budget", "20", "--email", "me@example.org")
+
+    assert code == 0, told
+    world = account.fake.world
+    (bucket,) = world.buckets
+    facts = world.facts(bucket)
+    assert set(facts.public_block.values()) == {True}
+    days = {one["ID"]: one for one in facts.lifecycle}
+    assert days["rubberband-uploads"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    assert days["rubberband-packages"]["Expiration"] == {"Days": 30}
+    assert world.profiles == {"rubberband-head": "rubberband-head", "rubberband-worker": "rubberband-worker"}
+    assert (world.scheduler_roles, world.service_roles) == ({"rubberband-guard"}, {"EC2Spot"})
+    assert {one["QuotaCode"]: one["DesiredValue"] for one in world.quota_requests} == dict.fromkeys(QUOTAS, 16.0)
+    assert world.budgets["rubberband"]["BudgetLimit"] == {"Amount": "20", "Unit": "USD"}
+    assert remembered(home) == Remembered(bucket=bucket, region="us-east-1")
+    file = tmp_path / "digits.yaml"
+    file.write_text(Path("examples/digits-aws.yaml").read_text().replace("  region: us-east-1\n", ""))
+    resources = load_experiment(file).resources
+    assert (resources.checkpoints, resources.region) == (f"s3://{bucket}/digits-aws", "us-east-1")
+
+
+def test_the_heads_role_passes_the_checks_before_a_run_after_a_setup(account: Account) -> None:
+    say("setup", "--yes", "--types", "g5.*")
+    world = account.fake.world
+    (bucket,) = world.buckets
+    for principal in ("driver", "worker"):
+        role = world.roles[f"rubberband-{'head' if principal == 'driver' else 'worker'}"]
+        account.fake.policies[principal] = [
+            one for text in role.policies.values() for one in statements(json.loads(text))
+        ]
+    world.quotas_vcpus = dict.fromkeys(world.quotas_vcpus, 64.0)
+    started(account)
+    account.session = account.fake.session("driver")
+
+    resources = account.resources(market="spot", checkpoints=f"s3://{bucket}/digits")
+    preflight(resources, [offer()], session=account.session, place=account.place)
+
+    other = account.resources(instance_type="g6.xlarge", checkpoints=f"s3://{bucket}/digits")
+    with pytest.raises(InputError, match=r"ec2:RunInstances.*aws setup --types"):
+        preflight(other, [offer("g6.xlarge")], session=account.session, place=account.place)
+
+
+def test_a_second_setup_changes_nothing(account: Account) -> None:
+    say("setup", "--yes", "--types", "g5.*")
+    before = len(account.fake.calls)
+
+    code, told = say("setup")
+
+    assert code == 0, told
+    assert "nothing to do" in told
+    assert [call.operation for call in account.fake.calls[before:] if not call.operation.startswith(READS)] == []
+
+
+def test_quotas_are_not_asked_for_again_once_aws_refused(account: Account) -> None:
+    say("setup", "--yes")
+    for one in account.fake.world.quota_requests:
+        one["Status"] = "DENIED"
+
+    code, told = say("setup")
+
+    assert (code, len(account.fake.world.quota_requests)) == (0, 2), told
+    assert "AWS did not grant them" in told
+
+
+@pytest.mark.parametrize(
+    "operation", ["CreateBucket", "PutPublicAccessBlock", "PutRolePolicy", "AddRoleToInstanceProfile"]
+)
+@pytest.mark.parametrize("took_effect", [False, True])
+def test_a_half_made_setup_is_completed(account: Account, home: Path, operation: str, took_effect: bool) -> None:
+    left_to_fail = [Fault.server_error(took_effect=took_effect)]
+    account.fake.fault = lambda call: left_to_fail.pop() if call.operation == operation and left_to_fail else None
+    code, told = say("setup", "--yes")
+    assert (code, "run it again" in told) == (1, True), told
+    assert remembered(home) is None
+
+    code, told = say("setup", "--yes")
+
+    assert code == 0, told
+    assert len(account.fake.world.buckets) == 1
+    assert "nothing to do" in say("setup")[1]
+
+
+def test_a_dry_run_prints_every_policy_and_makes_nothing(account: Account) -> None:
+    code, told = say("setup")
+    assert code != 0
+    assert "--yes" in told
+    code, told = say("setup", "--dry-run")
+
+    assert code == 0
+    for name in (
+        "LaunchOnlyTaggedInstances",
+        "ssmmessages:OpenDataChannel",
+        "OnlyReadWhatOthersRun",
+        "aws:SourceAccount",
+    ):
+        assert name in told
+    assert changes(account) == []
+
+
+def test_roles_of_earlier_instructions_are_brought_to_the_least_rights(account: Account) -> None:
+    say("setup", "--yes")
+    role = account.fake.world.roles["rubberband-head"]
+    managed = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+    role.attached.add(managed)
+    role.tags.clear()
+    wide = json.loads(role.policies["rubberband"])
+    wide["Statement"].append({"Effect": "Allow", "Action": "kms:Decrypt", "Resource": "*"})
+    role.policies["rubberband"] = json.dumps(wide)
+
+    code, told = say("setup", "--yes")
+
+    assert code == 0
+    assert "detach AmazonSSMManagedInstanceCore" in told
+    assert "correct policy rubberband" in told
+    assert managed not in role.attached
+    assert "kms:" not in role.policies["rubberband"]
+    assert role.tags == {"rubberband:owner": "rubberband"}
+
+
+def test_rules_of_the_users_in_the_bucket_stay(account: Account) -> None:
+    say("setup", "--yes")
+    (bucket,) = account.fake.world.buckets
+    facts = account.fake.world.facts(bucket)
+    mine = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 7}}
+    facts.lifecycle = [mine, facts.lifecycle[0]]
+
+    code, _ = say("setup", "--yes")
+
+    assert code == 0
+    assert {one["ID"] for one in facts.lifecycle} == {"mine", "rubberband-uploads", "rubberband-packages"}
+
+
+Refusal = Callable[[Account], None]
+
+
+def _elsewhere(account: Account) -> None:
+    account.fake.world.buckets["theirs"] = {}
+    account.fake.world.bucket_facts["theirs"] = BucketFacts(region="us-east-1", owner="999999999999", public=True)
+
+
+def _in_another_region(account: Account) -> None:
+    account.fake.world.buckets["theirs"] = {}
+    account.fake.world.bucket_facts["theirs"] = BucketFacts(region="eu-west-1")
+
+
+def _expired(account: Account) -> None:
+    error = FakeError("ExpiredToken", "The security token included in the request is expired", 403)
+    account.fake.fault = lambda call: Fault(error=error)
+
+
+@pytest.mark.parametrize(
+    ("words", "before", "said"),
+    [
+        (("--bucket", "theirs"), _elsewhere, "belongs to another account"),
+        (("--bucket", "theirs"), _in_another_region, "is in eu-west-1"),
+        (("--bucket", "theirs"), None, "there is no bucket theirs"),
+        (("--types", "g99.*"), None, "us-east-1 has no g99"),
+        (("--budget", "20"), None, "--budget and --email need each other"),
+        (("--owner", "a b"), None, "--owner: a b is no owner"),
+        ((), _expired, "credentials have expired"),
+    ],
+)
+def test_a_wrong_setup_is_refused_in_one_line(
+    account: Account, words: tuple[str, ...], before: Refusal | None, said: str
+) -> None:
+    if before is not None:
+        before(account)
+
+    code, told = say("setup", "--yes", *words)
+
+    assert code == 1
+    assert said in told
+    assert len(told.strip().splitlines()) == 1
+    assert changes(account) == []
+
+
+@pytest.mark.parametrize(("principal", "said"), [("nobody", "no AWS credentials"), ("worker", "use an administrator")])
+def test_a_user_without_the_rights_is_refused(
+    account: Account, monkeypatch: pytest.MonkeyPatch, principal: str, said: str
+) -> None:
+    monkeypatch.setattr("rubberband.cloud.aws.calls.open_aws", lambda region: account.fake.session(principal))
+
+    code, told = say("setup", "--yes")
+
+    assert (code, said in told) == (1, True), told
+
+
+def test_a_bucket_of_ones_own_keeps_its_settings_and_outlives_a_teardown(account: Account, home: Path) -> None:
+    account.fake.world.buckets["mine"] = {}
+
+    assert say("setup", "--yes", "--bucket", "mine")[0] == 0
+    assert account.fake.world.facts("mine").lifecycle is None
+    assert remembered(home) == Remembered(bucket="mine", region="us-east-1")
+    assert "nothing to do" in say("setup")[1]
+    assert say("teardown", "--yes")[0] == 0
+    assert left(account) == {**NOTHING, "buckets": ["mine"]}
+    assert not (home / FILE).exists()
+
+
+def test_another_region_does_not_take_the_bucket_away_from_the_first(account: Account, home: Path) -> None:
+    remember(home, Remembered(bucket="mine", region="eu-west-1"))
+
+    code, told = say("setup", "--yes", "--region", "us-east-1")
+
+    assert (code, "--region eu-west-1" in told) == (1, True), told
+    assert changes(account) == []
+
+
+def test_check_names_what_is_missing_and_checks_a_file_as_before_a_run(account: Account, tmp_path: Path) -> None:
+    code, told = say("check")
+    assert (code, "missing:" in told, "rubberband aws setup" in told) == (1, True, True), told
+    say("setup", "--yes")
+    code, told = say("check")
+    assert (code, "all is there" in told) == (0, True), told
+
+    file = tmp_path / "digits.yaml"
+    file.write_text(Path("examples/digits-aws.yaml").read_text().replace("install: scikit-learn", "install: none"))
+    code, told = say("check", str(file))
+    assert (code, "no quota for g4dn.xlarge" in told) == (1, True), told
+    account.fake.world.quotas_vcpus = dict.fromkeys(account.fake.world.quotas_vcpus, 64.0)
+    code, told = say("check", str(file))
+    assert (code, "all is there" in told) == (0, True), told
+    assert account.fake.living == ()
+
+
+def test_a_teardown_leaves_nothing_of_its_own(account: Account, home: Path) -> None:
+    say("setup", "--yes", "--budget", "20", "--email", "me@example.org")
+    (bucket,) = account.fake.world.buckets
+    account.fake.world.buckets[bucket]["packages/digits/wheels/a.whl"] = b"1"
+
+    code, told = say("teardown", "--yes")
+
+    assert code == 0, told
+    assert left(account) == NOTHING
+    assert not (home / FILE).exists()
+    assert "nothing to delete" in say("teardown", "--yes")[1]
+
+
+def test_checkpoints_are_deleted_only_where_that_is_said(account: Account) -> None:
+    say("setup", "--yes")
+    (bucket,) = account.fake.world.buckets
+    account.fake.world.buckets[bucket] |= {f"digits/run/{index}": b"12" for index in range(1001)}
+
+    assert say("teardown", "--yes")[0] == 0
+    assert left(account) == {**NOTHING, "buckets": [bucket]}
+    code, told = say("teardown", "--yes", "--delete-checkpoints")
+
+    assert (code, left(account)) == (0, NOTHING), told
+
+
+def test_a_teardown_that_was_cut_off_is_completed(account: Account) -> None:
+    say("setup", "--yes")
+    cut = [Fault.server_error(took_effect=True)]
+    account.fake.fault = lambda call: cut.pop() if call.operation == "DeleteInstanceProfile" and cut else None
+    assert say("teardown", "--yes")[0] == 1
+    assert say("teardown", "--yes")[0] == 0
+    assert left(account) == NOTHING
+
+
+def test_a_teardown_is_refused_while_instances_live_and_leaves_roles_of_others(account: Account) -> None:
+    say("setup", "--yes")
+    started(account)
+    code, told = say("teardown", "--yes")
+    assert (code, "rubberband down" in told) == (1, True), told
+    (instance,) = account.fake.living
+    account.fake.break_down(instance.instance_id)
+    account.sleep(120.0)
+    account.fake.world.roles["rubberband-head"].tags.clear()
+
+    code, told = say("teardown", "--yes")
+
+    assert (code, left(account)["roles"]) == (0, ["rubberband-head"]), told
+
+
+def test_a_pool_has_the_bucket_as_well(home: Path, tmp_path: Path) -> None:
+    remember(home, Remembered(bucket="mine", region="eu-west-1"))
+    (tmp_path / "team.yaml").write_text("instances: 2\nprovider: aws\ninstance_type: g5.xlarge\n")
+    pool = load_pool(tmp_path / "team.yaml")
+    assert (pool.checkpoints, pool.region) == ("s3://mine/team", "eu-west-1")
+
+
+def test_a_head_reads_its_token_and_no_other_parameter(home: Path) -> None:
+    account = Account()
+    admin, driver = account.fake.session("admin").client("ssm"), account.session.client("ssm")
+    for name in ("/prod/db", "/rubberband/rubberband/token"):
+        admin.put_parameter(Name=name, Value="secret", Type="SecureString")
+
+    shown = driver.get_parameter(Name="/rubberband/rubberband/token", WithDecryption=True)
+    assert shown["Parameter"]["Value"] == "secret"
+    with pytest.raises(Exception, match="not authorized to perform: ssm:GetParameter"):
+        driver.get_parameter(Name="/prod/db", WithDecryption=True)
+
+
+def test_a_worker_writes_checkpoints_and_nothing_that_others_run(home: Path) -> None:
+    account = Account()
+    s3 = account.fake.session("worker").client("s3")
+    put_package(account.session, f"s3://{account.bucket}/digits", "folders/digits.zip", b"code")
+
+    s3.put_object(Bucket=account.bucket, Key="digits/run/t1", Body=b"1")
+    key = "packages/digits/folders/digits.zip"
+    assert s3.get_object(Bucket=account.bucket, Key=key)["Body"].read() == b"code"
+    with pytest.raises(Exception, match="not authorized to perform: s3:PutObject"):
+        s3.put_object(Bucket=account.bucket, Key=key, Body=b"theirs")
+
+
+def test_roles_of_another_owner_name_only_its_own(home: Path) -> None:
+    made = roles(Bounds(account="123456789012", owner="team", bucket="b"))
+    assert [role.name for role in made] == ["team-head", "team-worker", "team-guard"]
+    text = json.dumps([role.policies for role in made])
+    for ours in ('rubberband:owner": "rubberband"', "rubberband/rubberband", "role/rubberband", "BUCKET", "OWNER"):
+        assert ours not in text
+    assert "KEY" in json.dumps(policy("kms", Bounds(account="1", owner="team", bucket="b")))
+
+
+def test_a_bucket_of_another_account_gets_no_code(home: Path) -> None:
+    account = Account()
+    _elsewhere(account)
+
+    with pytest.raises(InputError, match="may not s3:PutObject in theirs; if the bucket is this account's"):
+        put_package(account.fake.session("admin"), "s3://theirs/digits", "folders/digits.zip", b"code")
+    with pytest.raises(InputError, match="may not s3:PutObject in theirs"):
+        preflight(
+            account.resources(checkpoints="s3://theirs/x"), [offer()], session=account.session, place=account.place
+        )
+
+    assert account.fake.world.buckets["theirs"] == {}
+
+
+def test_a_bucket_in_another_region_is_a_note(home: Path) -> None:
+    account = Account()
+    account.fake.world.facts(account.bucket).region = "eu-west-1"
+    notes = preflight(account.resources(), [offer()], session=account.session, place=account.place)
+    assert any("is in eu-west-1 and instances are in us-east-1" in note and "0.02 USD" in note for note in notes)
+
+
+def test_a_bucket_with_a_key_of_kms_names_the_right_and_the_policy(home: Path) -> None:
+    account = Account()
+    account.fake.world.facts(account.bucket).kms_key = "arn:aws:kms:us-east-1:123456789012:key/k"
+    with pytest.raises(InputError, match=r"may not kms:GenerateDataKey, .*kms\.json"):
+        preflight(account.resources(), [offer()], session=account.session, place=account.place)
+
+
+def test_a_package_that_would_expire_during_a_run_is_written_again(home: Path) -> None:
+    account = Account()
+    words = (account.session, f"s3://{account.bucket}/digits", "wheels/a.whl", b"1")
+    for _ in range(2):
+        put_package(*words, unless_there=True)
+    assert account.operations().count("PutObject") == 1
+    account.fake.world.facts(account.bucket).written_at["packages/digits/wheels/a.whl"] = 1_700_000_000.0
+
+    put_package(*words, unless_there=True)
+
+    assert account.operations().count("PutObject") == 2
