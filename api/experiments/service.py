@@ -33,6 +33,7 @@ from rubberband.api.problems import NAME_TAKEN, NOT_FOUND, REFUSED, UNAVAILABLE,
 from rubberband.api.settings import Settings
 from rubberband.api.store.schema import Promise
 from rubberband.api.store.sql import Store
+from rubberband.app import allowance
 from rubberband.errors import DamagedJournalError
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -204,9 +205,12 @@ class Extensions:
             instant = self._instant(row, deadline)
             if waits(row):
                 other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
+                _require_runnable(Experiment.kept(other), self._settings)
                 return _of_waiting(row, other)
             with self._journals.opened(name) as observed:
                 limits = observed.limits(deadline=instant, max_cost_usd=max_cost_usd)
+                if max_cost_usd is not None:
+                    allowance.require_going_on(observed, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
             return RestQuestion(name=name, limits=limits, driven=row.state is ExperimentState.RUNNING)
 
     def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
@@ -292,6 +296,11 @@ class Extensions:
             )
 
 
+def _require_runnable(experiment: Experiment, settings: Settings) -> None:
+    is_lent = settings.pool is not None and settings.pool.provider == experiment.resources.provider
+    allowance.require_runnable(experiment, settings.home, is_lent=is_lent)
+
+
 def _of_waiting(row: Submission, other: dict[str, Any], *, is_granted: bool = False) -> RestQuestion:
     policy = cast(Policy, row.policy)
     return RestQuestion(name=row.name, words=dict(row.words), other=other, policy=policy, is_granted=is_granted)
@@ -346,8 +355,7 @@ class Runs:
         """
         now = time.time()
         with told_as_problems():
-            pool = self._settings.pool
-            experiment.require_runnable(is_lent=pool is not None and pool.provider == experiment.resources.provider)
+            _require_runnable(experiment, self._settings)
             words = with_instant(experiment.to_words(), now)
         row = Submission(
             name=experiment.name,
@@ -511,8 +519,9 @@ class Runs:
             require_allowed(Experiment.kept(row.words), self._settings)
         if not folder.exists:
             return
-        with self._journals.opened(row.name) as observed:
+        with self._journals.opened(row.name) as observed, told_as_problems():
             require_going_on(observed, self._settings)
+            allowance.require_going_on(observed, self._settings.home, max_cost_usd=observed.max_cost_usd)
 
     def possible(self, row: Submission) -> frozenset[Action]:
         """Return the actions that are possible now. Raises Problem if that depends on an unreadable journal."""

@@ -204,6 +204,7 @@ class Planner:
     async def _spawned(self) -> asyncio.subprocess.Process:
         live = ["--live"] if self._settings.rents else []
         live += [f"--code={folder}" for folder in self._settings.code]
+        live += [] if self._settings.pool is None else [f"--lent={self._settings.pool.provider}"]
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "rubberband.api.plans.process", str(self._settings.home), *live),
             stdin=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The planning process of the service: `python -m rubberband.api.plans.process HOME [--live] [--code=FOLDER …]`.
+"""The planning process of the service: `python -m rubberband.api.plans.process HOME [--live] …` (`CODE`, `LENT`).
 
 It reads questions from stdin and answers on stdout, in lines of JSON. The first line says that it is ready. It answers
 a question with its id, and plans it only if the server, which may know the answer, then asks for the plan. The bytes of
@@ -26,6 +26,7 @@ import rubberband
 from rubberband.api.experiments.body import read_experiment, require_no_paths
 from rubberband.api.experiments.limit_preview import answered
 from rubberband.api.problems import INFEASIBLE, INTERNAL, PROFILE_MISSING, TOO_LONG, Problem, problem_of
+from rubberband.app.allowance import with_allowance
 from rubberband.app.terms import EstimateAnswer, Terms, answer, live_terms, local_terms
 from rubberband.cloud.catalogue import table_of, types_of
 from rubberband.errors import RubberbandError
@@ -36,6 +37,8 @@ from rubberband.units import format_duration
 _VERSION = rubberband.__version__
 CODE = "--code="
 """Flag before a folder with the code of entry points."""
+LENT = "--lent="
+"""Flag before the provider whose instances the service's pool lends."""
 _LIVE_GOOD_S = 60.0
 """Lifetime of an answer with live prices or measured starts."""
 _MOST_BYTES = 4 << 30
@@ -68,15 +71,21 @@ class Question:
     """Settings of the experiment, without defaults."""
 
 
-def question_of(asked: Mapping[str, Any], home: Path, *, live: bool, code: Sequence[str] = ()) -> Question:
-    """Parse a question; `code` are the folders of entry points. Raises Problem and RubberbandError."""
+def question_of(
+    asked: Mapping[str, Any], home: Path, *, live: bool, code: Sequence[str] = (), lent: Sequence[str] = ()
+) -> Question:
+    """Parse a question; `code` are the folders of entry points, `lent` the providers of the service's pool.
+
+    Raises Problem and RubberbandError.
+    """
     body = asked["body"].encode("latin-1")
     experiment = read_experiment(body, asked["media_type"], asked["overrides"])
     require_no_paths(experiment)
     experiment = with_trial(experiment, code)
     terms, good_s = Terms(), None
     if live and experiment.resources.kind.is_rented:
-        terms, good_s = live_terms(experiment, home), _LIVE_GOOD_S
+        is_lent = experiment.resources.provider in lent
+        terms, good_s = with_allowance(live_terms(experiment, home), experiment, home, is_lent=is_lent), _LIVE_GOOD_S
     elif experiment.resources.kind.is_this_machine and experiment.entrypoint is not None:
         terms, good_s = local_terms(experiment, home), _LIVE_GOOD_S
     if experiment.constraints.deadline_at is not None:
@@ -156,7 +165,15 @@ def infeasible(found: EstimateAnswer, identity: str) -> Problem:
     )
 
 
-def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool, code: Sequence[str] = ()) -> None:
+def serve(
+    questions: BinaryIO,
+    answers: BinaryIO,
+    home: Path,
+    *,
+    live: bool,
+    code: Sequence[str] = (),
+    lent: Sequence[str] = (),
+) -> None:
     """Answer questions until stdin ends."""
     while line := questions.readline():
         asked = json.loads(line)
@@ -165,7 +182,7 @@ def serve(questions: BinaryIO, answers: BinaryIO, home: Path, *, live: bool, cod
             if "rest" in asked:
                 _tell(answers, {"rest": answered(asked["rest"], home, code)})
                 continue
-            question = question_of(asked, home, live=live, code=code)
+            question = question_of(asked, home, live=live, code=code, lent=lent)
             _tell(answers, {"id": question.id, "good_s": question.good_s})
             if questions.readline() == b"plan\n":
                 status, body = planned(question)
@@ -207,8 +224,8 @@ def main() -> None:
     gc.set_threshold(*_GARBAGE)
     home, *flags = sys.argv[1:]
     _tell(sys.stdout.buffer, {"ready": True})
-    code = [flag.removeprefix(CODE) for flag in flags if flag.startswith(CODE)]
-    serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags, code=code)
+    code, lent = ([flag.removeprefix(of) for flag in flags if flag.startswith(of)] for of in (CODE, LENT))
+    serve(sys.stdin.buffer, sys.stdout.buffer, Path(home), live="--live" in flags, code=code, lent=lent)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from rubberband.app.affordable import Profiles
+from rubberband.app.allowance import require_runnable
 from rubberband.app.cases import known_gpus
 from rubberband.app.measure import Announce, trial_seeds
 from rubberband.atomic import make_directories, write_atomically
@@ -25,6 +26,7 @@ from rubberband.executor.training.checking import CheckOrder, Problem, TrialChec
 from rubberband.executor.training.content import content_of, digest, with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.segment import Segment
+from rubberband.installation import default_home
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration
 from rubberband.values.offer import Offer
@@ -87,15 +89,19 @@ class CheckReport:
 def check_experiment(
     experiment: Experiment,
     *,
+    home: Path | None = None,
     search_path: Sequence[str | os.PathLike[str]] = (),
     limit_s: float = LIMIT_S,
     output: IO[Any] | int | None = None,
 ) -> CheckReport:
-    """Check an experiment and its trial in a process of its own, with all problems. `output` is the trial's."""
+    """Check an experiment and its trial in a process of its own, with all problems. `output` is the trial's.
+
+    `home` is the one whose policy a run would keep, by default that of RUBBERBAND_HOME.
+    """
     experiment = with_trial(experiment, search_path)
     problems, entrypoint, max_gpus = list[Problem](), None, 1
     try:
-        experiment.require_runnable()
+        require_runnable(experiment, home or default_home())
     except InputError as error:
         problems.append(Problem(line=str(error)))
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband import markup
+from rubberband.app.allowance import with_allowance
 from rubberband.app.kept import profiles_to_plan
 from rubberband.app.terms import EstimateAnswer, answer, local_terms
 from rubberband.errors import InputError, ProfileMissingError, briefly
@@ -105,7 +106,7 @@ def estimate(
     found = answer(
         experiment,
         profiles,
-        local_terms(experiment, place),
+        with_allowance(local_terms(experiment, place), experiment, place),
         now=time.time(),
         clock=time.perf_counter,
         policy=policy,

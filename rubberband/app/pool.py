@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rubberband.app.allowance import require_capped, require_pool
 from rubberband.cloud.catalogue import offer, types_of
 from rubberband.cloud.local import LocalProvider
 from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
@@ -29,6 +30,7 @@ from rubberband.interrupts import heeded
 from rubberband.planner.sharing import make_policy
 from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder, too_low
 from rubberband.spec.resources import Resources
+from rubberband.units import counted, format_usd
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 
@@ -38,11 +40,17 @@ LONGEST_LOOK_S = 1.0
 """A broker decides at least this often; EC2 is asked less often."""
 
 
-def bring_up(pool: PoolFile, home: Path, announce: Callable[[str], None] = lambda line: None) -> PoolFolder:
+def bring_up(
+    pool: PoolFile,
+    home: Path,
+    announce: Callable[[str], None] = lambda line: None,
+    confirm: Callable[[str], None] = lambda bill: None,
+) -> PoolFolder:
     """Start a pool, or find it, and return its folder once its broker answers.
 
-    `announce` gets remarks on the account, a line each. Raises InputError for a pool that cannot be, or that is up with
-    another file; ProviderError if it does not start.
+    `announce` gets remarks on the account, a line each; `confirm` is asked before a pool of rented instances comes up.
+    Raises InputError for a pool that cannot be, without a cap, beyond the policy, or that is up with another file;
+    ProviderError if it does not start.
     """
     if pool.kind.is_simulated:
         raise InputError(f"provider: a pool of {pool.provider} instances can only be simulated; write local or aws")
@@ -60,11 +68,26 @@ def bring_up(pool: PoolFile, home: Path, announce: Callable[[str], None] = lambd
         offered = _offered(pool, home, announce)
         priced = _priced(pool, offered)
         _check_caps(priced, offered)
+        if pool.kind.is_rented:
+            require_pool(priced, home, offered)
+            confirm(_bill(priced, offered))
         for note in require_home(home):
             announce(note)
         folder.write(_words(_filled(pool, priced)))
     RemotePool(folder).ensure_broker()
     return folder
+
+
+def _bill(pool: PoolFile, offered: Offer) -> str:
+    """Return what a pool may cost, in one line."""
+    each_usd = offered.price_usd_per_hour + offered.side_usd_per_hour
+    caps = [
+        f"{key}={format_usd(cap_usd)}"
+        for key, cap_usd in (("max_usd_per_hour", pool.max_usd_per_hour), ("max_usd_per_month", pool.max_usd_per_month))
+        if cap_usd is not None
+    ]
+    size = f"at most {counted(pool.instances_at_once(), 'instance')} of {offered.instance_type}"
+    return f"{size} at {format_usd(each_usd)} an hour each, none until an experiment asks; {', '.join(caps)}"
 
 
 def _words(pool: PoolFile) -> dict[str, Any]:
@@ -108,6 +131,7 @@ def _offered(pool: PoolFile, home: Path, announce: Callable[[str], None]) -> Off
             "checkpoints: missing, and instances of EC2 do not see this machine's files; run `rubberband aws setup`, "
             "which makes a bucket, or name one, such as checkpoints: s3://my-bucket/team"
         )
+    require_capped(pool)
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.preflight import preflight, sign_in
     from rubberband.cloud.aws.side_costs import with_side_facts

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.app.affordable import CasesLeft, Profiles, planned, refusal, with_remedies
+from rubberband.app.allowance import pledged, require_rate, require_runnable
 from rubberband.app.cases import (
     Room,
     Spent,
@@ -143,6 +144,8 @@ def _boot_lease_s(experiment: Experiment) -> float | None:
 
 
 View = Callable[[Job, Callable[[], float], ExitStack], Sequence[Observer]]
+Confirm = Callable[[str], None]
+"""Is called with what is known of the bill before anything is rented. Raises Cancelled if the user does not want it."""
 
 
 @briefly
@@ -245,6 +248,8 @@ def run_experiment(
     is_beside: bool = False,
     is_admitted: bool = False,
     profile_again: bool = False,
+    no_cap: bool = False,
+    confirm: Confirm = lambda bill: None,
     announce: Announce = lambda line: None,
     view: View = lambda *_: (),
     callbacks: Sequence[Callback] = (),
@@ -255,19 +260,21 @@ def run_experiment(
     is saved at `profile_path`, and kept for runs of the same content; `is_beside`: the experiment's profile was found
     there, and is used while its content is the same. `is_admitted`: a service has held its plan against the pool's cap
     of a month, and it is not checked again. `profile_again` measures one whatever there is. If there is no plan, the
-    advice costs at most `most_usd`. `announce` gets a line on each step before the run begins; `callbacks` are called
-    while it runs. Raises the errors of `tune`.
+    advice costs at most `most_usd`. Rented instances need a max_cost, unless `no_cap`; `confirm` is asked before the
+    first one. `announce` gets a line on each step before the run begins; `callbacks` are called while it runs. Raises
+    the errors of `tune`.
     """
     began_s = elapsed_s()
     check_callbacks(callbacks)
     require_trackers(experiment.track or ())
-    experiment.require_runnable()
+    require_runnable(experiment, folder.home, no_cap=no_cap)
     experiment = with_trial(experiment, search_path)
     folder.require_free()
     for note in require_home(folder.home):
         announce(note)
     terms = cloud_terms(experiment, folder.home, announce)
-    spent = Spent()
+    require_rate(experiment, folder.home, terms.table)
+    spent, ask = Spent(), confirm if experiment.resources.kind.is_rented else lambda bill: None
     entrypoint = find_entrypoint(experiment, search_path, terms.table, experiment.loaded_profiles())
     announce_device(experiment, announce)
     with cancel_on_signals() as cancelled:
@@ -278,20 +285,37 @@ def run_experiment(
             with asked_to_end(folder, cancelled) as asked:
                 most = widest_gang(experiment, terms.table, profiles)
                 check_first(experiment, entrypoint, folder.home, profiles, announce, asked, max_gpus=most)
-        if profiles is None:
-            announce("measuring the profile again" if again else "no profile yet: measuring one first")
-            with asked_to_end(folder, cancelled) as asked:
-                measured = _measured_first(experiment, entrypoint, folder, profile_path, terms.table, announce, asked)
-            profiles, spent = measured.profile, Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
-        with noting(lambda: spent.cost_usd):
-            experiment, job = _planned(experiment, profiles, policy, spent, terms, folder.home, most_usd, announce)
-        if experiment.resources.pool is not None and not is_admitted:
-            from rubberband.app.month_cap import require_money
+        bound, is_known = bound_of(experiment.constraints.max_cost_usd), profiles is not None
+        if not is_known:
+            ask(f"{bound}; {'measuring the profile again' if again else UNMEASURED} comes first and counts")
+            began_s = elapsed_s()  # the time of the answer is not the run's
+        with pledged(experiment, folder):
+            if profiles is None:
+                announce("measuring the profile again" if again else "no profile yet: measuring one first")
+                with asked_to_end(folder, cancelled) as asked:
+                    measured = _measured_first(
+                        experiment, entrypoint, folder, profile_path, terms.table, announce, asked
+                    )
+                profiles, spent = measured.profile, Spent(seconds=elapsed_s() - began_s, cost_usd=measured.cost_usd)
+            with noting(lambda: spent.cost_usd):
+                experiment, job = _planned(experiment, profiles, policy, spent, terms, folder.home, most_usd, announce)
+                if is_known or job.max_cost_usd is None:
+                    ask(f"{bound}, about {format_usd(spent.cost_usd + job.prediction.cost_usd)}")
+                if experiment.resources.pool is not None and not is_admitted:
+                    from rubberband.app.month_cap import require_money
 
-            pool, expected = Path(experiment.resources.pool), job.prediction
-            require_money(pool, expected.cost_usd, expected.jct_s, "this plan")
-        create(folder, job, make_setup(experiment, entrypoint, folder, spent))
+                    pool, expected = Path(experiment.resources.pool), job.prediction
+                    require_money(pool, expected.cost_usd, expected.jct_s, "this plan")
+                create(folder, job, make_setup(experiment, entrypoint, folder, spent))
         return run(folder, view=view, cancelled=cancelled, callbacks=callbacks)
+
+
+UNMEASURED = "no profile yet: measuring it"
+
+
+def bound_of(max_cost_usd: float | None) -> str:
+    """Return the limit of a bill in words."""
+    return "no max_cost" if max_cost_usd is None else f"at most {format_usd(max_cost_usd)} (max_cost)"
 
 
 def _planned(

@@ -17,7 +17,9 @@ from rubberband.commands.common import (
     FileArgument,
     Overrides,
     TableFormat,
+    YesOption,
     argument,
+    confirm_bill,
     experiment_names,
     print_json,
     print_table,
@@ -289,12 +291,13 @@ image = typer.Typer(
 
 
 @image.command()
-def build(file: FileArgument, overrides: Overrides = None) -> None:
+def build(file: FileArgument, overrides: Overrides = None, yes: YesOption = False) -> None:
     """Build the image of an experiment's instances, unless it is there. Runs use it from then on.
 
     One instance of the cheapest type with the same GPUs installs the packages, in the versions of this environment, and
-    the set-up commands; EC2 makes an image of it, and it ends. The command prints the cost first. The image is used by
-    every experiment of the same packages, Python, set-up commands and base image; the code of rubberband may change.
+    the set-up commands; EC2 makes an image of it, and it ends. The command prints the cost, and on a terminal asks
+    first. The image is used by every experiment of the same packages, Python, set-up commands and base image; the code
+    of rubberband may change.
     """
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.spec.loading import load_experiment
@@ -307,11 +310,12 @@ def build(file: FileArgument, overrides: Overrides = None) -> None:
     from rubberband.cloud.aws.errors import in_one_line
 
     with in_one_line():
-        for line in _built(session, resources):
+        for line in _built(session, resources, yes=yes):
             print(line)
 
 
-def _built(session: AwsSession, resources: Resources) -> list[str]:
+def _built(session: AwsSession, resources: Resources, *, yes: bool) -> list[str]:
+    from rubberband.app.allowance import require_image
     from rubberband.cloud.aws.images import (
         BOOT_S,
         Build,
@@ -327,6 +331,7 @@ def _built(session: AwsSession, resources: Resources) -> list[str]:
     from rubberband.cloud.aws.resolving import resolve, what_to_install
     from rubberband.cloud.catalogue import table_of, types_of
     from rubberband.cloud.steady import Waiting
+    from rubberband.installation import default_home
 
     words, name = resources.aws, types_of(resources)[0]
     installed = what_to_install(session, words, resources.checkpoints)
@@ -342,13 +347,17 @@ def _built(session: AwsSession, resources: Resources) -> list[str]:
     base = described_image(session, machines.image)
     volume_gb = (machines.volume_gb or base.root_gb or 0) + base.further_gb
     price_usd = on_demand_price(session, builder)
-    if price_usd is not None:
-        most = format_usd(most_usd(price_usd, session.region, volume_gb))
-        usual = format_usd(most_usd(price_usd, session.region, volume_gb) * _USUAL_S / (BOOT_S + 600.0))
-        print(
+    cost_usd = None if price_usd is None else most_usd(price_usd, session.region, volume_gb)
+    require_image(resources, default_home(), builder, cost_usd)
+    bill = f"the price of a {builder}, which builds it for about {format_duration(_USUAL_S)}, is not known"
+    if price_usd is not None and cost_usd is not None:
+        usual = format_usd(cost_usd * _USUAL_S / (BOOT_S + 600.0))
+        bill = (
             f"a {builder} ({format_usd(price_usd)}/h) builds it for about {format_duration(_USUAL_S)} ({usual}); it "
-            f"ends itself, after {most} at the most"
+            f"ends itself, after {format_usd(cost_usd)} at the most"
         )
+    print(bill)
+    confirm_bill(f"image {key} is not there", "build it", yes=yes)
     found = Build(session, machines, builder, key, resources.checkpoints, Waiting()).run()
     return [
         f"image {key} is built: {found.image_id}; instances of this environment boot it from now on",

@@ -112,7 +112,40 @@ PolicyOption = Annotated[
         "size; naive_elastic: the same GPUs per trial throughout; greedy: the search of the RubberBand paper.",
     ),
 ]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")]
+NoCapOption = Annotated[
+    bool, typer.Option("--no-cap", help="Rent instances without a max_cost: nothing limits the bill then.")
+]
 TextOption = Annotated[TextFormat, typer.Option("--output", "-o", help="Print text or JSON.")]
+
+# A question before money is spent.
+
+
+def confirm_bill(bill: str, what: str, *, yes: bool) -> None:
+    """Ask on a terminal whether to spend what `bill` says; elsewhere go on. Raises Cancelled if the answer is no.
+
+    A signal ends the question, whatever the command does with signals otherwise.
+    """
+    if yes or not (sys.stdin.isatty() and (sys.stderr.isatty() or sys.stdout.isatty())):
+        return
+    import signal
+
+    from rubberband.errors import Cancelled
+    from rubberband.interrupts import ENDS, AtOnce
+
+    refused = Cancelled("not confirmed; nothing was rented")
+    before = {number: signal.getsignal(number) for number in ENDS}
+    AtOnce(refused).handle(ENDS)
+    try:
+        is_granted = typer.confirm(f"{bill}; {what}?", default=True, err=sys.stderr.isatty())
+    except typer.Abort:
+        raise refused from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if not is_granted:
+        raise refused
+
 
 # The place where a command acts: this machine, or a service. The token is RUBBERBAND_TOKEN's.
 

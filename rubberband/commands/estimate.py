@@ -148,13 +148,18 @@ def _terms(experiment: Experiment, live: bool) -> Terms:
     from rubberband.errors import InputError
     from rubberband.installation import default_home
 
-    if live:
-        return live_terms(experiment, default_home())
     try:
         home = default_home()
     except InputError:  # this user has no home, so there are no measured terms in it
+        if live:
+            raise
         return Terms()
-    return local_terms(experiment, home)
+    terms = live_terms(experiment, home) if live else local_terms(experiment, home)
+    if not experiment.resources.kind.is_rented:
+        return terms
+    from rubberband.app.allowance import with_allowance
+
+    return with_allowance(terms, experiment, home)
 
 
 def _show(asked: _Options) -> None:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rubberband.commands.common import TableFormat, argument, option, print_json, print_table, write_page
+from rubberband.commands.common import (
+    TableFormat,
+    YesOption,
+    argument,
+    confirm_bill,
+    option,
+    print_json,
+    print_table,
+    write_page,
+)
 from rubberband.errors import InputError
 from rubberband.units import counted, format_duration, format_usd
 
@@ -42,11 +51,12 @@ NameArgument = Annotated[
 
 
 @pool.command()
-def up(file: Annotated[Path, argument("FILE", "The pool file.")]) -> None:
+def up(file: Annotated[Path, argument("FILE", "The pool file.")], yes: YesOption = False) -> None:
     """Start a pool, or find it.
 
     A pool costs nothing until an experiment asks for an instance. Experiments with `resources: {pool: NAME}` share its
     instances: one gives them back warm, and the next one takes them. Idle instances are released after `idle` (5 min).
+    A pool on EC2 needs max_usd_per_hour or max_usd_per_month; on a terminal the command shows them and asks first.
     """
     from rubberband.app.pool import bring_up
     from rubberband.installation import default_home
@@ -54,7 +64,12 @@ def up(file: Annotated[Path, argument("FILE", "The pool file.")]) -> None:
     from rubberband.spec.pool import PoolFile
 
     found = load_pool(file)
-    folder = bring_up(found, default_home(), lambda line: print(line, file=sys.stderr))
+    folder = bring_up(
+        found,
+        default_home(),
+        lambda line: print(line, file=sys.stderr),
+        lambda bill: confirm_bill(bill, "start the pool", yes=yes),
+    )
     at_once = PoolFile(**folder.read()).instances_at_once()
     pays = "" if at_once == found.instances else f" (max_usd_per_hour pays for {at_once} of {found.instances})"
     print(

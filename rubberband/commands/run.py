@@ -13,15 +13,19 @@ import typer
 from rubberband.commands.common import (
     FileArgument,
     Name,
+    NoCapOption,
     Overrides,
     Policy,
     PolicyOption,
     ServerOption,
     ServiceOption,
+    YesOption,
     client_of,
+    confirm_bill,
     open_client,
     option,
 )
+from rubberband.units import format_usd
 
 if TYPE_CHECKING:
     from rubberband.executor.core.state import Job
@@ -43,6 +47,8 @@ def run(
     profile_again: Annotated[
         bool, typer.Option("--profile-again", help="Measure the profile afresh, even if there is one.")
     ] = False,
+    no_cap: NoCapOption = False,
+    yes: YesOption = False,
 ) -> None:
     """Plan an experiment, run it, and report.
 
@@ -50,6 +56,8 @@ def run(
     checked first. If the file has no profile, one is measured, and used again while trial, space and hardware are the
     same. Ctrl-C ends the run cleanly: instances are released, the best so far is reported, and `rubberband resume`
     continues the run.
+
+    Instances of EC2 need a max_cost, and on a terminal the command shows the bill and asks before it rents any.
     """
     from rubberband.app.run import run_experiment, under_free_name
     from rubberband.executor.journal.folder import open_folder
@@ -72,18 +80,21 @@ def run(
         check=check,
         is_beside=names_no_profile(file, overrides or []),
         profile_again=profile_again,
+        no_cap=no_cap,
+        confirm=lambda bill: confirm_bill(bill, "run", yes=yes),
         announce=_announce,
         view=live_view,
     )
     _conclude(result)
 
 
-def resume(name: Name, server: ServerOption = None) -> None:
+def resume(name: Name, server: ServerOption = None, no_cap: NoCapOption = False, yes: YesOption = False) -> None:
     """Resume an interrupted experiment.
 
     The experiment was cancelled, lost its driver or its checkpoint store, or found no instance. If it stopped at
     max_cost, raise that first (`rubberband extend`). Reported iterations are not trained again, unless their
-    checkpoint is lost. A service resumes experiments itself; on this machine, this command does.
+    checkpoint is lost. A service resumes experiments itself; on this machine, this command does, and asks before it
+    rents instances.
     """
     client = client_of(server)
     if client is not None:
@@ -97,7 +108,7 @@ def resume(name: Name, server: ServerOption = None) -> None:
 
     folder = open_folder(name)
     if not folder.driven:
-        _require_money(folder)
+        _require_money(folder, no_cap=no_cap, yes=yes)
         Inbox(folder.inbox).withdraw_cancels()
     with session.cancel_on_signals() as cancelled:
         result = session.run(folder, view=live_view, cancelled=cancelled)
@@ -111,9 +122,11 @@ def resume(name: Name, server: ServerOption = None) -> None:
     _conclude(result)
 
 
-def _require_money(folder: ExperimentFolder) -> None:
-    """Raise InfeasibleError where the cap of its pool's month does not cover the rest of an experiment."""
+def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None:
+    """Raise InputError or InfeasibleError where the rest of an experiment may not be paid for, and ask for it."""
+    from rubberband.app.allowance import require_going_on
     from rubberband.app.month_cap import require_money
+    from rubberband.app.run import bound_of
     from rubberband.executor.journal.reading import explaining
     from rubberband.executor.observed import Observed
 
@@ -121,11 +134,17 @@ def _require_money(folder: ExperimentFolder) -> None:
         return
     with explaining(folder), closing(Observed(folder)) as observed:
         observed.refresh(live=False)
+        if not observed.goes_on():
+            return
+        require_going_on(observed, folder.home, max_cost_usd=observed.max_cost_usd, no_cap=no_cap)
         path = observed.header.setup["experiment"].get("resources", {}).get("pool")
-        if path is not None and observed.goes_on():
-            spent, whole = observed.summary(), observed.resumed()
-            left_usd, left_s = whole.cost_usd - spent.cost_usd, whole.jct_s - spent.jct_s
+        spent, whole = observed.summary(), observed.resumed()
+        left_usd, left_s = whole.cost_usd - spent.cost_usd, whole.jct_s - spent.jct_s
+        if path is not None:
             require_money(Path(path), left_usd, left_s, "the rest of it")
+        if observed.header.kind.is_rented:
+            spent_words, more = f"{format_usd(spent.cost_usd)} spent", f"about {format_usd(left_usd)} more"
+            confirm_bill(f"{bound_of(observed.max_cost_usd)}, {spent_words}, {more}", "go on", yes=yes)
 
 
 def live_view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
@@ -197,6 +216,8 @@ def profile(
         ),
     ] = None,
     overrides: Overrides = None,
+    no_cap: NoCapOption = False,
+    yes: YesOption = False,
 ) -> None:
     """Measure the profile that planning needs.
 
@@ -204,8 +225,9 @@ def profile(
     between trials and between iterations, their start-up, and the start times of instances. With batch.policy goodput,
     trials also measure batch sizes: the time of steps, the noise of gradients, and the useful number of GPUs.
     """
+    from rubberband.app.allowance import pledged, require_rate, require_runnable
     from rubberband.app.measure import measure_profile
-    from rubberband.app.run import announce_device, find_entrypoint
+    from rubberband.app.run import announce_device, bound_of, find_entrypoint
     from rubberband.app.terms import cloud_terms
     from rubberband.executor.journal.folder import open_folder
     from rubberband.executor.session import cancel_on_signals
@@ -215,15 +237,18 @@ def profile(
 
     search_path = (file.absolute().parent, Path.cwd())
     experiment = with_trial(load_experiment(file, overrides or []), search_path)
-    experiment.require_runnable()
     target = output or default_profile_path(file)
     folder = open_folder(experiment.name)
+    require_runnable(experiment, folder.home, no_cap=no_cap)
     for note in require_home(folder.home):
         _announce(note)
     table = cloud_terms(experiment, folder.home, _announce).table
+    require_rate(experiment, folder.home, table)
     entrypoint = find_entrypoint(experiment, search_path, table)
     announce_device(experiment, _announce)
-    with cancel_on_signals() as cancelled:
+    if experiment.resources.kind.is_rented:
+        confirm_bill(f"{bound_of(experiment.constraints.max_cost_usd)} for measuring", "measure", yes=yes)
+    with cancel_on_signals() as cancelled, pledged(experiment, folder) as held:
         measured = measure_profile(
             experiment,
             entrypoint,
@@ -233,6 +258,7 @@ def profile(
             table=table,
             cancelled=cancelled,
         )
+        held.spent_usd = measured.cost_usd
     measured.save(target)
     measured.keep(folder.home)
     for line in measured.lines():

@@ -54,6 +54,10 @@ class LocalExperiment:
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
         limits = self._observed.limits(deadline=deadline, max_cost_usd=max_cost_usd)
         found = self._observed.extension(limits, driven=busy)
+        if max_cost_usd is not None:
+            from rubberband.app.allowance import require_going_on
+
+            require_going_on(self._observed, self._folder.home, max_cost_usd=max_cost_usd, goes_on=False)
         if granted:
             pool = self._observed.header.setup["experiment"].get("resources", {}).get("pool")
             if pool is not None:

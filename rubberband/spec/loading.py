@@ -11,9 +11,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -23,11 +23,14 @@ from rubberband.errors import InputError
 from rubberband.installation import default_home
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import Path as KeyPath
-from rubberband.spec.fields import WordError, dotted, name_like, word_error
+from rubberband.spec.fields import WordError, Words, dotted, name_like, word_error
+from rubberband.spec.policy import POLICY_FILE, AccountPolicy
 from rubberband.spec.pool import PoolFile, on_pool
 from rubberband.spec.profile_file import load_profile, save_profile
 from rubberband.spec.remembered import fill
 from rubberband.units import shown
+
+_Model = TypeVar("_Model", bound=Words)
 
 # YAML as experiment files use it: the core schema of YAML 1.2, without its traps.
 #
@@ -269,11 +272,30 @@ def load_pool(path: str | os.PathLike[str]) -> PoolFile:
     )
     words = {"name": name_like(where.stem) or "pool", **words}
     fill(words, words["name"], default_home())
+    return _validated(PoolFile, words, origins, where.name)
+
+
+def load_policy(home: Path) -> AccountPolicy | None:
+    """Return the policy of the account that a home rents with; None without one. Raises InputError in one line."""
+    where = home / POLICY_FILE
     try:
-        return PoolFile.model_validate(words)
+        os.lstat(where)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:  # it may be there: reading it says what is wrong
+        pass
+    keys = f"limits: {', '.join(AccountPolicy.model_fields)}"
+    words, origins = _document(_read(where, "policy"), where.name, "policy", keys)
+    return _validated(AccountPolicy, words, origins, where.name)
+
+
+def _validated(model: type[_Model], words: Mapping[Any, Any], origins: Mapping[KeyPath, str], source: str) -> _Model:
+    """Return the words as a model. Raises InputError, with the place of the wrong one."""
+    try:
+        return model.model_validate(words)
     except ValidationError as error:
         wrong = word_error(error)
-        place = next((origins[key] for key in (wrong.path, wrong.path[:1]) if key in origins), where.name)
+        place = next((origins[key] for key in (wrong.path, wrong.path[:1]) if key in origins), source)
         raise InputError(f"{place}: {wrong}") from None
 
 

@@ -61,7 +61,7 @@ class Team:
     def file(self, **changes: Any) -> Path:
         """Write its file."""
         pool = {"provider": "aws", "instance_type": "g4dn.xlarge", "instances": 1, "aws": {"install": "none"}}
-        pool |= {"checkpoints": f"s3://{BUCKET}/team", **changes}
+        pool |= {"checkpoints": f"s3://{BUCKET}/team", "max_usd_per_hour": 10, **changes}
         path = self.command_line.folder / "team.yaml"
         path.write_text(yaml.safe_dump(pool))
         return path

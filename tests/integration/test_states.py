@@ -48,7 +48,7 @@ def title(case: Case) -> str:
 
 WORDS, UNLIMITED = words(), {key: value for key, value in words().items() if key != "constraints"}
 UNPROFILED = {key: value for key, value in words().items() if key != "profile"}
-RENTS = UNPROFILED | {"resources": {"provider": "aws"}}
+RENTS = UNPROFILED | {"constraints": {"max_cost": 5}, "resources": {"provider": "aws"}}
 CASES = [
     Case(state=ExperimentState.QUEUED, words=WORDS, may="cancel extend"),
     Case(state=ExperimentState.QUEUED, words=UNLIMITED, may="cancel"),

@@ -179,7 +179,8 @@ def test_a_measurement_that_failed_on_ec2_is_not_paid_for_twice(house: House) ->
     house.settings = Settings(home=house.home, providers=("aws",), entrypoints=("a:b",), checkpoints=("s3://a",))
     words = experiment("one").to_words() | {
         "entrypoint": "a:b",
-        "resources": {"provider": "aws", "checkpoints": "s3://a/b"},
+        "constraints": {"max_cost": 5},
+        "resources": {"provider": "aws", "instance_type": "g5.xlarge", "checkpoints": "s3://a/b"},
     }
     del words["profile"]
     with house.open() as runs:

@@ -1,0 +1,84 @@
+"""Money is asked for on a terminal, before anything is rented from EC2, and nothing without a limit is rented."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.ec2.principals import BUCKET
+from tests.integration.ec2_runs import FEW, ON_EC2, Ec2CommandLine, ec2, words
+
+pytestmark = pytest.mark.timeout(120)
+RUN = ("run", "digits.yaml", "--no-check", *words(*ON_EC2, *FEW))
+UNPROFILED = (*RUN, "-s", "profile=null")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ec2CommandLine]:
+    with ec2(tmp_path_factory.mktemp("ec2")) as found:
+        pool = {"provider": "aws", "instance_type": "g4dn.xlarge", "instances": 2, "aws": {"install": "none"}}
+        pool |= {"checkpoints": f"s3://{BUCKET}/team", "max_usd_per_hour": 3}
+        (found.folder / "team.yaml").write_text(yaml.safe_dump(pool))
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_rented(driver: Ec2CommandLine) -> Iterator[None]:
+    yield
+    assert not [call for call in driver.aws.fake.calls if call.operation == "RunInstances" and call.took_effect]
+    assert not driver.aws.fake.instances
+
+
+def on_terminal(driver: Ec2CommandLine, answer: str, *arguments: str) -> tuple[int, str]:
+    """Run a command on a terminal of its own, and return its exit code and all that it showed."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "rubberband.cli", *arguments],
+        cwd=driver.folder,
+        env=driver.environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        shown = ""
+        try:
+            while text := os.read(ours, 4096).decode():
+                shown += text
+                if "[Y/n]" in shown and answer:
+                    os.write(ours, f"{answer}\n".encode())
+                    answer = ""
+        except OSError:  # the last process has closed the terminal
+            pass
+    os.close(ours)
+    return process.returncode, " ".join(shown.split())
+
+
+def test_nothing_is_rented_without_a_max_cost(driver: Ec2CommandLine) -> None:
+    line = driver.refused(*RUN, "-s", "constraints.max_cost=null")
+    assert "constraints.max_cost: missing" in line
+    assert "write max_cost, or --no-cap" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "question"),
+    [
+        (RUN, "at most 1.00 USD (max_cost), about 0."),
+        (UNPROFILED, "at most 1.00 USD (max_cost); no profile yet: measuring it comes first and counts; run? [Y/n]"),
+        pytest.param(
+            ("pool", "up", "team.yaml"), "max_usd_per_hour=3.00 USD; start the pool? [Y/n]", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_no_on_a_terminal_rents_nothing(driver: Ec2CommandLine, command: tuple[str, ...], question: str) -> None:
+    code, shown = on_terminal(driver, "n", *command)
+    assert question in shown
+    assert "not confirmed; nothing was rented" in shown
+    assert code == 130
