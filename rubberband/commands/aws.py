@@ -124,17 +124,21 @@ def check(
 
 def _checked(file: Path, home: Path) -> list[str]:
     """Return the notes of the checks before a run. Raises InputError for the first problem."""
+    from rubberband.app.allowance import require_rate, require_runnable
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.preflight import preflight
     from rubberband.cloud.catalogue import offers
     from rubberband.cloud.prices import live_table
     from rubberband.spec.loading import load_experiment
 
-    resources = load_experiment(file).resources
+    experiment = load_experiment(file)
+    resources = experiment.resources
     if not resources.kind.is_rented:
         raise InputError(f"resources.provider: {resources.provider} rents nothing; write provider: aws")
+    require_runnable(experiment, home)
     session = open_aws(resources.region)
     table = live_table(resources, home, session=session)
+    require_rate(experiment, home, table)
     found = offers(resources, table=table)
     return [*table.notes, *preflight(resources, found, session=session, on_head=False)]
 
