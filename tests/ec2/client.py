@@ -170,11 +170,18 @@ def _received(operation: str, result: dict[str, Any]) -> dict[str, Any]:
     """As boto3 hands it on."""
     if operation == "GetConsoleOutput":
         return {**result, "Output": base64.b64decode(result["Output"]).decode(errors="replace")}
-    documents = ("PolicyDocument", "AssumeRolePolicyDocument")
-    read = {key: json.loads(unquote(value)) for key, value in result.items() if key in documents}
-    if isinstance(role := result.get("Role"), dict):
-        read["Role"] = _received("", role)
-    return {**result, **read}
+    if operation.endswith(("Role", "RolePolicy", "InstanceProfile")):
+        return {key: _read(key, value) for key, value in result.items()}
+    return result
+
+
+def _read(name: str, value: Any) -> Any:
+    """An answer of IAM, in which policies are quoted JSON."""
+    if name in ("PolicyDocument", "AssumeRolePolicyDocument"):
+        return json.loads(unquote(value))
+    if isinstance(value, dict):
+        return {key: _read(key, one) for key, one in value.items()}
+    return [_read("", one) for one in value] if isinstance(value, list) else value
 
 
 def _error_response(error: FakeError) -> dict[str, Any]:

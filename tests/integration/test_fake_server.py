@@ -57,7 +57,8 @@ def outcome(clients: Callable[[str], Any], service: str, method: str, params: Ma
     try:
         answer = getattr(clients(service), method)(**params)
     except ClientError as error:
-        return error.response["Error"], error.response["ResponseMetadata"]["HTTPStatusCode"]
+        said = {key: value for key, value in error.response["Error"].items() if key != "Type"}  # of the wire of IAM
+        return said, error.response["ResponseMetadata"]["HTTPStatusCode"]
     return pruned({name: value for name, value in answer.items() if name != "ResponseMetadata"})
 
 
@@ -156,7 +157,46 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     for _ in range(2):
         ask("scheduler", "delete_schedule", Name=schedule["Name"])
     ask("pricing", "get_products", ServiceCode="AmazonEC2", Filters=[price_filter], FormatVersion="aws_v1")
+    set_up(ask)
     return told
+
+
+def set_up(ask: Callable[..., Any]) -> None:
+    """What setting an account up asks for, and clearing it."""
+    trust = json.dumps({"Statement": [{"Effect": "Allow", "Principal": {"Service": "scheduler.amazonaws.com"}}]})
+    role, profile, held = {"RoleName": "mine"}, {"InstanceProfileName": "mine"}, {"PolicyName": "p&q"}
+    for _ in range(2):
+        ask("iam", "create_role", **role, AssumeRolePolicyDocument=trust, Tags=[{"Key": "k", "Value": "v"}])
+        ask("iam", "create_instance_profile", **profile)
+    ask("iam", "tag_role", **role, Tags=[{"Key": "k", "Value": "w"}])
+    ask("iam", "get_role", **role)
+    ask("iam", "update_assume_role_policy", **role, PolicyDocument=trust)
+    ask("iam", "put_role_policy", **role, **held, PolicyDocument=trust)
+    ask("iam", "put_role_policy", **role, **held, PolicyDocument="{")
+    ask("iam", "list_role_policies", **role)
+    ask("iam", "list_attached_role_policies", **role)
+    ask("iam", "detach_role_policy", **role, PolicyArn="arn:aws:iam::aws:policy/ReadOnlyAccess")
+    for method in ("add_role_to_instance_profile", "add_role_to_instance_profile"):
+        ask("iam", method, **profile, **role)
+    ask("iam", "get_instance_profile", **profile)
+    ask("iam", "delete_role", **role)
+    for _ in range(2):
+        ask("iam", "get_role_policy", **role, **held)
+        ask("iam", "delete_role_policy", **role, **held)
+        ask("iam", "remove_role_from_instance_profile", **profile, **role)
+        ask("iam", "delete_instance_profile", **profile)
+        ask("iam", "delete_role", **role)
+    ask("iam", "create_service_linked_role", AWSServiceName="spot.amazonaws.com")
+    quota = {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}
+    for vcpus in (4000.0, 5000.0, 1.0):
+        ask("service-quotas", "request_service_quota_increase", **quota, DesiredValue=vcpus)
+    ask("service-quotas", "list_requested_service_quota_change_history_by_quota", **quota)
+    limit = {"Amount": "20", "Unit": "USD"}
+    budget = {"BudgetName": "b", "BudgetLimit": limit, "TimeUnit": "MONTHLY", "BudgetType": "COST"}
+    for _ in range(2):
+        ask("budgets", "create_budget", AccountId="123456789012", Budget=budget)
+    for method in ("describe_budget", "delete_budget", "describe_budget"):
+        ask("budgets", method, AccountId="123456789012", BudgetName="b")
 
 
 def test_boto3_gets_from_the_server_what_it_gets_in_process(tmp_path: Path) -> None:

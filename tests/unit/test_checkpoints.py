@@ -471,7 +471,10 @@ def test_large_files_are_sent_in_parts(s3, monkeypatch):
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [("s3://", "write s3://bucket/prefix"), ("s3://no-such-bucket/x", "no bucket no-such-bucket.*aws s3 mb")],
+    [
+        ("s3://", "write s3://bucket/prefix"),
+        ("s3://no-such-bucket/x", "no bucket no-such-bucket.*aws setup"),
+    ],
 )
 def test_where_s3_cannot_be_written_the_remedy_is_named(s3, url, message):
     with pytest.raises(InputError, match=message):
