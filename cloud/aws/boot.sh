@@ -15,7 +15,8 @@ find_uv() {
 }
 
 fetch_uv() { # of a version, from an index (PEP 503), into a folder; it must have one of the digests
-    local index="${1%/}/uv/" folder="$2" version="$3" link found get=(curl --fail --silent --show-error --location --retry 5)
+    local index="${1%/}/uv/" folder="$2" version="$3" link found get=(curl --fail --silent --show-error --location --netrc-optional --retry 5)
+    [[ "$index" != file://* ]] || index+=index.html
     link="$("${get[@]}" "$index" | grep -om1 "[^\"'<> ]*uv-$version-py3-none-manylinux_2_17_$(uname -m)[^\"'<>#]*\.whl" | head -1)"
     mkdir -p "$folder"
     "${get[@]}" --output "$folder/uv.whl" \

@@ -26,8 +26,9 @@ from rubberband.cloud.aws.calls import (
     tags_of,
 )
 from rubberband.cloud.aws.client import age, described_types, instances, pages
-from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, verdict
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, verdict
 from rubberband.cloud.aws.fleet import VISIBILITY_S
+from rubberband.cloud.aws.guards import SLACK_S, guard
 from rubberband.cloud.aws.s3 import is_bucket, place_in, put
 from rubberband.cloud.aws.states import ALIVE, last_words, output
 from rubberband.cloud.catalogue import Table
@@ -344,8 +345,11 @@ class Build:
         checkpoints: str | None,
         now: Waiting,
         announce: Callable[[str], None] = print,
+        *,
+        guard_role: str | None = None,
     ) -> None:
-        """`machines`: how a builder is launched, and from which image.
+        """`machines`: how a builder is launched, and from which image. `guard_role`: the role by which AWS terminates a
+        builder that never boots.
 
         Raises InputError without a bucket, through which the builder reports that it is done.
         """
@@ -356,6 +360,7 @@ class Build:
             )
         self._session, self._machines, self._type = session, machines, instance_type
         self._key, self._checkpoints, self._now, self._announce = key, checkpoints, now, announce
+        self._guard_role = guard_role
         self._marker, self._zone = f"images/{key}", f"images/{key}.zone"
 
     def run(self) -> OwnImage:
@@ -373,6 +378,7 @@ class Build:
 
     def _made(self) -> OwnImage:
         builder = next((one["InstanceId"] for one in self._builders()), None) or self._launch()
+        self._guard(builder)
         self._announce(f"builder {builder} ({self._type}) installs the environment")
         try:
             self._until_installed(builder)
@@ -423,6 +429,14 @@ class Build:
             "builder",
             before=self._note_zone,
         )
+
+    def _guard(self, builder: str) -> None:
+        """Have AWS terminate the builder should its guest never boot and this process die. The guard deletes itself."""
+        if self._guard_role is not None:
+            try:
+                guard(self._session, self._guard_role, builder, self._now.clock() + LEASE_S + BOOT_S + SLACK_S)
+            except FAILURES as error:
+                self._announce(f"AWS does not guard the builder {builder}: {explain(error)}")
 
     def _note_zone(self, zone: str) -> None:
         put(self._session, self._checkpoints, self._zone, zone.encode())

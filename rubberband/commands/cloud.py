@@ -358,7 +358,8 @@ def _built(session: AwsSession, resources: Resources, *, yes: bool) -> list[str]
         )
     print(bill)
     confirm_bill(f"image {key} is not there", "build it", yes=yes)
-    found = Build(session, machines, builder, key, resources.checkpoints, Waiting()).run()
+    build = Build(session, machines, builder, key, resources.checkpoints, Waiting(), guard_role=words.guard_role)
+    found = build.run()
     return [
         f"image {key} is built: {found.image_id}; instances of this environment boot it from now on",
         f"its snapshot costs up to {format_usd(found.usd_per_month(session.region))}/month until "

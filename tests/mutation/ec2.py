@@ -323,6 +323,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_user_data.py",),
     ),
     Mutant(
+        name="builder-without-a-guard",
+        harm="a builder of `image build` that never boots is paid for until `rubberband down`",
+        file="cloud/aws/images.py",
+        old="        self._guard(builder)\n",
+        new="",
+        tests=_IMAGES,
+    ),
+    Mutant(
         name="launches-are-repeated-by-botocore",
         harm="a zone without capacity is asked five times, and uses up the account's two launches a second",
         file="cloud/aws/client.py",

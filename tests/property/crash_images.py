@@ -155,7 +155,17 @@ class BuildWorld(Account):
         )
         self.first = len(self.fake.calls) if self.first < 0 else self.first
         now = Waiting(clock=lambda: self.now, sleep=self.sleep)
-        return Build(self.session, machines, TYPE, key, checkpoints, now, announce=lambda line: None).run()
+        build = Build(
+            self.session,
+            machines,
+            TYPE,
+            key,
+            checkpoints,
+            now,
+            announce=lambda line: None,
+            guard_role=self.words.aws.guard_role,
+        )
+        return build.run()
 
     def delete(self) -> None:
         """What the user does who needs it no more: delete whatever is listed."""

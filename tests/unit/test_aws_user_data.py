@@ -276,9 +276,10 @@ def served_uv(served: Path) -> str:
     return hashlib.sha256((served / "files" / name).read_bytes()).hexdigest()
 
 
+@pytest.mark.parametrize("scheme", ["http", "file"])
 @pytest.mark.parametrize("digest", ["right", "wrong"])
 def test_uv_is_installed_only_as_the_version_and_digest_that_are_known(
-    machine: Machine, tmp_path: Path, digest: str
+    machine: Machine, tmp_path: Path, digest: str, scheme: str
 ) -> None:
     for name in ("python3", "curl"):
         machine.program(name, f'exec {sys.executable if name == "python3" else shutil.which("curl")} "$@"')
@@ -286,7 +287,8 @@ def test_uv_is_installed_only_as_the_version_and_digest_that_are_known(
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        index = f"http://127.0.0.1:{server.server_port}/simple"
+        root = f"http://127.0.0.1:{server.server_port}" if scheme == "http" else (tmp_path / "served").as_uri()
+        index = f"{root}/simple"
         asked = f'fetch_uv {index} "{machine.root}/uv" 0.9.1 {"0" * 64} {right if digest == "right" else "1" * 64}'
         ran = machine.boot(f"{script({}, 'boot.sh')}\n{asked}\n")
         server.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,20 @@ def test_a_builder_that_fails_says_why_and_does_not_stay(world: BuildWorld, monk
         world.build()
     assert not world.fake.living
     assert world.own() == []
+
+
+def test_a_builder_that_never_boots_and_lost_its_driver_is_ended_by_aws(world: BuildWorld) -> None:
+    world.fake.world.boot_s = math.inf
+
+    def dies(call: FakeCall) -> Fault | None:
+        return Fault(error=KeyboardInterrupt()) if call.operation in ("GetObject", "TerminateInstances") else None
+
+    world.fake.fault = lambda call: dies(call) if world.fake.living else None
+    with pytest.raises(KeyboardInterrupt):
+        world.build()
+    assert len(world.fake.living) == 1
+    world.sleep(images.LEASE_S + images.BOOT_S + 1000.0)
+    assert not world.fake.living
 
 
 def test_an_image_is_deleted_with_its_snapshots_also_after_a_crash_between_the_two(world: BuildWorld) -> None:
