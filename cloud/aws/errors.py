@@ -188,7 +188,7 @@ def _explain_answer(error: boto.ClientError) -> str:
         )
     if meaning in ("throttled", "unknown"):
         return f"AWS is busy or broken ({code}: {said}); ask again later"
-    return f"AWS refused it ({code}: {said}){_remedy(code)}"
+    return f"AWS refused it ({code}: {said}); {_remedy(code, said)}"
 
 
 _REMEDIES = (
@@ -206,8 +206,15 @@ _REMEDIES = (
 )
 
 
-def _remedy(code: str) -> str:
-    return next((f"; {remedy}" for start, remedy in _REMEDIES if code.startswith(start)), "; correct the request")
+_FREE_PLAN = (
+    "the account is on AWS's Free plan, which rents no GPUs: upgrade to the paid plan (console: Billing > Account plan)"
+)
+
+
+def _remedy(code: str, said: str) -> str:
+    if code == "InvalidParameterCombination" and "Free Tier" in said:
+        return _FREE_PLAN
+    return next((remedy for start, remedy in _REMEDIES if code.startswith(start)), "correct the request")
 
 
 def _said(error: boto.ClientError) -> str:

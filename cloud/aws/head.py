@@ -46,7 +46,9 @@ class HeadInstance:
     instance_type: str
     zone: str
     started: bool
-    """Whether this call started it."""
+    """Whether this call launched it."""
+    restarted: bool = False
+    """Whether it was stopped, and this call started it again."""
 
 
 def ensure_head(
@@ -58,36 +60,43 @@ def ensure_head(
     clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HeadInstance:
-    """Return the owner's running head in the session's region; start one unless it exists. Idempotent.
+    """Return the owner's running head in the session's region; start it if it is stopped, and launch one if there is
+    none. Idempotent.
 
     `folders` are s3:// addresses of packed folders that a new head fetches. If two are started at the same time, only
     the older one stays. Raises InputError for a wrong setting, ProviderError if EC2 does not start it.
     """
-    waiting, started = Waiting(clock=clock, sleep=sleep), ""
+    waiting, started, restarted = Waiting(clock=clock, sleep=sleep), "", False
     place = place or own_place()
     with in_one_line():
-        found = _oldest(session, resources.aws.owner)
+        found = next(iter(heads(session, resources.aws.owner)), None)
         if found is None:
             started = _launch(session, resources, folders, place, sleep)
             found = _the_only_one(session, resources.aws.owner, started, waiting)
+        elif found["State"]["Name"] in _STOPPED:
+            _restart(session, str(found["InstanceId"]), waiting)
+            restarted = True
         running = _until_running(session, str(found["InstanceId"]), waiting)
     return HeadInstance(
         instance_id=str(running["InstanceId"]),
         instance_type=str(running["InstanceType"]),
         zone=str(running["Placement"]["AvailabilityZone"]),
         started=running["InstanceId"] == started,
+        restarted=restarted,
     )
 
 
 def upload_folder(session: AwsSession, checkpoints: str | None, name: str, archive: bytes) -> str | None:
     """Put an experiment's packed folder beside its checkpoints. Return its s3:// address, or None without a bucket.
 
-    Raises InputError, with the remedy, if it cannot be written.
+    The address ends in the folder's digest, so that the head takes no other. Raises InputError, with the remedy, if it
+    cannot be written.
     """
     if not is_bucket(checkpoints):
         return None
     with in_one_line():
-        return put_package(session, checkpoints, f"folders/{name}.zip", archive)
+        address = put_package(session, checkpoints, f"folders/{name}.zip", archive)
+    return f"{address}#sha256={hashlib.sha256(archive).hexdigest()}"
 
 
 def heads(session: AwsSession, owner: str) -> list[Any]:
@@ -95,17 +104,16 @@ def heads(session: AwsSession, owner: str) -> list[Any]:
     return sorted(instances(session, by_tags(owner=owner, role="head"), *_LIVING, *_STOPPED), key=age)
 
 
-def _oldest(session: AwsSession, owner: str) -> Any | None:
-    found = heads(session, owner)
-    if found and found[0]["State"]["Name"] in _STOPPED:
-        stopped = found[0]["InstanceId"]
-        itself = found[0].get("StateReason", {}).get("Code") == "Client.InstanceInitiatedShutdown"
-        why = "stopped itself: nothing had run on it for resources.aws.head_idle" if itself else "is stopped"
-        raise InputError(
-            f"the head {stopped} {why}; you pay only for its disk, which keeps your experiments; start it (aws ec2 "
-            f"start-instances --instance-ids {stopped} --region {session.region}), or end it with `rubberband down`"
-        )
-    return found[0] if found else None
+def _restart(session: AwsSession, instance_id: str, waiting: Waiting) -> None:
+    """Start a stopped head, once it has stopped. Raises ProviderError if it does not start; botocore's errors."""
+    for _ in waiting.looks(_RUNNING_S, every_s=_LOOK_S):
+        try:
+            session.client("ec2").start_instances(InstanceIds=[instance_id])
+            return
+        except ClientError as error:  # it may be stopping still
+            if code_of(error) != "IncorrectInstanceState" and verdict(error) not in ("throttled", "unknown"):
+                raise
+    raise ProviderError(f"the head {instance_id} has not stopped after {_RUNNING_S:g} s; try again later")
 
 
 def _launch(
@@ -231,7 +239,7 @@ def _until_running(session: AwsSession, instance_id: str, waiting: Waiting) -> A
         state = shown["State"]["Name"] if shown is not None else "pending"
         if state == "running":
             return shown
-        if state not in _LIVING:
+        if state not in (*_LIVING, *_STOPPED):  # a look may be older than its start
             why = (shown or {}).get("StateReason", {}).get("Message", state)
             raise ProviderError(f"the head {instance_id} ended before it ran ({why}); try again")
     raise ProviderError(f"the head {instance_id} is not running after {_RUNNING_S:g} s; end it with `rubberband down`")

@@ -6,7 +6,7 @@ make_programs() {
         'exec python3 -m rubberband.cli "$@"' > "$PROGRAMS/rubberband"
     {
         echo '#!/bin/bash'
-        echo '# rubberband-fetch s3://…/NAME.zip: the folder of an experiment, as "rubberband up" has put it there'
+        echo '# rubberband-fetch s3://…/NAME.zip#sha256=…: the folder of an experiment, as "rubberband up" has put it there'
         echo 'set -euo pipefail'
         echo "export PATH=$(printf %q "$DIR/venv/bin"):\"\$PATH\""
         declare -p DIR
@@ -19,7 +19,7 @@ make_programs() {
 
 unpack() {
     local name folder
-    name="$(basename "$1" .zip)"
+    name="$(basename "${1%%#*}" .zip)"
     folder="$(mktemp -d "$DIR/.unpack-XXXXXX")"
     fetch "$1" "$folder"
     python3 -m zipfile -e "$folder/$name.zip" "$folder/unpacked"

@@ -222,7 +222,8 @@ def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:
     if checks.on_head:
         yield from _look_at_driver(checks, offers[0].instance_type)
     yield from _look_at_quota(checks, [offer.instance_type for offer in offers])
-    yield from check_store(checks.session, checks.resources)
+    if checks.on_head or checks.resources.checkpoints is None or is_bucket(checks.resources.checkpoints):
+        yield from check_store(checks.session, checks.resources)  # a network mount is there on the head only
     for offer in offers:
         yield from _look_at_launch(checks, offer)
     yield from _look_at_end(checks)

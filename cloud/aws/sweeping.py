@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rubberband.cloud.aws.calls import EXPERIMENT_TAG, ROLE_TAG, RUN_TAG, AwsSession, by_tags, name_of, tags_in
 from rubberband.cloud.aws.client import age, described, instances
-from rubberband.cloud.aws.errors import in_one_line
+from rubberband.cloud.aws.errors import FAILURES, explain, in_one_line
 from rubberband.cloud.aws.fleet import VISIBILITY_S, Ec2Fleet
 from rubberband.cloud.aws.intents import Intent, Intents, Run, runs_in
 from rubberband.cloud.aws.network import OwnInstance, delete_clusters, delete_groups, own_place
@@ -213,6 +214,28 @@ def living(session: AwsSession, owner: str) -> tuple[FoundInstance, ...]:
     """Return every instance of the owner that is not terminated, in the order of launch. Raises InputError."""
     with in_one_line():
         return tuple(_found(one) for one in sorted(instances(session, by_tags(owner=owner), *ALIVE), key=age))
+
+
+def living_elsewhere(
+    session: AwsSession, owner: str, open_session: Callable[[str], AwsSession]
+) -> tuple[dict[str, tuple[FoundInstance, ...]], list[str]]:
+    """Return the owner's instances in the account's other regions, region -> instances, and what could not be asked."""
+    try:
+        shown = session.client("ec2").describe_regions()["Regions"]
+    except FAILURES as error:
+        return {}, [f"other regions is not known: {explain(error)}"]
+    regions = sorted(one["RegionName"] for one in shown if one["RegionName"] != session.region)
+
+    def look(region: str) -> tuple[FoundInstance, ...] | str:
+        try:
+            return living(open_session(region), owner)
+        except (RubberbandError, OSError) as error:
+            return f"{region} is not known: {error}"
+
+    with ThreadPoolExecutor(max_workers=8) as threads:
+        looks = dict(zip(regions, threads.map(look, regions), strict=True))
+    found = {region: look for region, look in looks.items() if look and not isinstance(look, str)}
+    return found, [look for look in looks.values() if isinstance(look, str)]
 
 
 def end_everything(

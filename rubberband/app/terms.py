@@ -346,10 +346,11 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
     return Terms(table=beside, room=_room(rooms), notes=(*stale, *beside_notes, *unknown, *notes))
 
 
-def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], None]) -> Terms:
+def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], None], *, on_head: bool = True) -> Terms:
     """Return the terms of a run that begins now, after checking that EC2 can run it; empty terms elsewhere.
 
-    `announce` gets a line on each remark. Raises InputError (with the fix) for the first problem.
+    `announce` gets a line on each remark. Not `on_head`: the run will begin on a head, not on this machine. Raises
+    InputError (with the fix) for the first problem.
     """
     resources = experiment.resources
     if not resources.kind.is_rented or resources.pool is not None:  # a pool was checked when it came up
@@ -362,7 +363,8 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], No
     session = open_aws(resources.region)
     sign_in(session)  # before prices, which would be missing for the same reason
     table = with_side_facts(live_table(resources, home, session=session), session, resources)
-    for note in (*table.notes, *preflight(resources, offers(resources, table=table), session=session)):
+    found = preflight(resources, offers(resources, table=table), session=session, on_head=on_head)
+    for note in (*table.notes, *found):
         announce(note)
     return Terms(table=table, room=_room(quotas(session, types_of(resources), MARKETS)))
 

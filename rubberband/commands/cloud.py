@@ -78,8 +78,9 @@ def up(
 ) -> None:
     """Start the head on EC2, or find it.
 
-    The head is an instance in your VPC with rubberband and the experiment's folder; `rubberband run` works on it as on
-    any machine. Each owner has one head in a region (resources.aws.owner, resources.region). It costs money until
+    The account is checked as for a run first: quota, rights, bucket, network. The head is an instance in your VPC with
+    rubberband and the experiment's folder; `rubberband run` works on it as on any machine. Each owner has one head in
+    a region (resources.aws.owner, resources.region). A stopped head is started again. It costs money until
     `rubberband down`. It stops itself when nothing has run for resources.aws.head_idle (1 h); then only its disk
     costs money. The folder is copied if resources.checkpoints is a bucket (s3://...).
     """
@@ -94,7 +95,11 @@ def up(
         )
     session = open_aws(experiment.resources.region)
 
+    from rubberband.app.terms import cloud_terms
     from rubberband.cloud.aws.head import ensure_head, upload_folder
+    from rubberband.installation import default_home
+
+    cloud_terms(experiment, default_home(), lambda note: print(f"note: {note}", file=sys.stderr), on_head=False)
     from rubberband.executor.ray.code import pack
 
     path = Path(os.path.abspath(file))
@@ -114,7 +119,9 @@ def _root(path: Path) -> Path:
 
 
 def _told(session: AwsSession, head: HeadInstance, experiment: Experiment, run: str, folder: str | None) -> list[str]:
-    state = "was started; it needs some minutes to install rubberband" if head.started else "runs already"
+    state = "was stopped and is started again" if head.restarted else "runs already"
+    if head.started:
+        state = "was started; it needs some minutes to install rubberband"
     lines = [
         f"head {head.instance_id} ({head.instance_type}, {head.zone}) {state}{_cost(session, head.instance_type)}",
         f"get in:  aws ssm start-session --target {head.instance_id} --region {session.region}",
@@ -155,13 +162,13 @@ def down(
     file: ChosenFile = None,
     region: RegionOption = None,
     owner: OwnerOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, even if an experiment runs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Terminate everything on EC2: workers, head, and their resources.
 
-    Terminates every instance of the owner in the region, also those in use; then deletes the published Ray token and
-    the security group. Checkpoint stores and images are kept, and the price of each image is shown. Journals on the
-    head are lost.
+    Terminates every instance of the owner in the region, also those in use, after a question; then deletes the
+    published Ray token and the security group. Checkpoint stores and images are kept, and the price of each image is
+    shown. Journals and reports on the head are lost. The owner's instances in other regions are named, and stay.
     """
     from rubberband.cloud.aws.calls import open_aws
 
@@ -170,12 +177,12 @@ def down(
 
     from rubberband.cloud.aws.sweeping import end_everything, living
 
-    workers = [one for one in living(session, chosen_owner) if one.role != "head"]
-    if workers and not yes:
-        _ask(workers, chosen_owner, chosen_region)
+    found = living(session, chosen_owner)
+    if found and not yes:
+        _ask(found, chosen_owner, chosen_region)
     for line in _counted(end_everything(session, chosen_owner), chosen_owner, chosen_region):
         print(line)
-    for line in _images(session, chosen_owner):
+    for line in (*_images(session, chosen_owner), *_elsewhere(session, chosen_owner)):
         print(line)
 
 
@@ -190,11 +197,17 @@ def meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str
     return region or fallback, owner or resources.aws.owner
 
 
-def _ask(workers: Iterable[FoundInstance], owner: str, region: str) -> None:
+def _ask(instances: Iterable[FoundInstance], owner: str, region: str) -> None:
     """Ask for confirmation. Raises InputError without a terminal, Abort if the answer is no."""
-    running = Counter(one.experiment or "no experiment" for one in workers)
-    what = ", ".join(f"{count} of {name}" for name, count in sorted(running.items()))
-    found = f"instances of owner {owner} live in {region}: {what}"
+    running = Counter(one.experiment or "no experiment" for one in instances if one.role != "head")
+    what = [f"{count} of {name}" for name, count in sorted(running.items())]
+    what += [
+        f"the head {one.instance_id}, whose disk has the journals and reports of its experiments (`rubberband report "
+        "NAME --html` on it keeps one)"
+        for one in instances
+        if one.role == "head"
+    ]
+    found = f"instances of owner {owner} live in {region}: {', '.join(what)}"
     if not sys.stdin.isatty():
         raise InputError(f"{found}; end them anyway with --yes")
     typer.confirm(f"{found}; end them?", abort=True, err=True)
@@ -209,6 +222,19 @@ def _counted(ended: Ended, owner: str, region: str) -> list[str]:
     lines += [f"deleted security group {group}" for group in ended.security_groups]
     lines += [f"deleted placement group {group}" for group in ended.placement_groups]
     return [*lines, *(f"kept security group {group}, which is in use and costs nothing" for group in ended.kept_groups)]
+
+
+def _elsewhere(session: AwsSession, owner: str) -> list[str]:
+    """Return a line for each other region in which the owner has instances, or which does not answer."""
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.sweeping import living_elsewhere
+
+    found, unknown = living_elsewhere(session, owner, open_aws)
+    lines = [
+        f"left in {region}: {', '.join(map(str, ones))}, until `rubberband down --region {region} --owner {owner}`"
+        for region, ones in found.items()
+    ]
+    return [*lines, *(f"whether owner {owner} has instances in {why}" for why in unknown)]
 
 
 def _images(session: AwsSession, owner: str) -> list[str]:

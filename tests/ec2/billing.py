@@ -118,8 +118,12 @@ def _beside(instance: Instance, now: float) -> Iterator[SideLine]:
     """A volume is billed until it is released, with the instance; an address while it is in use; NAT by the GB."""
     gone_at = math.inf if instance.ended_at is None else instance.ended_at + instance.shutting_down_s
     hours = max(MINIMUM_BILLED_S, min(now, gone_at) - instance.launched_at) / HOUR_S
+    volume_hours = hours
+    if instance.end_behavior == "stop":  # a stopped instance keeps its volume
+        kept_until = now if instance.restarted_at is None else instance.restarted_at
+        volume_hours = max(MINIMUM_BILLED_S, kept_until - instance.launched_at) / HOUR_S
     amounts_usd: dict[SideKind, float] = {
-        "volume": hours * (instance.volume_gb + instance.further_gb) * VOLUME_USD_PER_GB_MONTH / 720.0,
+        "volume": volume_hours * (instance.volume_gb + instance.further_gb) * VOLUME_USD_PER_GB_MONTH / 720.0,
         "address": hours * ADDRESS_USD_PER_HOUR if instance.public_address else 0.0,
         "nat": instance.nat_gb * NAT_USD_PER_GB if _ran(instance, now) else 0.0,
         "software": _billed_s(instance, now) / HOUR_S * instance.software_usd_per_hour if _ran(instance, now) else 0.0,

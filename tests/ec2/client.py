@@ -41,6 +41,8 @@ LOST = {
     "read_timeout": ReadTimeoutError,
     "connection_closed": ConnectionClosedError,
 }
+REGIONAL = ("ec2", "ssm")
+"""Services that have something of their own in each region of the fake."""
 _VALIDATOR = ParamValidator()
 
 
@@ -101,8 +103,9 @@ class FakeClient:
     def _call(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
         self._check_reach()
         sent = self._sent(operation, params)
+        fake = self._fake.in_region(self._region) if self._service in REGIONAL else self._fake
         try:
-            result = self._fake.call(self._service, operation, sent, self._principal)
+            result = fake.call(self._service, operation, sent, self._principal)
         except FakeError as error:
             raise ClientError(_error_response(error), operation) from error
         except FakeDisconnect as lost:

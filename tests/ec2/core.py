@@ -77,6 +77,7 @@ class FakeAws:
         self.calls: list[FakeCall] = []
         """Every call so far, with its outcome."""
         self._lock = threading.RLock()
+        self._elsewhere: dict[str, FakeAws] = {}
 
     @property
     def region(self) -> str:
@@ -94,6 +95,17 @@ class FakeAws:
         """Those that are pending or running now."""
         self.tick()
         return tuple(self.world.living())
+
+    def in_region(self, region: str) -> FakeAws:
+        """EC2 in another region of the account: empty at first, with this one's faults and list of calls."""
+        if region == self.region:
+            return self
+        with self._lock:
+            if region not in self._elsewhere:
+                self._elsewhere[region] = FakeAws(self.clock, region=region, policies=self.policies)
+            other = self._elsewhere[region]
+            other.fault, other.calls, other._lock = self.fault, self.calls, self._lock
+            return other
 
     def session(self, principal: str = "driver", *, region: str | None = None) -> FakeSession:
         """Clients in this process, which take, return and raise what boto3's do. `principal`: `driver`, `worker`,
@@ -128,8 +140,8 @@ class FakeAws:
         """What everything has cost until now; what runs is billed until now."""
         self.tick()
         world = self.world
-        fee_usd = world.dedicated_usd_per_hour
-        return billed(world.instances.values(), self.clock(), world.spot, dedicated_usd_per_hour=fee_usd)
+        known = [*world.earlier, *world.instances.values()]
+        return billed(known, self.clock(), world.spot, dedicated_usd_per_hour=world.dedicated_usd_per_hour)
 
     def set_capacity(
         self,
@@ -193,6 +205,7 @@ class FakeAws:
             params=params,
             principal=principal,
             at=self.clock(),
+            region=self.region,
         )
         self.calls.append(call)
         try:

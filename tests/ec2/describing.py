@@ -11,7 +11,7 @@ from tests.ec2.filters import Reader, filtered, page
 from tests.ec2.instance import USER_INITIATED, Instance, as_datetime
 from tests.ec2.launch_rights import arn, check_end, request_tags, resource_tags
 from tests.ec2.request import Operation, Request
-from tests.ec2.world import ACCOUNT
+from tests.ec2.world import ACCOUNT, REGIONS
 
 
 def describe_instances(request: Request) -> dict[str, Any]:
@@ -37,6 +37,39 @@ def terminate_instances(request: Request) -> dict[str, Any]:
         check_end(request.world, request.access, instance)
     request.end_dry_run()
     return {"TerminatingInstances": [_terminated(request, instance) for instance in instances]}
+
+
+def start_instances(request: Request) -> dict[str, Any]:
+    """StartInstances, of one that is stopped; one that runs stays as it is."""
+    started = []
+    for instance in [_found(request, instance_id) for instance_id in request.params["InstanceIds"]]:
+        keys = {"ec2:Region": request.world.region, **resource_tags(instance.tags)}
+        request.access.check("ec2:StartInstances", arn(request.world, f"instance/{instance.instance_id}"), keys)
+        request.end_dry_run()
+        before = instance.state_as_dict(request.now)
+        if before["Name"] not in ("stopped", "pending", "running"):
+            message = f"The instance '{instance.instance_id}' is not in a state from which it can be started."
+            raise FakeError("IncorrectInstanceState", message)
+        if before["Name"] == "stopped":
+            name, zone, market = instance.machine_type.name, instance.zone, instance.market
+            if not request.world.has_capacity(name, zone, market, 1):
+                message = f"We currently do not have sufficient {name} capacity in zone {zone}."
+                raise FakeError("InsufficientInstanceCapacity", message, 500)
+            request.world.start(instance, request.now)
+        current = instance.state_as_dict(request.now)
+        started.append({"InstanceId": instance.instance_id, "PreviousState": before, "CurrentState": current})
+    return {"StartingInstances": started}
+
+
+def describe_regions(request: Request) -> dict[str, Any]:
+    """DescribeRegions: those that the account has."""
+    request.access.check("ec2:DescribeRegions")
+    request.end_dry_run()
+    shown = [
+        {"RegionName": name, "Endpoint": f"ec2.{name}.amazonaws.com", "OptInStatus": "opt-in-not-required"}
+        for name in REGIONS
+    ]
+    return {"Regions": shown}
 
 
 def get_console_output(request: Request) -> dict[str, Any]:
@@ -111,6 +144,8 @@ _READERS: Mapping[str, Reader] = {
 DESCRIBING: Mapping[tuple[str, str], Operation] = {
     ("ec2", "DescribeInstances"): describe_instances,
     ("ec2", "TerminateInstances"): terminate_instances,
+    ("ec2", "StartInstances"): start_instances,
+    ("ec2", "DescribeRegions"): describe_regions,
     ("ec2", "CreateTags"): create_tags,
     ("ec2", "GetConsoleOutput"): get_console_output,
 }

@@ -40,6 +40,7 @@ class FakeCall:
     params: Mapping[str, Any]
     principal: str
     at: float
+    region: str = ""
     outcome: str = ""
     """`ok`, AWS's error code, or how the connection was lost; empty while it is not known."""
     took_effect: bool = False

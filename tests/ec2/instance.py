@@ -103,6 +103,8 @@ class Instance:
     booted: bool = False
     ended_at: float | None = None
     """When it began to shut down; it is not billed from then on."""
+    restarted_at: float | None = None
+    """Of an earlier time of the same instance: when the next one began."""
     end_behavior: Behavior = "terminate"
     state_reason: str = ""
 
@@ -132,6 +134,13 @@ class Instance:
             self.ended_at, self.state_reason, self.end_behavior = at, reason, behavior
         elif self.end_behavior == "stop" and behavior == "terminate":
             self.state_reason, self.end_behavior = reason, behavior
+
+    def restart(self, now: float, pending_s: float) -> Instance:
+        """It begins to run again, after it was stopped. Return what it was until now."""
+        before = replace(self, restarted_at=now)
+        self.launched_at, self.running_at = now, now + pending_s
+        self.ended_at, self.end_behavior, self.state_reason, self.booted = None, "terminate", "", False
+        return before
 
     def due(self, now: float) -> tuple[float, str] | None:
         """The end that it comes to by `now` of itself: when, and the reason."""

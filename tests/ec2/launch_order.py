@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.ec2.faults import FakeError
 from tests.ec2.instance import Behavior, Market
-from tests.ec2.machine_types import MachineType
+from tests.ec2.machine_types import FREE_PLAN, MachineType
 from tests.ec2.world import ACCOUNT, Group, Image, Subnet, World
 
 USER_DATA_BYTES = 16_384
@@ -51,6 +51,12 @@ class Order:
 def order_of(world: World, params: Mapping[str, Any], now: float) -> Order:
     """Raises FakeError, with EC2's codes, for what does not exist or does not fit."""
     machine = _machine(world, params.get("InstanceType", DEFAULT_TYPE))
+    if world.free_plan and machine.name not in FREE_PLAN:
+        message = (
+            "The specified instance type is not eligible for Free Tier. For a list of Free Tier instance types, run "
+            "'describe-instance-types' with the filter 'free-tier-eligible=true'."
+        )
+        raise FakeError("InvalidParameterCombination", message)
     image = _image(world, params.get("ImageId"), machine, now)
     volume_gb = _root_gb(params, image)
     subnet = _subnet(world, params, machine)

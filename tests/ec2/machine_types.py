@@ -54,6 +54,7 @@ t4g.small         2      2    0  -      0  Up to 5 Gigabit     0.0168    0.35
 m5.large          2      8    0  -      0  Up to 10 Gigabit    0.096     0.40
 m5.xlarge         4     16    0  -      0  Up to 10 Gigabit    0.192     0.40
 m7i.large         2      8    0  -      0  Up to 12.5 Gigabit  0.1008    0.42
+m7i-flex.large    2      8    0  -      0  Up to 12.5 Gigabit  0.09576   0.42
 m7i.xlarge        4     16    0  -      0  Up to 12.5 Gigabit  0.2016    0.42
 m7i.2xlarge       8     32    0  -      0  Up to 12.5 Gigabit  0.4032    0.42
 m7g.large         2      8    0  -      0  Up to 12.5 Gigabit  0.0816    0.40
@@ -91,6 +92,13 @@ p5.48xlarge     192   2048    8  H100   81920  3200 Gigabit       55.04      0.4
 """
 
 
+FREE_PLAN = frozenset(f"{family}.{size}" for family in ("t3", "t4g") for size in ("micro", "small")) | {
+    "c7i-flex.large",
+    "m7i-flex.large",
+}
+"""All that an account on the Free plan may launch (accounts since 2025-07-15)."""
+
+
 def _parsed(row: str) -> MachineType:
     name, vcpus, memory_gib, gpus, model, gpu_memory_mib, *network, price, share = row.split()
     return MachineType(
@@ -114,7 +122,7 @@ def as_described(machine: MachineType) -> dict[str, Any]:
     described: dict[str, Any] = {
         "InstanceType": machine.name,
         "CurrentGeneration": machine.family not in ("p3", "m5", "c5"),
-        "FreeTierEligible": machine.name == "t3.micro",
+        "FreeTierEligible": machine.name in FREE_PLAN,
         "SupportedUsageClasses": ["on-demand", "spot"] if machine.has_spot else ["on-demand"],
         "SupportedRootDeviceTypes": ["ebs"],
         "SupportedVirtualizationTypes": ["hvm"],

@@ -14,12 +14,14 @@ from typing import Any, Final
 
 from tests.ec2 import wire
 from tests.ec2.access import Access
+from tests.ec2.client import REGIONAL
 from tests.ec2.core import FakeAws
 from tests.ec2.faults import FakeDisconnect, FakeError
 from tests.ec2.instance import Instance
 from tests.ec2.metadata import Facts, Metadata, Notice
 from tests.ec2.principals import BUCKET, PRINCIPALS, arn_of
 from tests.ec2.storage import Storage, rights
+from tests.ec2.world import REGIONS
 
 DRIVER: Final = "driver"
 """The machine on which the driver runs: in the account's default VPC, with the driver's role."""
@@ -104,7 +106,8 @@ class FakeServer:
                 caller.service, request.headers, request.body, method=request.method, target=request.target
             )
             self._check(caller, principal)
-            result = self.fake.call(caller.service, operation, params, principal or "nobody")
+            fake = self.fake.in_region(caller.region) if caller.service in REGIONAL else self.fake
+            result = fake.call(caller.service, operation, params, principal or "nobody")
             return wire.encode(caller.service, operation, result)
         except FakeError as error:
             return wire.encode_error(caller.service, error.code, error.message, error.http_status)
@@ -123,7 +126,11 @@ class FakeServer:
 
     def _check(self, caller: wire.Caller, principal: str | None) -> None:
         """Raises FakeError, with the code that the service in question has for it, unless the caller is known here."""
-        known_region = caller.region == self.fake.region or caller.service in _REGIONLESS
+        known_region = (
+            caller.region == self.fake.region
+            or caller.service in _REGIONLESS
+            or (caller.service in REGIONAL and caller.region in REGIONS)
+        )
         if principal is not None and known_region:
             return
         if caller.service == "ec2":

@@ -206,6 +206,8 @@ class World:
         """What a region costs while any instance of a dedicated VPC runs in it."""
         self.dedicated_factor, self.local_zone_factor = 1.05, 1.2
         """By how much instances of such a VPC, or in a Local Zone, are dearer."""
+        self.free_plan = False
+        """Whether the account is on the Free plan, which may launch a few small types."""
         self.downloads_gb = 4.0
         """What an instance without a public address gets through the NAT gateway."""
         self.machine_types: dict[str, MachineType] = dict(MACHINE_TYPES)
@@ -239,6 +241,8 @@ class World:
         self.subnets: dict[str, Subnet] = {}
         self.groups: dict[str, Group] = {}
         self.instances: dict[str, Instance] = {}
+        self.earlier: list[Instance] = []
+        """What instances that were stopped and started again had been until then."""
         self.launched_by_token: dict[str, tuple[str, tuple[Instance, ...]]] = {}
         """Client token -> the parameters that it came with, and what was launched."""
         self.console: Callable[[str], str] = lambda instance_id: ""
@@ -328,6 +332,11 @@ class World:
         if self._living.pop(instance.instance_id, None) is not None:
             self._changes.append(("end", instance))
         instance.end(at, reason, behavior)
+
+    def start(self, instance: Instance, now: float) -> None:
+        """It was stopped, and starts again."""
+        self.earlier.append(instance.restart(now, drawn(self.pending_s, self.rng)))
+        self._living[instance.instance_id] = instance
 
     def changes(self) -> list[tuple[str, Instance]]:
         """What booted (`boot`) or ended (`end`) since this was last asked, in order."""

@@ -253,7 +253,7 @@ def test_a_run_from_the_head_that_up_started(command_line: Ec2CommandLine) -> No
     on_the_head = {**aws.machines.environment(head.instance_id), "RUBBERBAND_DEVICE": "cpu"}
     assert "digits: done in" in ran(on_the_head, there, "rubberband.cli", "run", "digits.yaml", *changes)
     assert [one.instance_id for one in aws.fake.living] == [head.instance_id]
-    assert "ended head" in ran(aws.outside(), folder, "rubberband.cli", "down", "--region", "us-east-1")
+    assert "ended head" in ran(aws.outside(), folder, "rubberband.cli", "down", "--region", "us-east-1", "--yes")
     assert not aws.fake.living
     assert "/rubberband/rubberband/ray-token" not in aws.fake.world.parameters
 

@@ -111,6 +111,8 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     ask("ec2", "run_instances", **{**launch, "InstanceType": "x9.huge", "ClientToken": "u"})
     ask("ec2", "describe_instances", Filters=[{"Name": "tag:rubberband:owner", "Values": ["a b&c"]}])
     assert ask("ec2", "get_console_output", InstanceId=instance, Latest=True)["Output"] == "ä: it boots\r\n"
+    ask("ec2", "start_instances", InstanceIds=[instance])
+    ask("ec2", "describe_regions")
     ask("ec2", "create_tags", Resources=[instance], Tags=[{"Key": "k", "Value": "v"}])
     made = [ask("ec2", "create_image", InstanceId=instance, Name="mine", TagSpecifications=[]) for _ in range(2)]
     ask("ec2", "describe_images", Owners=["self"])
@@ -238,7 +240,8 @@ def test_an_unknown_key_is_refused_as_each_service_does(
 
 def test_another_region_and_an_unsigned_request_are_refused(server: FakeServer) -> None:
     with pytest.raises(ClientError, match="AuthFailure"):
-        client(server, "ec2", region="eu-west-1").describe_instances()
+        client(server, "ec2", region="eu-nowhere-1").describe_instances()
+    assert client(server, "ec2", region="eu-west-1").describe_instances()["Reservations"] == []
     unsigned = boto3.client(
         "ec2", region_name="us-east-1", endpoint_url=server.url, config=Config(signature_version=botocore.UNSIGNED)
     )

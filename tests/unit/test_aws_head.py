@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -52,7 +54,9 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
         monkeypatch.delenv(variable, raising=False)
     account = Account()
     account.session = account.fake.session("admin")
-    monkeypatch.setattr("rubberband.cloud.aws.client.open_session", lambda _: account.session)
+    monkeypatch.setattr(
+        "rubberband.cloud.aws.client.open_session", lambda region: account.fake.session("admin", region=region)
+    )
     passing: dict[str, Any] = {"clock": lambda: account.now, "sleep": account.sleep}
     monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
     monkeypatch.setattr("rubberband.cloud.aws.sweeping.end_everything", partial(end_everything, **passing))
@@ -88,7 +92,7 @@ def test_the_head_is_started_once_and_found_after_that(account: Account) -> None
     assert (first.started, second.started) == (True, False)
     assert first.instance_id == second.instance_id
     (machine,) = account.fake.instances
-    assert (machine.profile, machine.machine_type.name) == ("rubberband-head", "m7i.large")
+    assert (machine.profile, machine.machine_type.name) == ("rubberband-head", "m7i-flex.large")
     assert machine.metadata_options["HttpTokens"] == "required"
     assert machine.shutdown_behavior == "stop"
     assert machine.tags["rubberband:role"] == "head"
@@ -206,7 +210,7 @@ def test_a_full_zone_is_passed_over_and_none_is_an_error(account: Account) -> No
     assert head_of(account).zone == "us-east-1b"
 
     account.fake.set_capacity(0)
-    with pytest.raises(ProviderError, match=r"no zone has a m7i\.large for the head \(us-east-1a: Insuff"):
+    with pytest.raises(ProviderError, match=r"no zone has a m7i-flex\.large for the head \(us-east-1a: Insuff"):
         head_of(account, owner="me")
 
 
@@ -214,7 +218,10 @@ def test_a_full_zone_is_passed_over_and_none_is_an_error(account: Account) -> No
     ("words", "told"),
     [
         ({"head_profile": "lost"}, r"resources\.aws\.head_profile: EC2 knows no instance profile 'lost'"),
-        ({"head_instance_type": "m7i.lrge"}, r"resources\.aws\.head_instance_type: .*did you mean 'm7i\.large'"),
+        (
+            {"head_instance_type": "m7i-flex.lrge"},
+            r"resources\.aws\.head_instance_type: .*did you mean 'm7i-flex\.large'",
+        ),
         ({"key_name": "lost"}, r"there is no key pair 'lost'"),
     ],
 )
@@ -246,7 +253,8 @@ def test_a_head_that_dies_before_it_runs_is_an_error(account: Account) -> None:
 def test_the_experiments_folder_comes_along_through_the_bucket(account: Account) -> None:
     address = upload_folder(account.session, f"s3://{account.bucket}/c/", "digits", b"zip")
 
-    assert address == f"s3://{account.bucket}/packages/c/folders/digits.zip"
+    digest = hashlib.sha256(b"zip").hexdigest()
+    assert address == f"s3://{account.bucket}/packages/c/folders/digits.zip#sha256={digest}"
     assert account.fake.world.buckets[account.bucket]["packages/c/folders/digits.zip"] == b"zip"
     assert upload_folder(account.session, "/mnt/shared", "digits", b"zip") is None
     with pytest.raises(InputError, match="there is no bucket nowhere"):
@@ -330,7 +338,7 @@ def test_up_shows_how_to_get_in_what_to_run_and_what_it_costs(account: Account, 
     (head,) = account.fake.instances
     assert f"aws ssm start-session --target {head.instance_id} --region us-east-1" in told
     assert "cd /opt/rubberband/digits && rubberband run digits.yaml -s constraints.max_cost=5" in told
-    assert "0.10 USD an hour until `rubberband down`" in told
+    assert re.search(r"; 0\.09\d* USD an hour until `rubberband down`", told)
     assert f"s3://{account.bucket}/packages/digits/folders/digits.zip" in head.user_data
     assert "sudo rubberband-fetch" not in told
     assert "sudo rubberband-fetch" in say("up", "digits.yaml")[1]
@@ -363,7 +371,7 @@ def test_up_without_prices_works_and_says_why(account: Account, file: Path) -> N
     code, told = say("up", "digits.yaml")
 
     assert code == 0, told
-    assert "the price of a m7i.large is not known: x may not pricing:GetProducts" in told
+    assert "the price of a m7i-flex.large is not known: x may not pricing:GetProducts" in told
 
 
 def test_up_is_for_ec2(account: Account, file: Path) -> None:
@@ -387,23 +395,102 @@ def test_down_asks_before_it_ends_a_run(account: Account, file: Path) -> None:
     assert say("down")[1].startswith("owner rubberband has nothing running in us-east-1")
 
 
-def test_down_of_a_head_alone_needs_no_question(account: Account) -> None:
-    head_of(account)
+@pytest.mark.parametrize("stopped", [False, True])
+def test_down_asks_before_it_ends_a_head_with_its_journals(account: Account, stopped: bool) -> None:
+    head = head_of(account)
+    account.sleep(60)
+    if stopped:
+        account.fake.power_off(head.instance_id)
 
     code, told = say("down")
+    assert code != 0
+    assert f"the head {head.instance_id}, whose disk has the journals and reports" in told
+    assert len(living(account.session, "rubberband")) == 1
 
+    code, told = say("down", "-y")
     assert code == 0, told
     assert "ended head (i-" in told
 
 
-def test_a_head_that_stopped_itself_is_kept_with_its_disk_and_up_says_why(account: Account) -> None:
+def test_down_names_what_is_left_in_other_regions(account: Account) -> None:
+    there = account.fake.session("admin", region="eu-west-1")
+    head = ensure_head(there, account.resources(), clock=lambda: account.now, sleep=account.sleep)
+    account.fake.fault = lambda call: (
+        Fault.unavailable() if call.operation == "DescribeInstances" and call.region == "eu-west-2" else None
+    )
+
+    code, told = say("down")
+
+    assert code == 0, told
+    assert told.startswith("owner rubberband has nothing running in us-east-1")
+    assert f"left in eu-west-1: head ({head.instance_id}, m7i-flex.large in eu-west-1a), until" in told
+    assert "`rubberband down --region eu-west-1 --owner rubberband`" in told
+    assert "whether owner rubberband has instances in eu-west-2 is not known: AWS is busy or broken" in told
+    assert len(living(there, "rubberband")) == 1
+
+
+def test_down_without_the_right_to_list_regions_says_so(account: Account) -> None:
+    account.fake.fault = lambda call: (
+        Fault(error=FakeError("UnauthorizedOperation", "User: x is not authorized to perform: ec2:DescribeRegions"))
+        if call.operation == "DescribeRegions"
+        else None
+    )
+    code, told = say("down")
+    assert code == 0, told
+    assert "in other regions is not known: x may not ec2:DescribeRegions" in told
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_up_starts_a_head_that_stopped_itself(account: Account, file: Path, stopping: bool) -> None:
+    head = head_of(account)
+    account.sleep(60)
+    account.fake.power_off(head.instance_id)
+    account.sleep(0 if stopping else 60)
+
+    code, told = say("up", "digits.yaml")
+
+    assert code == 0, told
+    assert f"head {head.instance_id} (m7i-flex.large, us-east-1a) was stopped and is started again" in told
+    assert len(account.fake.instances) == 1
+    assert account.fake.instances[0].state(account.now) == "running"
+
+
+def test_a_stopped_head_whose_zone_is_full_says_so(account: Account) -> None:
     head = head_of(account)
     account.sleep(60)
     account.fake.power_off(head.instance_id)
     account.sleep(60)
-    with pytest.raises(InputError, match=r"stopped itself: nothing had run on it for resources.aws.head_idle.*start"):
+    account.fake.set_capacity(0)
+    with pytest.raises(InputError, match="EC2 has no room"):
         head_of(account)
-    assert len(account.fake.instances) == 1
+
+
+def test_up_checks_the_account_before_it_rents_a_head(account: Account, file: Path) -> None:
+    account.fake.world.quotas_vcpus["L-DB2E81BA"] = 0.0
+    code, told = say("up", "digits.yaml")
+    assert code != 0
+    assert "resources.instance_type" in told
+    assert "L-DB2E81BA" in told
+    assert account.fake.instances == ()
+
+
+def test_on_the_free_plan_up_says_what_to_change(account: Account, file: Path) -> None:
+    account.fake.world.free_plan = True
+    code, told = say("up", "digits.yaml")
+    assert code != 0
+    assert "the account is on AWS's Free plan, which rents no GPUs: upgrade to the paid plan" in told
+    assert account.fake.instances == ()
+
+
+def test_a_head_is_of_a_type_that_the_free_plan_has(account: Account) -> None:
+    account.fake.world.free_plan = True
+    assert head_of(account).started
+
+
+def test_up_of_a_network_mount_is_checked_on_the_head(account: Account, file: Path) -> None:
+    code, told = say("up", "digits.yaml", "-s", "resources.checkpoints=/mnt/efs", "-s", "resources.market=spot")
+    assert code == 0, told
+    assert "copy:    the experiment's folder to the head" in told
 
 
 def test_a_head_that_bursts_is_not_charged_for_it(account: Account) -> None:

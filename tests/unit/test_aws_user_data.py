@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import io
 import os
 import platform
 import re
@@ -359,6 +360,26 @@ def test_only_the_very_wheel_of_the_driver_is_installed(machine: Machine, role: 
     assert ("is not what the driver put there" in printed) == (not same)
     if role == "worker":
         assert (ran.returncode == 0) == same
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_only_the_very_folder_of_the_driver_is_unpacked(machine: Machine, same: bool) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as folder:
+        folder.writestr("0/digits.py", "mine" if same else "swapped")
+    (machine.root / "boto3.py").write_text(
+        "import pathlib, types\n"
+        f"fetch = lambda bucket, key, path: pathlib.Path(path).write_bytes({archive.getvalue()!r})\n"
+        "client = lambda _: types.SimpleNamespace(download_file=fetch)\n"
+    )
+    machine.program("python3", f'PYTHONPATH={quote(str(machine.root))} {sys.executable} "$@"')
+    digest = hashlib.sha256(archive.getvalue() if same else b"mine").hexdigest()
+
+    ran = machine.boot(head_script("us-east-1", BOOT.installation, (), (f"s3://b/folders/digits.zip#sha256={digest}",)))
+
+    assert (machine.root / "opt/rubberband/digits/digits.py").exists() == same
+    assert ("is not what the driver put there" in ran.stdout) == (not same)
+    assert ("the head is ready" in ran.stdout) == same
 
 
 @pytest.mark.parametrize("in_a_bucket", [True, False])

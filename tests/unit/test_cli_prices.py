@@ -166,7 +166,7 @@ def test_plan_takes_live_prices_and_says_so(
     planned = printed_json(capsys)
     assert (
         run(
-            monkeypatch, "estimate", file, *AWS, "-s", "resources.head_price_per_hour=0.11246666666666666", "-o", "json"
+            monkeypatch, "estimate", file, *AWS, "-s", "resources.head_price_per_hour=0.10742666666666667", "-o", "json"
         )
         == 0
     )
@@ -179,7 +179,7 @@ def test_plan_takes_live_prices_and_says_so(
     assert (sources["price of an instance"], sources["head node"]) == ("default", "given")
     notes = "\n".join(planned["notes"])
     assert "price: that of g5.xlarge is from AWS, us-east-1, 2" in notes
-    assert "price of the head: that of m7i.large is from AWS" in notes
+    assert "price of the head: that of m7i-flex.large is from AWS" in notes
     assert "quota: 192 more g5.xlarge on demand in us-east-1 (768 vCPUs of 'Running On-Demand G and VT" in notes
     assert "price: that of g5.xlarge is from the catalogue of 2026-01-19" in "\n".join(estimated["notes"])
 

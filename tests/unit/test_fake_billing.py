@@ -162,7 +162,22 @@ def test_a_stopped_instance_costs_nothing_more() -> None:
     rental.clock.sleep(20 + 100)
     rental.fake.power_off(instance)
     rental.clock.sleep(10_000)
-    assert rental.fake.bill().lines[0].billed_s == 100.0
+    bill = rental.fake.bill()
+    assert bill.lines[0].billed_s == 100.0
+    assert bill.side_usd("volume") == pytest.approx(75 * 0.08 / 720 * 10_120 / 3600)  # its disk stays
+
+
+def test_an_instance_that_is_started_again_is_billed_for_both_times() -> None:
+    rental = Rental()
+    instance = rental.launch(InstanceInitiatedShutdownBehavior="stop")
+    rental.clock.sleep(20 + 100)
+    rental.fake.power_off(instance)
+    rental.clock.sleep(1000)
+    rental.fake.session("admin").client("ec2").start_instances(InstanceIds=[instance])
+    rental.clock.sleep(20 + 200)
+    bill = rental.fake.bill()
+    assert [line.billed_s for line in bill.lines] == [100.0, 200.0]
+    assert bill.side_usd("volume") == pytest.approx(75 * 0.08 / 720 * 1340 / 3600)
 
 
 def _price_usd(rental: Rental, at: float) -> float:

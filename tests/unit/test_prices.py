@@ -275,7 +275,7 @@ def test_offers_take_live_prices_also_of_the_head(world: World) -> None:
     assert found.price_usd_per_hour == 1.006
     assert found.spot is not None
     assert found.spot.price_usd_per_hour == table["g5.xlarge"].live_spot_usd_per_hour(REGION)
-    assert found.head_price_usd_per_hour - found.head_side_usd_per_hour == pytest.approx(0.1008)
+    assert found.head_price_usd_per_hour - found.head_side_usd_per_hour == pytest.approx(0.09576)
     assert found.head_side_usd_per_hour == pytest.approx(60 * 0.08 / 720 + 0.005)
     assert offer(resources(**words, head_price_per_hour=0), table=table).head_price_usd_per_hour == 0.0
     assert offer(resources(**{**words, "price_per_hour": 7}), table=table).price_usd_per_hour == 7.0
