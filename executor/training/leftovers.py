@@ -1,16 +1,23 @@
 """State that a segment may leave behind in its process: it is put back or away before the next trial trains there.
 
-That is the folder, the environment, PyTorch's global switches and process groups, objects that only a collection frees,
-and the memory that they held on a GPU. A context of CUDA that is lost for good is no such thing (`cuda_errors.py`).
+That is the folder, the environment, global settings of Python and of PyTorch, process groups, objects that only a
+collection frees, and the memory that they held on a GPU. A context of CUDA that is lost for good is no such thing
+(`cuda_errors.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import logging
+import multiprocessing
 import os
+import signal
+import socket
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,11 +33,13 @@ class Leftovers:
         self._device = device
         self._folder = os.getcwd()
         self._environment = dict(os.environ)
+        self._settings = {name: get() for name, (get, _) in _SETTINGS.items()}
         self._switches = _noted(_SWITCHES)
 
     def close(self) -> None:
         """Put everything back, after all else of the segment is closed and nothing refers to its objects."""
-        for put in (self._put_folder, self._put_environment, self._leave_groups, self._put_switches, self._collect):
+        puts = (self._put_folder, self._put_environment, self._put_settings, self._leave_groups, self._put_switches)
+        for put in (*puts, self._collect):
             try:
                 put()
             except Exception:  # what is put back after it matters too
@@ -46,6 +55,12 @@ class Leftovers:
         for name, value in self._environment.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
+
+    def _put_settings(self) -> None:
+        for name, value in self._settings.items():
+            get, put = _SETTINGS[name]
+            if get() != value:
+                put(value)
 
     def _leave_groups(self) -> None:
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
@@ -75,6 +90,52 @@ class ThreadSwitches:
         _put(self._noted)
 
 
+# Python's settings
+
+
+def _filter_warnings(filters: list[Any]) -> None:
+    warnings.resetwarnings()
+    warnings.filters[:] = filters  # type: ignore[index]
+
+
+def _log_to(state: tuple[int, int, list[logging.Handler]]) -> None:
+    logging.disable(state[0])
+    logging.root.setLevel(state[1])
+    logging.root.handlers[:] = state[2]
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    """Return the handlers of signals that Python code can put back; none in a thread that may not."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {each: signal.getsignal(each) for each in _SIGNALS}
+    return {each: handler for each, handler in found.items() if handler is not None}
+
+
+def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
+
+
+_SIGNALS = (signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    # A second `set_start_method` fails, also where another trial made the first one.
+    "start method": (
+        lambda: multiprocessing.get_start_method(allow_none=True),
+        lambda value: multiprocessing.set_start_method(value, force=True),
+    ),
+    "warnings": (lambda: list(warnings.filters), _filter_warnings),
+    "logging": (lambda: (logging.root.manager.disable, logging.root.level, list(logging.root.handlers)), _log_to),
+    "signals": (_handlers, _handle),
+    "alarm": (
+        lambda: signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0),
+        lambda is_set: is_set or signal.setitimer(signal.ITIMER_REAL, 0.0),
+    ),
+    "timeout of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "depth of recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
+}
+
+
 # PyTorch's switches
 
 
@@ -97,7 +158,7 @@ def _noted(switches: Mapping[str, _Switch]) -> dict[str, Any]:
 def _value(torch: Any, switch: _Switch) -> Any:
     try:
         return switch.get(torch)
-    except (AttributeError, RuntimeError):  # another version; or its old and new names were mixed
+    except (AttributeError, KeyError, RuntimeError):  # another version; or its old and new names were mixed
         return _UNKNOWN
 
 
@@ -151,6 +212,25 @@ def _autocast(device: str) -> Iterator[tuple[str, _Switch]]:
             of_thread=True,
         ),
     )
+
+
+def _hooks(module: str) -> tuple[str, _Switch]:
+    """Return the hooks that are global in a module: they see the modules or optimizers of every trial."""
+
+    def get(_: Any) -> dict[str, Any]:
+        names = vars(sys.modules[module])
+        return {name: copy.copy(value) for name, value in names.items() if name.startswith("_global_")}
+
+    def put(_: Any, hooks: Mapping[str, Any]) -> None:
+        for name, value in hooks.items():
+            held = getattr(sys.modules[module], name)
+            if isinstance(held, dict):  # others refer to it
+                held.clear()
+                held.update(value)
+            else:
+                setattr(sys.modules[module], name, value)
+
+    return f"hooks of {module}", _Switch(get, put)
 
 
 def _default_device(torch: Any) -> Any:
@@ -219,6 +299,40 @@ _SWITCHES: dict[str, _Switch] = dict(
                 (False, True),
             ),
         ),
+        (
+            "warnings",
+            _Switch(
+                lambda torch: torch.is_warn_always_enabled(), lambda torch, value: torch.set_warn_always(value), False
+            ),
+        ),
+        (
+            "sharing strategy",
+            _Switch(
+                lambda torch: torch.multiprocessing.get_sharing_strategy(),
+                lambda torch, value: torch.multiprocessing.set_sharing_strategy(value),
+            ),
+        ),
+        (
+            "checks of sparse tensors",
+            _Switch(
+                lambda torch: torch.sparse.check_sparse_tensor_invariants.is_enabled(),
+                lambda torch, value: (
+                    torch.sparse.check_sparse_tensor_invariants.enable()
+                    if value
+                    else torch.sparse.check_sparse_tensor_invariants.disable()
+                ),
+                False,
+            ),
+        ),
+        (
+            "checks of distributions",
+            _Switch(
+                lambda torch: torch.distributions.Distribution._validate_args,
+                lambda torch, value: torch.distributions.Distribution.set_default_validate_args(value),
+                __debug__,
+            ),
+        ),
+        *map(_hooks, ("torch.nn.modules.module", "torch.optim.optimizer")),
         ("threads", _Switch(lambda torch: torch.get_num_threads(), lambda torch, value: torch.set_num_threads(value))),
         *_autocast("cpu"),
         *_autocast("cuda"),

@@ -152,6 +152,22 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_LEFTOVERS,
     ),
     Mutant(
+        name="start-method-of-another-trial",
+        harm="set_start_method fails in every trial of a worker but the first one",
+        file="executor/training/leftovers.py",
+        old="            if get() != value:\n",
+        new="            if False:\n",
+        tests=_LEFTOVERS,
+    ),
+    Mutant(
+        name="hooks-of-another-trial",
+        harm="a hook on all modules that a trial has registered changes the outputs of later trials",
+        file="executor/training/leftovers.py",
+        old="                held.clear()\n",
+        new="",
+        tests=_LEFTOVERS,
+    ),
+    Mutant(
         name="failed-trials-stay-on-the-gpu",
         harm="a failed function's model and optimizer stay in the GPU's memory, beside the next trial",
         file="executor/training/leftovers.py",

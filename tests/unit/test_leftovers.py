@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, TensorDataset
 import rubberband
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.leftovers import _SWITCHES, Leftovers, _noted, _put
+from rubberband.executor.training.leftovers import _SETTINGS, _SWITCHES, Leftovers, _noted, _put
 from rubberband.executor.training.run import run_segment, run_server
 from rubberband.executor.training.segment import SegmentFailure, SegmentReport
 from rubberband.values.asynchronous import AsyncTraining
@@ -47,7 +47,8 @@ def spoil(folder: str) -> None:
 
 
 def seen() -> Any:
-    return _noted(_SWITCHES), dict(os.environ), Path.cwd(), dist.is_initialized()
+    settings_of_python = {name: get() for name, (get, _) in _SETTINGS.items()}
+    return _noted(_SWITCHES), settings_of_python, dict(os.environ), Path.cwd(), dist.is_initialized()
 
 
 def function(config: dict[str, Any]) -> None:
