@@ -91,13 +91,12 @@ def require_going_on(
     `max_cost_usd` is the limit of its whole bill from now on. Without `goes_on` it is only given that.
     """
     words, name = observed.header.setup["experiment"], observed.header.name
-    if not _is_rented(words.get("resources", {})):
+    if not is_rented(words):
         return
     resources = Experiment.kept(words).resources
     if max_cost_usd is None and resources.pool is None and not no_cap:
-        raise InputError(
-            f"max_cost: {NO_CAP}; set one with `rubberband extend {name} --max-cost USD`, or give --no-cap"
-        )
+        way = f"go on without one by `rubberband resume {name} --no-cap`, or run it again with one"
+        raise InputError(f"max_cost: {NO_CAP}; {way}")
     policy = load_policy(home)
     if policy is None:
         return
@@ -252,8 +251,9 @@ def committed_usd(home: Path, now: float, *, but: Path) -> float:
     )
 
 
-def _is_rented(resources: Mapping[str, Any]) -> bool:
-    kind = KINDS.get(resources.get("provider", ""))
+def is_rented(words: Mapping[str, Any]) -> bool:
+    """Whether the instances of an experiment, in the words of a journal, are rented."""
+    kind = KINDS.get(words.get("resources", {}).get("provider", ""))
     return kind is not None and kind.is_rented
 
 
@@ -267,8 +267,8 @@ def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
         return 0.0
     try:
         with closing(Observed(folder)) as observed:
-            resources = observed.header.setup["experiment"].get("resources", {})
-            if not _is_rented(resources) or resources.get("pool") is not None:
+            words = observed.header.setup["experiment"]
+            if not is_rented(words) or words["resources"].get("pool") is not None:
                 return 0.0  # a pool's bill has it
             observed.refresh(live=busy)
             summary, most_usd = observed.summary(), observed.max_cost_usd

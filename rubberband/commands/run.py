@@ -124,7 +124,7 @@ def resume(name: Name, server: ServerOption = None, no_cap: NoCapOption = False,
 
 def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None:
     """Raise InputError or InfeasibleError where the rest of an experiment may not be paid for, and ask for it."""
-    from rubberband.app.allowance import require_going_on
+    from rubberband.app.allowance import is_rented, require_going_on
     from rubberband.app.month_cap import require_money
     from rubberband.app.run import bound_of
     from rubberband.executor.journal.reading import explaining
@@ -137,14 +137,17 @@ def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None
         if not observed.goes_on():
             return
         require_going_on(observed, folder.home, max_cost_usd=observed.max_cost_usd, no_cap=no_cap)
-        path = observed.header.setup["experiment"].get("resources", {}).get("pool")
+        words = observed.header.setup["experiment"]
+        path, rented = words.get("resources", {}).get("pool"), is_rented(words)
+        if path is None and not rented:
+            return
         spent, whole = observed.summary(), observed.resumed()
         left_usd, left_s = whole.cost_usd - spent.cost_usd, whole.jct_s - spent.jct_s
         if path is not None:
             require_money(Path(path), left_usd, left_s, "the rest of it")
-        if observed.header.kind.is_rented:
-            spent_words, more = f"{format_usd(spent.cost_usd)} spent", f"about {format_usd(left_usd)} more"
-            confirm_bill(f"{bound_of(observed.max_cost_usd)}, {spent_words}, {more}", "go on", yes=yes)
+        if rented:
+            told = f"{format_usd(spent.cost_usd)} spent, about {format_usd(left_usd)} more"
+            confirm_bill(f"{bound_of(observed.max_cost_usd)}, {told}", "go on", yes=yes)
 
 
 def live_view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:

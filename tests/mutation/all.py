@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutation import (
+    allowance,
     asynchronous,
     clouds,
     ec2,
@@ -26,6 +27,7 @@ from tests.mutation.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     *money.MUTANTS,
+    *allowance.MUTANTS,
     *clouds.MUTANTS,
     *ec2.MUTANTS,
     *plans.MUTANTS,

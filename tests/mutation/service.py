@@ -341,8 +341,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="stale-cancel-ends-a-resume",
         harm="an old request to cancel ends what was just resumed",
         file="rubberband/commands/run.py",
-        old="        _require_money(folder)\n        Inbox(folder.inbox).withdraw_cancels()\n",
-        new="        _require_money(folder)\n",
+        old="yes=yes)\n        Inbox(folder.inbox).withdraw_cancels()\n",
+        new="yes=yes)\n",
         tests=("tests/unit/test_cancels.py",),
     ),
     Mutant(

@@ -39,7 +39,9 @@ from rubberband.executor.observed import Observed
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
 from rubberband.spec.pool import PoolFile, PoolFolder
-from rubberband.units import month_end
+from rubberband.states import ExperimentState
+from rubberband.units import format_usd, month_end
+from rubberband.values.submission import Submission, Summary
 from tests.builders.experiment_words import MINIMAL
 from tests.builders.journalled_runs import recorded
 from tests.builders.journalled_runs import words as virtual_words
@@ -273,6 +275,19 @@ def test_a_run_says_what_is_known_of_its_bill(home: Path, monkeypatch: pytest.Mo
     assert bills(home, profile=False) == [asked]
 
 
+def test_a_resume_shows_what_is_spent_and_left_and_asks(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent_usd = on_ec2(home, "one", 20)
+    asked = Asked(monkeypatch, False)
+    with pytest.raises(Cancelled, match="not confirmed"):
+        resume("one")
+    (question,) = asked.questions
+    assert question.startswith(f"at most 4.00 USD (max_cost), {format_usd(spent_usd)} spent, about 1.")
+    assert question.endswith(" USD more; go on?")
+    on_ec2(home, "done")
+    resume("done")
+    assert len(asked.questions) == 1, "an experiment that is over rents nothing"
+
+
 def test_a_pool_is_asked_for_only_with_a_cap_and_within_the_policy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"name": "team", "provider": "aws", "instance_type": "g5.xlarge", "instances": 3, "price_per_hour": 1.0}
     words |= {"side_price_per_hour": 0.0, "checkpoints": "s3://bucket/team"}
@@ -341,12 +356,16 @@ def test_the_month_has_what_runs_have_spent_and_what_those_that_run_still_may(ho
     assert committed_usd(home, next_month, but=home) == 0.0
 
 
-def test_a_resume_and_an_extension_keep_the_policy(home: Path) -> None:
+def test_a_resume_and_an_extension_keep_the_policy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_ec2(home, "one", 20, max_cost=None)
     with refused(
-        "max_cost: missing, and without it the bill of rented instances has no limit; set one with `rubberband e"
+        "max_cost: missing, and without it the bill of rented instances has no limit; go on without one by `rubberband "
     ):
         resume("one")
+    asked = Asked(monkeypatch, False)
+    with pytest.raises(Cancelled):
+        resume("one", no_cap=True)
+    assert asked.questions[0].startswith("no max_cost, ")
     on_ec2(home, "two", 20)
     for limit, key in (("max_usd_per_run: 3", "max_usd_per_run"), ("max_usd_per_month: 4", "max_usd_per_month")):
         policy(home, limit)
@@ -406,3 +425,25 @@ def test_the_bill_of_a_pool_counts_and_its_cap_while_it_is_up(home: Path) -> Non
         ]
     )
     assert committed_usd(home, now, but=home) == pytest.approx(2.0)
+
+
+def test_a_service_refuses_a_resume_and_other_limits_beyond_the_policy(home: Path) -> None:
+    on_ec2(home, "begun", 20)
+    with ExperimentFolder(home=home, name="begun").driving():
+        pass  # a driver of this home ran it
+    now = time.time()
+    state, limited = ExperimentState.INTERRUPTED, Summary(max_cost_usd=4.0)
+    begun = Submission(name="begun", state=state, created_at=now, changed_at=now, summary=limited)
+    queued = replace(begun, name="queued", state=ExperimentState.QUEUED, words=Experiment(**words()).to_words())
+    with closing(open_store(None, home)) as store:
+        store.add(begun)
+        store.add(queued)
+        runs = Runs(Settings(home=home, providers=("aws", "virtual")), store, lambda: None)
+        policy(home, "max_usd_per_run: 5.5")
+        for name in ("queued", "begun"):
+            runs.extensions.question(name, max_cost_usd=5.5)
+            with pytest.raises(Problem, match=r"max_usd_per_run of .*max_cost is 6\.00 USD, more than 5\.50"):
+                runs.extensions.question(name, max_cost_usd=6.0)
+        policy(home, "max_usd_per_run: 3")
+        with pytest.raises(Problem, match=r"max_usd_per_run of policy\.yaml: max_cost is 4\.00 USD, more than 3\.00"):
+            runs.resume("begun")
