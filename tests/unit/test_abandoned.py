@@ -7,6 +7,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ import pytest
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import Event, Slot, StartTrial
 from rubberband.executor.ray import attempt, connection
-from rubberband.executor.ray.attempt import Attempt
+from rubberband.executor.ray.attempt import Attempt, Gathered
 from rubberband.executor.ray.workers import Workers
 from rubberband.executor.training.entrypoint import Entrypoint
+from rubberband.executor.training.segment import SegmentFailure
 from tests.builders.segments import SEGMENT
-from tests.unit.test_async_attempt import Actor, ray  # noqa: F401 - the stand-in for Ray is a fixture
+from tests.unit.test_async_attempt import DEATH, Actor, Stream, ray  # noqa: F401 - the stand-in for Ray is a fixture
 
 
 @pytest.fixture
@@ -52,23 +54,25 @@ def workers(tmp_path: Path) -> Workers:
     )
 
 
-def abandoned(workers: Workers, script: list[Any]) -> tuple[Actor, list[Event]]:
-    """Abandon an attempt while it runs; the worker that is left follows the script."""
+def abandoned(workers: Workers, script: list[Any], *, stops: bool = True) -> tuple[Actor, list[Event]]:
+    """Abandon an attempt while it runs, and stop it; the worker that is left follows the script."""
     runs = threading.Event()
-    survivor, other = Actor([lambda: runs.set() or True, *script]), Actor([lambda: False])  # type: ignore[func-returns-value]
+    survivor = Actor([lambda: runs.set() or True, *script])  # type: ignore[func-returns-value]
+    other = Actor([lambda: "gone" not in places and workers.worker(0).done(), DEATH])
     survivor.rendezvous = type("Method", (), {"remote": lambda self: "tcp://h:1"})()  # type: ignore[attr-defined]
     workers._slots[0].set_result(survivor)
     gone: Any = type("Gone", (), {"worker": lambda self, gpu: done(other), "hold": lambda *_: None})()
-    places = {"left": workers, "gone": gone}
+    places: dict[str, Any] = {"left": workers, "gone": gone}
     gang = (Slot(instance="left", gpu=0), Slot(instance="gone", gpu=0))
     start = StartTrial(trial=4, attempt=1, gang=gang, from_iterations=0, until_iterations=4, checkpoint=None)
     events: list[Event] = []
     found = Attempt(start, replace(SEGMENT, num_workers=2), None, places.get, lambda make: events.append(make(0.0)))
     found.begin()
     assert runs.wait(10.0)
-    places.pop("gone")
     found.abandon()
-    found.stop()
+    places.pop("gone")
+    if stops:
+        found.stop()
     found.wait(10.0)
     return survivor, events
 
@@ -99,3 +103,44 @@ def test_a_worker_that_does_not_end_is_replaced(workers, replaced, monkeypatch):
     _, events = abandoned(workers, [lambda: False])
     assert not workers.worker(0).done()
     assert (replaced, events) == (["replace-0"], [])
+
+
+def test_what_follows_from_a_lost_instance_is_no_failure_of_the_trial(workers, replaced, monkeypatch):
+    monkeypatch.setattr(attempt, "GRACE_S", 5.0)
+    echo = SegmentFailure(kind="raised", message="ValueError: no", details="", secondary=False)
+    _, events = abandoned(workers, [lambda: not workers.worker(0).done(), echo], stops=False)
+    assert events == []
+
+
+@pytest.mark.parametrize("has_died", [True, False])
+def test_workers_that_do_not_end_are_not_waited_for_after_another_has(monkeypatch, has_died):
+    """However often they are looked at."""
+    now = [0.0]
+
+    def wait(streams: list[Any], **_: Any) -> Any:
+        now[0] += attempt.LOOK_S
+        assert now[0] < 60.0
+        return ([each for each in streams if each.is_ready][:1], streams)
+
+    failure = SegmentFailure(kind="raised", message="ValueError: no", details="", secondary=False)
+    monkeypatch.setattr(attempt.ray, "wait", wait)
+    monkeypatch.setattr(attempt, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    start = StartTrial(trial=4, attempt=1, gang=(), from_iterations=0, until_iterations=4, checkpoint=None)
+    found = Attempt(start, SEGMENT, None, lambda _: None, lambda _: None)
+    monkeypatch.setattr(found, "_loses_gpu", lambda *_: False)
+    ended, hanging = Stream([DEATH if has_died else failure]), Stream([lambda: False])
+    found._follow({ended: 0, hanging: 1}, gathered := Gathered())
+    assert gathered.over
+
+
+def test_a_slot_has_one_worker_whoever_gives_up_or_back_which(workers, replaced):
+    first: Any = Actor()
+    workers._slots[0].set_result(first)
+    workers.hold(0, first)
+    workers.give_back(0, Actor())
+    assert not workers.worker(0).done(), "another one than that which is held"
+    workers.replace(0, first)
+    workers.replace(0, first)
+    workers.give_back(0, first)
+    assert not workers.worker(0).done(), "it ends"
+    assert replaced == ["replace-0"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -20,7 +23,7 @@ import rubberband
 from rubberband.errors import CheckpointError
 from rubberband.executor.checkpoints import LocalCheckpointStore, Payload, open_store
 from rubberband.executor.core.events import CheckpointRef
-from rubberband.executor.training import host_copy
+from rubberband.executor.training import host_copy, loop
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.host_copy import HostCopy
 from rubberband.executor.training.run import run_segment
@@ -287,6 +290,32 @@ def test_page_locked_memory_has_the_size_of_the_state_and_goes_with_the_segment_
     host.close()
     assert not cuda.locked
     assert same(copied, larger), "it is still being written"
+
+
+def test_a_copy_is_there_when_its_mark_is_set(monkeypatch):
+    cuda, state, seen = Cuda(monkeypatch), {"w": torch.arange(4.0)}, list[list[float]]()
+    cuda.record = lambda: seen.append(HostCopy._memory.part(0, 16).view(torch.float32).tolist())
+    HostCopy(CUDA).take(state)
+    assert seen == [[0.0, 1.0, 2.0, 3.0]]
+
+
+def test_a_checkpoint_is_written_when_its_copy_is_there(tmp_path):
+    path, seen = tmp_path / "checkpoint", []
+    loop._write({}, SimpleNamespace(wait=lambda: seen.append(path.exists())), path)
+    assert seen == [False]
+    assert path.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's list of mappings")
+def test_a_fork_does_not_get_page_locked_memory(monkeypatch):
+    cuda = Cuda(monkeypatch)
+    HostCopy(CUDA).take({"w": torch.ones(5000)})
+    (address,) = cuda.locked
+    mappings = re.findall(
+        r"^([0-9a-f]+)-([0-9a-f]+) .*?^VmFlags: (.*?)$", Path("/proc/self/smaps").read_text(), re.M | re.S
+    )
+    (flags,) = [flags for begin, end, flags in mappings if int(begin, 16) <= address < int(end, 16)]
+    assert "dc" in flags.split(), "do not copy: the GPU would write to the child's pages"
 
 
 def test_memory_that_cannot_be_page_locked_is_used_as_it_is(monkeypatch, capfd):

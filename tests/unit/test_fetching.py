@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections.abc import Callable
@@ -117,3 +118,28 @@ def test_a_process_forked_meanwhile_keeps_no_lock(store, machine):
     os.close(going)
     os.waitpid(child, 0)
     assert list(machine.iterdir()) == []
+
+
+def test_a_file_that_its_last_user_removes_meanwhile_is_loaded_again(store, machine, monkeypatch):
+    ref, real, removed = store.save(1, 1, b"weights"), fcntl.flock, []
+
+    def flock(descriptor: int, how: int) -> None:
+        if not removed:
+            (machine / ref.digest).unlink()
+            removed.append(ref.digest)
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with on_machine(store, ref) as path:
+        assert isinstance(path, Path)
+        assert path.read_bytes() == b"weights"
+
+
+def test_who_held_a_file_that_is_gone_leaves_that_of_others(store, machine):
+    ref = store.save(1, 1, b"weights")
+    with on_machine(store, ref) as path:
+        gone = os.open(path, os.O_RDWR)
+        path.unlink()
+        with on_machine(store, ref):
+            fetching._drop(path, gone)
+            assert path.read_bytes() == b"weights"

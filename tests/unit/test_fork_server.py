@@ -117,15 +117,20 @@ import os, sys, types
 server = os.getpid()
 cuda = types.SimpleNamespace(is_initialized=lambda: False, _is_in_bad_fork=lambda: {refuses})
 sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, __spec__=None)
+sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
 """
 
 
-@pytest.mark.parametrize("began_cuda", [True, False])
+@pytest.mark.parametrize(
+    ("refuses", "forks"),
+    [("os.getpid() != server", False), ("False", True), ("cuda.of_another_version", False)],
+    ids=["it does", "it does not", "it cannot say"],
+)
 def test_a_worker_starts_on_its_own_where_torch_refuses_cuda_after_a_fork(
-    tmp_path: Path, serve: Serve, began_cuda: bool
+    tmp_path: Path, serve: Serve, refuses: str, forks: bool
 ) -> None:
-    serve(_STAND_IN.format(refuses="os.getpid() != server" if began_cuda else "False") + _TRAIN)
-    assert worker(tmp_path)["imported"] != began_cuda
+    serve(_STAND_IN.format(refuses=refuses) + _TRAIN)
+    assert worker(tmp_path)["imported"] == forks
 
 
 @pytest.mark.parametrize(

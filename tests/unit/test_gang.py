@@ -31,10 +31,12 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_a_group_of_gpus_sums_tensors_of_the_host_too_and_connects_all_at_once(formed, monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    gang.form_group(None, 0, 2, "cuda")  # type: ignore[arg-type]
+    gang.form_group(None, 1, 2, "cuda")  # type: ignore[arg-type]
     assert formed["backend"] == "cpu:gloo,cuda:nccl"
     assert formed["summed"] == ((8 * 2**20,), {"device": "cuda"})
     assert formed["is_done"]
+    assert formed["device_id"] == torch.device("cuda", 0), "a worker sees one GPU, whatever its rank"
+    assert formed["timeout"] == gang.COLLECTIVE_TIMEOUT
     assert gang.os.environ["NCCL_DEBUG"] == "INFO", "the user's own"
     assert gang.os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
@@ -85,8 +87,61 @@ def test_sums_of_a_gang_that_is_broken_meanwhile_are_not_used(monkeypatch):
 
 
 def test_a_lost_worker_ends_the_waits_of_gpus_and_gloo_ends_its_own(monkeypatch):
-    aborted: list[str] = []
-    monkeypatch.setattr(gang, "leave_group", lambda device, *, in_order: aborted.append(device))
+    aborted: list[Any] = []
+    monkeypatch.setattr(gang, "leave_group", lambda device, *, in_order: aborted.append((device, in_order)))
     gang._release_waits("cpu")
     gang._release_waits("cuda")
-    assert aborted == ["cuda"]
+    assert aborted == [("cuda", False)], "to destroy the group would wait for the lost one"
+
+
+@pytest.fixture
+def leaving(monkeypatch: pytest.MonkeyPatch) -> tuple[gang.Gang, list[str]]:
+    """A worker of a gang of two, and what it does as it leaves."""
+    calls: list[str] = []
+    how = {True: "in order", False: "at once"}
+    monkeypatch.setattr(gang, "leave_group", lambda device, *, in_order: calls.append(how[in_order]))
+    line: Any = SimpleNamespace(broken="", leave=lambda: calls.append("farewell"), close=lambda: calls.append("closed"))
+    store = dist.HashStore()
+    store.set("agreed-1", "0.0")
+    return gang.Gang(1, 2, store, "cuda", line), calls
+
+
+def test_a_worker_parts_with_a_farewell_for_others_would_take_it_for_lost(leaving):
+    found, calls = leaving
+    found.part()
+    found.close()
+    assert calls == ["farewell", "in order", "closed", "closed"]
+
+
+def test_a_worker_that_fails_does_not_wait_for_the_others_to_leave(leaving):
+    found, calls = leaving
+    found.close()
+    assert calls == ["at once", "closed"]
+
+
+def test_a_wait_for_others_ends_when_one_is_lost():
+    line: Any = SimpleNamespace(broken="")
+    looks: list[bool] = []
+
+    def check(keys: list[str]) -> bool:
+        line.broken = "worker 1 failed: no"
+        looks.append(True)
+        return len(looks) > 9
+
+    found = gang.Gang(0, 2, SimpleNamespace(set=lambda *_: None, check=check), "cpu", line)  # type: ignore[arg-type]
+    with pytest.raises(GangBroken, match="worker 1 failed: no"):
+        found.meet()
+    assert len(looks) == 1
+
+
+def test_workers_wait_for_each_other_at_every_meeting():
+    store = dist.HashStore()
+    first, other = (gang.Gang(rank, 2, store) for rank in range(2))
+    for _ in range(2):
+        waits = threading.Thread(target=first.meet, daemon=True)
+        waits.start()
+        waits.join(0.05)
+        assert waits.is_alive()
+        other.meet()
+        waits.join(10.0)
+        assert not waits.is_alive()

@@ -108,14 +108,16 @@ def test_memory_that_others_may_write_to_is_not_held(kind: str) -> None:
 
 
 def test_a_copy_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> None:
-        raise RuntimeError("pretended")
+    def fails(there: torch.Tensor, tensor: torch.Tensor, *_: Any) -> None:
+        if tensor.dim() == 1:
+            raise RuntimeError("pretended")
+        there.copy_(tensor)
 
     monkeypatch.setattr(gpu_rows, "_fill", fails)
-    data = TensorDataset(torch.randn(10, 2))
+    data = TensorDataset(torch.randn(10, 2), torch.arange(10))
     rows = GpuRows(data, residence())
-    assert not held(rows, PART)
-    assert torch.equal(rows.load(PART, lambda indices: indices)[0], data.tensors[0][PART])
+    assert rows._residence.rows(data.tensors, PART) is None
+    assert torch.equal(rows.load(PART, lambda indices: indices)[1], data.tensors[1][PART])
 
 
 def ahead(parts: list[Any]) -> Iterator[Part]:
@@ -138,6 +140,16 @@ def test_the_next_batch_is_gathered_ahead_and_again_if_it_changed() -> None:
     rows.expect([parts[2]], lambda: ahead([]))
     assert load(2) == [30.0, 4.0]
     assert load(0) == [1.0, 2.0], "none that was expected"
+    rows.close()
+
+
+def test_rows_gathered_ahead_of_a_set_that_is_replaced_are_not_used() -> None:
+    data = TensorDataset(torch.zeros(10))
+    rows, parts = GpuRows(data, residence(steps=0)), [np.array([0, 1]), np.array([2, 3])]
+    rows.expect(parts, lambda: ahead([]))
+    rows.load(parts[0], lambda indices: indices)
+    data.tensors = (torch.ones(10),)
+    assert rows.load(parts[1], lambda indices: indices)[0].tolist() == [1.0, 1.0]
     rows.close()
 
 

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import rubberband
 from rubberband.executor.checkpoints import open_store
+from rubberband.executor.training import gang
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.leftovers import _SETTINGS, _SWITCHES, Leftovers, _noted, _put
 from rubberband.executor.training.run import run_segment, run_server
@@ -116,6 +117,28 @@ def test_a_trial_leaves_the_process_of_a_parameter_server_as_it_found_it(tmp_pat
     assert failure is not None
     assert failure.message == "ValueError: it fails after that"
     assert seen() == before
+
+
+def test_what_cannot_be_put_back_keeps_nothing_else_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("pretended")
+
+    left = Leftovers("cpu")
+    torch.set_default_dtype(torch.float64)
+    monkeypatch.setattr(left, "_put_environment", fails)
+    left.close()
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_group_of_gpus_that_a_trial_leaves_is_aborted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """To destroy it would wait for workers that may be gone."""
+    asked: list[Any] = []
+    monkeypatch.setattr(gang, "leave_group", lambda device, *, in_order: asked.append((device, in_order)))
+    left = Leftovers("cuda")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    left.close()
+    dist.destroy_process_group()
+    assert asked == [("cuda", False)]
 
 
 @settings(max_examples=60, deadline=None)

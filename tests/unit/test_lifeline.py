@@ -42,6 +42,27 @@ def test_all_others_hear_why_a_worker_failed_and_then_nothing_else(gang, rank):
     assert not lost[rank].is_set()
 
 
+def test_the_first_loss_stays_the_reason(gang):
+    lines, lost = gang
+    lines[1].fail("ValueError: no")
+    assert lost[0].wait(5.0)
+    lines[2].close()
+    lines[1].close()
+    lines[0]._thread.join()
+    assert lines[0].broken == "worker 1 failed: ValueError: no"
+
+
+def test_others_hear_of_a_loss_before_the_first_worker_has_left_its_collective(gang):
+    lines, lost = gang
+    heard: list[bool] = []
+    lines[0]._on_loss = lambda: heard.append(lost[2].wait(5.0))
+    lines[1].close()
+    assert lost[2].wait(10.0)
+    lines[2].close()
+    lines[0]._thread.join()
+    assert heard == [True]
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_all_others_hear_that_a_worker_is_gone(gang, rank):
     lines, lost = gang
@@ -49,6 +70,22 @@ def test_all_others_hear_that_a_worker_is_gone(gang, rank):
     for other in {0, 1, 2} - {rank}:
         assert lost[other].wait(5.0)
         assert lines[other].broken == f"the process of worker {rank} is gone"
+
+
+def test_who_has_left_in_order_loses_nothing_any_more(gang):
+    lines, lost = gang
+    lines[0].leave()
+    lines[1].close()
+    lines[2].close()
+    lines[0]._thread.join()
+    assert not lost[0].is_set()
+
+
+def test_a_machine_that_vanishes_is_asked_whether_it_is_there(gang):
+    lines, _ = gang
+    for line in (line for each in lines for line in each._lines.values()):
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert line.gettimeout() is None
 
 
 def test_where_all_leave_in_order_none_is_lost(gang):

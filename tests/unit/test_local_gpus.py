@@ -11,6 +11,7 @@ from rubberband.app.run import announce_device
 from rubberband.cloud.local import gpus
 from rubberband.cloud.local.gpus import find_gpus, free_gpus, gpus_to_share, holder, one_taken, take, visible_ids
 from rubberband.errors import InputError
+from rubberband.file_systems import SHARED, try_lock
 from rubberband.values.offer import Offer
 from tests.builders.experiments import experiment
 from tests.builders.fake_gpus import FakeGpus
@@ -197,3 +198,52 @@ def test_gpus_that_another_run_has_taken_are_not_free(machine: FakeGpus, tmp_pat
                 assert beside == ids[0]
     assert holder(ids[0]) is None
     assert holder(ids[1]) is None
+
+
+def test_a_gpu_belongs_to_the_run_that_has_taken_it_last(machine: FakeGpus, tmp_path: Path) -> None:
+    (gpu,) = machine.plain(1)
+    for owner in ("the first run", "another"):
+        taken = take(gpu, owner, tmp_path)
+        assert taken is not None
+        with taken:
+            assert holder(gpu) == (owner, str(tmp_path))
+
+
+def test_who_looks_for_the_holder_is_none(machine: FakeGpus, tmp_path: Path) -> None:
+    (gpu,) = machine.plain(1)
+    taken = take(gpu, "ended", tmp_path)
+    assert taken is not None
+    taken.close()
+    with open(gpus._lock_of(gpu)) as looker:
+        assert try_lock(looker, SHARED)
+        assert holder(gpu) is None
+
+
+def test_gpus_of_a_linked_home_are_the_run_s_own(machine: FakeGpus, tmp_path: Path) -> None:
+    ids = machine.plain(1)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "home")
+    taken = take(ids[0], "first", tmp_path / "home")
+    assert taken is not None
+    with taken:
+        assert free_gpus(gpus_to_share(offer(1)), offer(1), tmp_path / "link").ids == ids
+
+
+def test_what_torch_sees_of_named_gpus_is_not_taken_for_all(machine: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = machine.plain(2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    machine.torch(ids[1])
+    assert find_gpus().ids == ids[1:]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    machine.torch(*ids)
+    assert find_gpus().ids == ids
+
+
+def test_torch_is_asked_again_after_a_boot(machine: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may be another one."""
+    ids = machine.plain(2)
+    monkeypatch.setattr(gpus, "_BOOT", tmp_path / "boot")
+    for boot, seen in (("one", ids), ("another", ids[:1])):
+        (tmp_path / "boot").write_text(boot)
+        machine.torch(*seen)
+        assert find_gpus().ids == seen

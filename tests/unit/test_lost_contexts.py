@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import Slot, Started, StartTrial
+from rubberband.executor.core.events import FailureKind, Slot, Started, StartTrial
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.core.trials import MOST_GPU_FAILURES
 from rubberband.executor.ray import attempt as module
+from rubberband.executor.ray import slot_worker
 from rubberband.executor.ray.attempt import Attempt, Gathered
+from rubberband.executor.ray.slot_worker import SlotWorker
 from rubberband.executor.ray.workers import Workers, last_line
-from rubberband.executor.training import cuda_errors
+from rubberband.executor.training import cuda_errors, run
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.runner import describe
@@ -101,6 +103,15 @@ def test_a_failure_says_whether_the_process_can_use_its_gpu_no_more(
     assert (failure.message, failure.context_lost) == ("ValueError: of the trial", lost)
 
 
+def test_a_gpu_that_is_still_busy_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=lambda: False))
+    monkeypatch.setattr(cuda_errors, "_DONE_S", 0.0)
+    assert not cuda_errors.context_is_lost()
+
+
 def fails(config: dict[str, Any]) -> None:
     raise ValueError("of the trial")
 
@@ -121,14 +132,19 @@ def test_a_gpu_that_fails_twice_makes_its_instance_sick(tmp_path: Path) -> None:
     assert not told.wait(0.05)
     place.note_gpu_failure(0, "CUDA error: ECC")
     assert told.wait(10.0)
+    place.note_gpu_failure(0, "ECC")
+    threads = [each for each in threading.enumerate() if each.name == "sick-0"]
+    for each in threads:
+        each.join(10.0)
     assert found == [("a", "GPU 0 failed 2 times: CUDA error: ECC")]
 
 
 @pytest.mark.parametrize(("lost", "replaced"), [(True, [0]), (False, [])])
+@pytest.mark.parametrize("kind", ["gpu", "raised"])
 def test_a_worker_whose_context_is_lost_is_replaced_and_any_other_stays_warm(
-    monkeypatch: pytest.MonkeyPatch, lost: bool, replaced: list[int]
+    monkeypatch: pytest.MonkeyPatch, kind: FailureKind, lost: bool, replaced: list[int]
 ) -> None:
-    failure = SegmentFailure(kind="gpu", message="ECC", details="", secondary=False, context_lost=lost)
+    failure = SegmentFailure(kind=kind, message="ECC", details="", secondary=False, context_lost=lost)
     found: list[int] = []
     noted: list[tuple[int, str]] = []
     place = SimpleNamespace(
@@ -144,7 +160,20 @@ def test_a_worker_whose_context_is_lost_is_replaced_and_any_other_stays_warm(
     attempt._follow({iter([failure]): 0}, gathered := Gathered())
     attempt._replace_busy()
     assert (gathered.failures, gathered.deaths) == ([failure], [])
-    assert (found, noted) == (replaced, [(0, "ECC")])
+    assert (found, noted) == (replaced, [(0, "ECC")] if kind == "gpu" else []), "a trial's own errors are not the GPU's"
+
+
+def test_a_process_without_its_gpu_ends_when_its_last_item_has_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends: list[Any] = []
+    monkeypatch.setattr(cuda_errors, "context_is_lost", lambda: True)
+    monkeypatch.setattr(run, "run_segment", lambda *_: (item for item in ["failure"]))
+    monkeypatch.setattr(slot_worker, "time", SimpleNamespace(sleep=lambda seconds: ends.append(seconds >= 1.0)))
+    monkeypatch.setattr(slot_worker, "os", SimpleNamespace(_exit=ends.append))
+    worker = SlotWorker(Entrypoint.parse("a:b"), open_store(str(tmp_path)))
+    assert list(worker.run(SEGMENT, None)) == ["failure"]
+    assert ends == [True, 1]
 
 
 def test_failures_of_gpus_cost_a_trial_no_retry_unless_they_follow_it() -> None:

@@ -87,3 +87,17 @@ def test_a_parameter_server_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     ServerProcess(Entrypoint.parse("a:b"))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_gangs_of_several_machines_talk_on_the_interface_that_ray_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.0.0.5")
+    addresses = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "ens5": "10.0.0.5"}
+    monkeypatch.setattr(
+        "psutil.net_if_addrs", lambda: {name: [SimpleNamespace(address=each)] for name, each in addresses.items()}
+    )
+    slot_worker._speak_where_others_listen()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ens5"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=ens5", "NCCL takes a name for a prefix, as of ens50"
