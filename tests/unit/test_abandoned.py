@@ -100,16 +100,9 @@ def test_a_worker_that_ends_by_itself_stays_warm_and_is_given_to_no_trial_before
 
 def test_a_worker_that_does_not_end_is_replaced(workers, replaced, monkeypatch):
     monkeypatch.setattr(attempt, "GRACE_S", 0.1)
-    _, events = abandoned(workers, [lambda: False])
+    _, events = abandoned(workers, [lambda: False], stops=False)
     assert not workers.worker(0).done()
     assert (replaced, events) == (["replace-0"], [])
-
-
-def test_what_follows_from_a_lost_instance_is_no_failure_of_the_trial(workers, replaced, monkeypatch):
-    monkeypatch.setattr(attempt, "GRACE_S", 5.0)
-    echo = SegmentFailure(kind="raised", message="ValueError: no", details="", secondary=False)
-    _, events = abandoned(workers, [lambda: not workers.worker(0).done(), echo], stops=False)
-    assert events == []
 
 
 @pytest.mark.parametrize("has_died", [True, False])

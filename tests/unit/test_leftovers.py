@@ -119,7 +119,7 @@ def test_a_trial_leaves_the_process_of_a_parameter_server_as_it_found_it(tmp_pat
     assert seen() == before
 
 
-def test_what_cannot_be_put_back_keeps_nothing_else_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_putting_back_that_fails_keeps_no_other_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise ValueError("pretended")
 

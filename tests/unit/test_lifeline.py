@@ -72,7 +72,7 @@ def test_all_others_hear_that_a_worker_is_gone(gang, rank):
         assert lines[other].broken == f"the process of worker {rank} is gone"
 
 
-def test_who_has_left_in_order_loses_nothing_any_more(gang):
+def test_a_worker_that_has_left_in_order_loses_nothing_any_more(gang):
     lines, lost = gang
     lines[0].leave()
     lines[1].close()

@@ -209,7 +209,7 @@ def test_a_gpu_belongs_to_the_run_that_has_taken_it_last(machine: FakeGpus, tmp_
             assert holder(gpu) == (owner, str(tmp_path))
 
 
-def test_who_looks_for_the_holder_is_none(machine: FakeGpus, tmp_path: Path) -> None:
+def test_a_look_for_the_holder_takes_nothing(machine: FakeGpus, tmp_path: Path) -> None:
     (gpu,) = machine.plain(1)
     taken = take(gpu, "ended", tmp_path)
     assert taken is not None
@@ -229,7 +229,9 @@ def test_gpus_of_a_linked_home_are_the_run_s_own(machine: FakeGpus, tmp_path: Pa
         assert free_gpus(gpus_to_share(offer(1)), offer(1), tmp_path / "link").ids == ids
 
 
-def test_what_torch_sees_of_named_gpus_is_not_taken_for_all(machine: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_named_are_not_taken_for_all_that_torch_sees(
+    machine: FakeGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = machine.plain(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     machine.torch(ids[1])
