@@ -6,6 +6,7 @@ the plan are carried out. A second look after that finds nothing to do, and one 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from rubberband.cloud.aws import buckets
 from rubberband.cloud.aws.allowances import plan_budget, plan_no_budget, plan_quotas
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
-from rubberband.cloud.aws.errors import OF_AWS, explain, missing_action
+from rubberband.cloud.aws.errors import OF_AWS, code_of, explain, missing_action
 from rubberband.cloud.aws.preflight import sign_in
 from rubberband.cloud.aws.rights import Bounds, Role, roles
 from rubberband.cloud.aws.roles import SPOT_ROLE, held_types, plan_no_role, plan_role, plan_spot_role
-from rubberband.cloud.aws.steps import Plan
+from rubberband.cloud.aws.steps import Plan, Step
 from rubberband.cloud.aws.sweeping import living
 from rubberband.errors import InputError
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered
@@ -115,11 +116,30 @@ def carry_out(plan: Plan) -> Iterator[str]:
     for index, step in enumerate(plan.steps):
         try:
             with _administrator():
-                step.carry_out()
+                _carried_out(step)
         except InputError as error:
             left = len(plan.steps) - index
             raise InputError(f"{step.text}: {error}; {left} of {len(plan.steps)} are left, run it again") from None
         yield step.text
+
+
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+_UNSETTLED = ("NoSuchEntity", "NoSuchBucket", "OperationAborted", "ConcurrentModification", "EntityTemporarily")
+"""Errors of IAM and S3 for a role or a bucket that was made or changed some seconds before."""
+
+
+def _carried_out(step: Step) -> None:
+    """Carry a step out, again while the account has not settled. Raises botocore's errors."""
+    for pause_s in _PAUSES_S:
+        try:
+            step.carry_out()
+        except OF_AWS as error:
+            if not code_of(error).startswith(_UNSETTLED):
+                raise
+            time.sleep(pause_s)
+        else:
+            return
+    step.carry_out()
 
 
 def _bucket(session: AwsSession, account: str, wishes: Wishes, known: Remembered | None, plan: Plan) -> str:

@@ -37,12 +37,10 @@ _AT_ONCE = 1000
 
 def own_bucket(session: AwsSession, owner: str) -> str | None:
     """Return the bucket that `rubberband aws setup` made in this region for the owner. Raises botocore's errors."""
-    # Names are those of the account only, so that nobody else's bucket is taken for it.
-    start = _start(owner)
-    shown = session.client("s3").list_buckets(Prefix=start, BucketRegion=session.region, MaxBuckets=_AT_ONCE)
-    names = [one["Name"] for one in shown.get("Buckets", ())]
-    ours = re.compile(rf"{re.escape(start)}[0-9a-f]{{{2 * _SUFFIX_BYTES}}}")
-    return next((name for name in sorted(names) if ours.fullmatch(name)), None)
+    s3 = session.client("s3")
+    # The list has the account's own buckets only: one of the same name that is another's is never taken for it.
+    ours = sorted(one["Name"] for one in s3.list_buckets().get("Buckets", ()) if is_own(one["Name"], owner))
+    return next((name for name in ours if s3.head_bucket(Bucket=name).get("BucketRegion") == session.region), None)
 
 
 def is_own(bucket: str, owner: str) -> bool:

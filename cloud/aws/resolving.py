@@ -17,10 +17,11 @@ from typing import Literal
 
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.boot import Boot, Installation, brings_the_package, installation, words_of, worker_script
-from rubberband.cloud.aws.calls import AwsSession, Machines
+from rubberband.cloud.aws.calls import AwsSession, Machines, NodeStart
 from rubberband.cloud.aws.errors import in_one_line
 from rubberband.cloud.aws.images import built_image, find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.network import OwnInstance, check_group, choose_subnets, ensure_group, own_place
+from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.aws.token import publish_token, token_parameter
 from rubberband.cloud.aws.wheel import constraints, sent
 from rubberband.cloud.local import ray_node
@@ -51,7 +52,8 @@ def resolve(
     place = place or own_place()
     with in_one_line():
         facts = type_facts(session, instance_type)
-        installed = what_to_install(session, words, checkpoints)
+        packages = Packages(session, checkpoints)
+        installed = _to_install(packages, words)
         installs = bool(installed.requirements)
         own = None if builds else built_image(session, words, installed, facts)
         image = own or find_image(session, words.image, facts, installs=installs)
@@ -79,8 +81,14 @@ def resolve(
         volume_gb=volume_gb,
         root_device=image.root_device,
         further_disks=image.further_disks,
-        user_data=partial(worker_script, boot),
+        user_data=partial(_script, packages, boot),
     )
+
+
+def _script(packages: Packages, boot: Boot, start: NodeStart) -> str:
+    """Return the boot script of an instance, whose packages are in the bucket."""
+    packages.renew()
+    return worker_script(boot, start)
 
 
 def security_group(session: AwsSession, words: Aws, vpc: str, sleep: Callable[[float], None] = time.sleep) -> str:
@@ -97,15 +105,19 @@ def what_to_install(session: AwsSession | None, words: Aws, checkpoints: str | N
     a wheel through the bucket of the checkpoints; with an index of the user's, its version is installed from there.
     Without a session nothing is put into the bucket. Raises InputError if there is neither.
     """
+    return _to_install(Packages(session, checkpoints), words)
+
+
+def _to_install(packages: Packages, words: Aws) -> Installation:
     install = words.install or ""
     if not brings_the_package(install):
-        own = wheel.upload(session, checkpoints) if words.index_url is None else _at_the_index()
+        own = wheel.upload(packages) if words.index_url is None else _at_the_index()
         install = f"{own} {install}"
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     found = installation(install, python=python, ray=_ray_version(), index_url=words.index_url)
     if not found.requirements:
         return found
-    return replace(found, constraints=sent(session, checkpoints, constraints(words_of(install))))
+    return replace(found, constraints=sent(packages, constraints(words_of(install))))
 
 
 def _at_the_index() -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -20,9 +21,10 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.errors import code_of, explain, ignoring, lacks_rights, missing_action
+from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, lacks_rights, missing_action
 from rubberband.errors import CheckpointError, InputError
 
+_log = logging.getLogger(__name__)
 _CONFIG = Config(
     retries={"mode": "adaptive", "max_attempts": 6},
     connect_timeout=5,
@@ -184,6 +186,33 @@ def put_package(
     """Do as `put`, in the folder of packages of the store's bucket."""
     bucket, key = place_in(checkpoints, name)
     return put(session, f"s3://{bucket}/{PACKAGES}", key, content, unless_there=unless_there)
+
+
+@dataclass(slots=True)
+class Packages:
+    """Packages of one driver, which may launch instances for longer than S3 keeps them."""
+
+    session: AwsSession | None
+    checkpoints: str | None
+    contents: dict[str, bytes] = field(default_factory=dict)
+    renewed_at: float = field(default_factory=time.time)
+
+    def put(self, name: str, content: bytes) -> str:
+        """Put a package into the bucket, unless it is there. Return its address. Raises as `put`."""
+        assert self.checkpoints is not None
+        self.contents[name] = content
+        return put_package(self.session, self.checkpoints, name, content, unless_there=True)
+
+    def renew(self) -> None:
+        """Write anew, at most once a day, what is old or has expired. Errors are logged: S3 may still hold it."""
+        if time.time() - self.renewed_at < _RENEWED_S:
+            return
+        try:
+            for name, content in self.contents.items():
+                self.put(name, content)
+            self.renewed_at = time.time()
+        except (InputError, *FAILURES) as error:
+            _log.warning("packages for instances are not written anew: %s", error)
 
 
 def owner_words(session: AwsSession) -> dict[str, str]:

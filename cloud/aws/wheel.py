@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rubberband
-from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.s3 import is_bucket, put_package
+from rubberband.cloud.aws.s3 import Packages, is_bucket
 from rubberband.errors import InputError
 from rubberband.installation import DISTRIBUTION
 
@@ -28,19 +27,19 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _OTHER_WAYS = "or name what instances install instead: resources.aws.index_url, or install: the URL of a wheel"
 
 
-def upload(session: AwsSession | None, checkpoints: str | None) -> str:
+def upload(packages: Packages) -> str:
     """Put the wheel into the bucket of the checkpoint store, unless it is there. Return its s3:// address and digest.
 
     Without a session nothing is written. Raises InputError if the store is no bucket or cannot be written, or if this
     package cannot be packed; botocore's errors.
     """
-    if not is_bucket(checkpoints):
+    if not is_bucket(packages.checkpoints):
         raise InputError(
             "resources.checkpoints: instances install this driver's rubberband from a bucket; give "
             f"s3://bucket/prefix, {_OTHER_WAYS}"
         )
     name, content = build()
-    address = put_package(session, checkpoints, f"wheels/{name}", content, unless_there=True)
+    address = packages.put(f"wheels/{name}", content)
     return f"{address}#sha256={hashlib.sha256(content).hexdigest()}"
 
 
@@ -216,14 +215,14 @@ def constraints(install: Iterable[str] = (), found: Iterable[Distribution] | Non
     return "".join(f"{name}=={kept[name]}\n" for name in sorted(kept) if not _CHOSEN_BY_TORCH.fullmatch(name))
 
 
-def sent(session: AwsSession | None, checkpoints: str | None, text: str) -> str:
+def sent(packages: Packages, text: str) -> str:
     """Return the constraints for a boot script: their s3:// address and digest, or, without a bucket, the compressed
     text. Raises InputError if the bucket cannot be written; botocore's errors.
     """
-    if not is_bucket(checkpoints):
+    if not is_bucket(packages.checkpoints):
         return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     digest = hashlib.sha256(text.encode()).hexdigest()
-    address = put_package(session, checkpoints, f"constraints/{digest[:12]}.txt", text.encode(), unless_there=True)
+    address = packages.put(f"constraints/{digest[:12]}.txt", text.encode())
     return f"{address}#sha256={digest}"
 
 

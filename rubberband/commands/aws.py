@@ -112,7 +112,7 @@ def check(
     from rubberband.cloud.aws.account import Wishes, look_at
 
     session, home = _opened(region)
-    look = look_at(session, home, Wishes(owner=_owner(owner)))
+    look = look_at(session, home, Wishes(owner=_owner(owner), vcpus=1))
     _show(look, session, "missing")
     if look.plan.steps:
         raise InputError(f"{len(look.plan.steps)} of these are missing; run `rubberband aws setup`")

@@ -58,7 +58,7 @@ class Storage:
         arguments = dict(parse_qsl(query, keep_blank_values=True))
         try:
             if not bucket:
-                return self._list_buckets(arguments)
+                return self._list_buckets()
             if not key:
                 return self._on_bucket(method, unquote(bucket), arguments, body)
             return self._on_object(method, unquote(bucket), unquote(key), arguments, headers, body)
@@ -68,12 +68,10 @@ class Storage:
             text = f"<Code>{refusal.code}</Code><Message>{xml_text(str(refusal))}</Message>"
             return xml_response(refusal.status, f"<Error>{text}<RequestId>{uuid.uuid4()}</RequestId></Error>")
 
-    def _list_buckets(self, arguments: Mapping[str, str]) -> Response:
+    def _list_buckets(self) -> Response:
         self.directory.mkdir(parents=True, exist_ok=True)
-        start = arguments.get("prefix", "")
-        names = sorted(path.name for path in self.directory.iterdir() if path.is_dir() and path.name.startswith(start))
-        region = f"<BucketRegion>{self._region}</BucketRegion>"
-        buckets = "".join(f"<Bucket><Name>{xml_text(name)}</Name>{region}</Bucket>" for name in names)
+        names = sorted(path.name for path in self.directory.iterdir() if path.is_dir())
+        buckets = "".join(f"<Bucket><Name>{xml_text(name)}</Name></Bucket>" for name in names)
         return _document("ListAllMyBucketsResult", f"<Buckets>{buckets}</Buckets>")
 
     def _on_bucket(self, method: str, bucket: str, arguments: Mapping[str, str], body: bytes) -> Response:

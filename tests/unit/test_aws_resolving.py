@@ -20,6 +20,7 @@ from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.calls import Machines, NodeStart
 from rubberband.cloud.aws.network import delete_groups, ensure_group, own_place
 from rubberband.cloud.aws.resolving import resolve, what_to_install
+from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.aws.token import main as fetch_token
 from rubberband.cloud.aws.token import publish_token, read_token, token_parameter
 from rubberband.errors import InputError
@@ -329,12 +330,12 @@ def test_the_drivers_wheel_is_put_beside_the_checkpoints_once_and_named_with_its
 
 
 def test_another_file_in_the_place_of_the_wheel_is_replaced(account: Account) -> None:
-    address = wheel.upload(account.session, f"s3://{account.bucket}/c")
+    address = wheel.upload(Packages(account.session, f"s3://{account.bucket}/c"))
     objects = account.fake.world.buckets[account.bucket]
     (key,) = objects
     content, objects[key] = objects[key], b"somebody else's"
 
-    assert wheel.upload(account.session, f"s3://{account.bucket}/c") == address
+    assert wheel.upload(Packages(account.session, f"s3://{account.bucket}/c")) == address
     assert objects[key] == content
 
 

@@ -11,9 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from rubberband.cli import app
+from rubberband.cloud.aws.calls import NodeStart
 from rubberband.cloud.aws.preflight import preflight
+from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.aws.rights import Bounds, policy, roles
 from rubberband.cloud.aws.s3 import put_package
+from rubberband.cloud.aws.states import never_ran, why
 from rubberband.errors import InputError
 from rubberband.spec.loading import load_experiment, load_pool
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered
@@ -148,6 +151,17 @@ def test_a_half_made_setup_is_completed(account: Account, home: Path, operation:
 
     assert code == 0, told
     assert len(account.fake.world.buckets) == 1
+    assert "nothing to do" in say("setup")[1]
+
+
+def test_a_role_that_iam_does_not_know_yet_is_waited_for(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rubberband.cloud.aws.account._PAUSES_S", (0.0, 0.0))
+    late = [Fault(error=FakeError("NoSuchEntity", "The role with name rubberband-head cannot be found.", 404))]
+    account.fake.fault = lambda call: late.pop() if call.operation == "PutRolePolicy" and late else None
+
+    code, told = say("setup", "--yes")
+
+    assert (code, late) == (0, []), told
     assert "nothing to do" in say("setup")[1]
 
 
@@ -422,3 +436,31 @@ def test_a_package_that_would_expire_during_a_run_is_written_again(home: Path) -
     put_package(*words, unless_there=True)
 
     assert account.operations().count("PutObject") == 2
+
+
+def test_a_driver_that_outlives_its_packages_in_the_bucket_writes_them_anew(home: Path) -> None:
+    account = Account()
+    machines = resolve(
+        account.session,
+        account.resources(aws={"install": None}).aws,
+        "g5.xlarge",
+        checkpoints=f"s3://{account.bucket}/digits",
+        place=account.place,
+    )
+    start = NodeStart(instances=("a",), head_address="10.0.0.1:1", gpus=1, lease_s=600, lifetime_s=3600)
+    text = machines.user_data(start)
+    expired = dict(account.fake.world.buckets[account.bucket])
+    account.fake.world.buckets[account.bucket].clear()  # as its rules say, after 30 days
+    machines.user_data.args[0].renewed_at -= 2 * 86_400.0  # type: ignore[attr-defined]
+
+    assert machines.user_data(start) == text
+
+    assert account.fake.world.buckets[account.bucket] == expired
+    assert len(expired) == 2
+
+
+def test_an_instance_that_kms_keeps_from_starting_names_the_remedy() -> None:
+    machine = {"StateReason": {"Code": "Client.InternalError", "Message": "Client error on launch"}}
+    assert "kms.json" in why(machine, lease_over=False)
+    assert never_ran({"StateReason": {"Code": "Client.InvalidKMSKey.InvalidState"}})
+    assert "kms" not in why({"StateReason": {"Code": "Server.InternalError", "Message": "x"}}, lease_over=False)
