@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rubberband.atomic import write_atomically
+from rubberband.atomic import make_directories, write_atomically
 from rubberband.errors import InputError
 
 FILE = "aws.yaml"
@@ -40,7 +40,7 @@ def remember(home: Path, what: Remembered | None) -> None:
     if what is None:
         (home / FILE).unlink(missing_ok=True)
         return
-    home.mkdir(parents=True, exist_ok=True)
+    make_directories(home)
     write_atomically(home / FILE, yaml.safe_dump(asdict(what)).encode(), durable=True)
 
 

@@ -7,6 +7,7 @@ from tests.mutation.mutant import Mutant
 _MANY = ("tests/unit/test_aws_launching_many.py",)
 _GUARDS = ("tests/unit/test_aws_guards.py",)
 _IMAGES = ("tests/unit/test_own_images.py",)
+_SETUP = ("tests/unit/test_aws_setup.py",)
 _RESOLVING = ("tests/unit/test_aws_resolving.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -377,5 +378,109 @@ MUTANTS: tuple[Mutant, ...] = (
         old='self._made("ec2", 1).run_instances',
         new='self._made("ec2", _ATTEMPTS).run_instances',
         tests=("tests/unit/test_aws_errors.py",),
+    ),
+    Mutant(
+        name="anybodys-bucket-takes-the-code",
+        harm="a bucket that somebody else registered under the name gets the folder and the wheel",
+        file="cloud/aws/s3.py",
+        old='return {"ExpectedBucketOwner": str(session.client("sts").get_caller_identity()["Account"])}',
+        new="return {}",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="set-up-remembered-before-it-is-made",
+        harm="a set-up that was cut off makes a second bucket, or is taken for a whole one",
+        file="cloud/aws/account.py",
+        old="    if known == here:\n",
+        new="    remember(home, here)\n    if known == here:\n",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="half-made-role-is-complete",
+        harm="a role whose instance profile was cut off counts as made: no instance can be launched with it",
+        file="cloud/aws/roles.py",
+        old="    if role.has_profile and not _holds(iam, role.name):\n        amiss",
+        new="    if False:\n        amiss",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="wide-policies-stay",
+        harm="roles of the earlier instructions go on reading every parameter of the account",
+        file="cloud/aws/roles.py",
+        old='_TOO_MUCH = ("arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore",)',
+        new="_TOO_MUCH = ()",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="types-widen-the-second-time",
+        harm="a second set-up without --types lets the head rent any type",
+        file="cloud/aws/account.py",
+        old="wishes.types or held_types(session, wishes.owner)",
+        new="wishes.types",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="checkpoints-go-unasked",
+        harm="`rubberband aws teardown --yes` deletes the checkpoints",
+        file="cloud/aws/account.py",
+        old="if held.objects and not with_checkpoints(told):",
+        new="if False:",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="teardown-under-running-instances",
+        harm="roles go while instances need them: trials can no longer write checkpoints",
+        file="cloud/aws/account.py",
+        old="        if alive:\n",
+        new="        if False:\n",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="refused-quota-asked-for-again",
+        harm="each set-up opens another case with AWS for what it refused",
+        file="cloud/aws/allowances.py",
+        old='one["Status"] != _INVALID\n',
+        new='one["Status"] not in (_INVALID, *_REFUSED)\n',
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="packages-expire-under-a-pool",
+        harm="instances that a pool launches after a month find no packages, and end in their boot script",
+        file="cloud/aws/resolving.py",
+        old="    packages.renew()\n",
+        new="",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="old-package-is-there",
+        harm="a package of 29 days expires while the run that relies on it goes on",
+        file="cloud/aws/s3.py",
+        old="        return is_new and",
+        new="        return",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="rules-of-the-user-replaced",
+        harm="setup deletes the lifecycle rules that the user gave the bucket",
+        file="cloud/aws/buckets.py",
+        old='*(held for held in rules or () if held.get("ID") not in ours), ',
+        new="",
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="workers-write-packages",
+        harm="a trial replaces the code that the head and other instances run",
+        file="cloud/aws/policies/worker.json",
+        old='"Effect": "Deny",',
+        new='"Effect": "Allow",',
+        tests=_SETUP,
+    ),
+    Mutant(
+        name="bucket-elsewhere-unnoticed",
+        harm="each GB of checkpoints between two regions is charged, and no line says so",
+        file="cloud/aws/preflight.py",
+        old="    if region != session.region:\n",
+        new="    if False:\n",
+        tests=_SETUP,
     ),
 )

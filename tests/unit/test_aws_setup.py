@@ -151,6 +151,7 @@ def test_a_half_made_setup_is_completed(account: Account, home: Path, operation:
 
     assert code == 0, told
     assert len(account.fake.world.buckets) == 1
+    assert account.fake.world.profiles == {name: name for name in ("rubberband-head", "rubberband-worker")}
     assert "nothing to do" in say("setup")[1]
 
 
