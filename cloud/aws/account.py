@@ -22,7 +22,7 @@ from rubberband.cloud.aws.preflight import sign_in
 from rubberband.cloud.aws.rights import Bounds, Role, roles
 from rubberband.cloud.aws.roles import SPOT_ROLE, held_types, plan_no_role, plan_role, plan_spot_role
 from rubberband.cloud.aws.steps import Plan, Step
-from rubberband.cloud.aws.sweeping import living
+from rubberband.cloud.aws.sweeping import living, living_elsewhere
 from rubberband.errors import InputError
 from rubberband.spec.remembered import FILE, Remembered, remember, remembered
 from rubberband.units import counted, format_bytes
@@ -85,20 +85,30 @@ def look_at(session: AwsSession, home: Path, wishes: Wishes) -> Look:
     return Look(account=account, who=who, roles=roles(bounds), plan=plan)
 
 
-def look_to_clear(session: AwsSession, home: Path, owner: str, *, with_checkpoints: Callable[[str], bool]) -> Look:
+def look_to_clear(
+    session: AwsSession,
+    home: Path,
+    owner: str,
+    open_session: Callable[[str], AwsSession],
+    *,
+    with_checkpoints: Callable[[str], bool],
+) -> Look:
     """Return what setup made for the owner and what is to be deleted. Raises InputError in one line.
 
-    `with_checkpoints` is asked, with what is in it, whether a bucket that is not empty may go too.
+    `open_session` opens AWS in another region: roles are those of all. `with_checkpoints` is asked, with what is in it,
+    whether a bucket that is not empty may go too.
     """
     with _administrator():
         account, who = _signed_in(session)
-        alive = living(session, owner)
-        if alive:
-            raise InputError(
-                f"owner {owner} has {counted(len(alive), 'instance')} in {session.region} ({alive[0]}, …), and they "
-                f"need the roles; run `rubberband down --owner {owner} --region {session.region}` first"
-            )
-        plan = Plan()
+        alive, unknown = living_elsewhere(session, owner, open_session)
+        alive[session.region] = living(session, owner)
+        for region, found in alive.items():
+            if found:
+                raise InputError(
+                    f"owner {owner} has {counted(len(found), 'instance')} in {region} ({found[0]}, …), which need the "
+                    f"roles; run `rubberband down --owner {owner} --region {region}` first"
+                )
+        plan = Plan(there=[f"whether owner {owner} has instances in {why}" for why in unknown])
         bounds = Bounds(account=account, owner=owner, bucket="BUCKET")
         for role in roles(bounds):
             plan_no_role(session, role, owner, plan)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rubberband.commands.common import argument
+from rubberband.commands.common import argument, aws_region
 from rubberband.errors import InputError
 
 if TYPE_CHECKING:
@@ -158,13 +157,14 @@ def teardown(
     Refused while instances of the owner live. A bucket of your own, quotas and EC2's role for spot stay.
     """
     from rubberband.cloud.aws.account import carry_out, look_to_clear
+    from rubberband.cloud.aws.calls import open_aws
 
     session, home = _opened(region)
 
     def may_go(what: str) -> bool:
         return checkpoints or (not yes and sys.stdin.isatty() and typer.confirm(f"delete {what}?", err=True))
 
-    look = look_to_clear(session, home, _owner(owner), with_checkpoints=may_go)
+    look = look_to_clear(session, home, _owner(owner), open_aws, with_checkpoints=may_go)
     _show(look, session, "delete")
     if not look.plan.steps:
         print("nothing to delete")
@@ -178,13 +178,8 @@ def _opened(region: str | None) -> tuple[AwsSession, Path]:
     """Return AWS in the region that is meant, and the home."""
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.installation import default_home
-    from rubberband.spec.remembered import remembered
-    from rubberband.spec.resources import Resources
 
-    home = default_home()
-    known = remembered(home)
-    environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return open_aws(region or (known.region if known else environment) or Resources().region), home
+    return open_aws(region or aws_region()), default_home()
 
 
 def _owner(owner: str) -> str:

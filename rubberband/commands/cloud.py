@@ -19,6 +19,7 @@ from rubberband.commands.common import (
     TableFormat,
     YesOption,
     argument,
+    aws_region,
     confirm_bill,
     experiment_names,
     print_json,
@@ -187,14 +188,12 @@ def down(
 
 
 def meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str, str]:
-    """Return region and owner: from the options, else the file, else the environment and the defaults."""
+    """Return region and owner: from the options, else the file, else the set-up, the environment and the defaults."""
     from rubberband.spec.loading import load_experiment
     from rubberband.spec.resources import Resources
 
     resources = Resources() if file is None else load_experiment(file, []).resources
-    environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    fallback = environment if file is None and environment else resources.region
-    return region or fallback, owner or resources.aws.owner
+    return region or (aws_region() if file is None else resources.region), owner or resources.aws.owner
 
 
 def _ask(instances: Iterable[FoundInstance], owner: str, region: str) -> None:

@@ -358,6 +358,22 @@ def test_a_teardown_is_refused_while_instances_live_and_leaves_roles_of_others(a
     assert (code, left(account)["roles"]) == (0, ["rubberband-head"]), told
 
 
+def test_a_teardown_sees_instances_of_other_regions(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    say("setup", "--yes")
+    far = Account(region="eu-west-1")
+    started(far)
+    regions = {"us-east-1": account, "eu-west-1": far}
+    monkeypatch.setattr(
+        "rubberband.cloud.aws.calls.open_aws",
+        lambda region: regions.get(region, Account(region=region)).fake.session("admin"),
+    )
+
+    code, told = say("teardown", "--yes")
+
+    assert (code, "1 instance in eu-west-1" in told) == (1, True), told
+    assert left(account)["roles"]
+
+
 def test_a_pool_has_the_bucket_as_well(home: Path, tmp_path: Path) -> None:
     remember(home, Remembered(bucket="mine", region="eu-west-1"))
     (tmp_path / "team.yaml").write_text("instances: 2\nprovider: aws\ninstance_type: g5.xlarge\n")
