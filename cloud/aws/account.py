@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from rubberband.cloud.aws import buckets
-from rubberband.cloud.aws.allowances import plan_budget, plan_no_budget, plan_quotas
+from rubberband.cloud.aws.allowances import account_plan, plan_budget, plan_no_budget, plan_quotas
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import OF_AWS, code_of, explain, missing_action
@@ -68,6 +68,7 @@ def look_at(session: AwsSession, home: Path, wishes: Wishes) -> Look:
         account, who = _signed_in(session)
         _check_types(session, wishes.types)
         plan = Plan()
+        account_plan(session, plan)
         bucket = _bucket(session, account, wishes, known, plan)
         types = () if wishes.types == ("*",) else wishes.types or held_types(session, wishes.owner)
         bounds = Bounds(account=account, owner=wishes.owner, bucket=bucket, region=session.region, types=types)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
-from rubberband.cloud.aws.errors import ignoring
+from rubberband.cloud.aws.errors import FAILURES, ignoring
 from rubberband.cloud.aws.quota import allowed_vcpus, quota_code
 from rubberband.cloud.aws.steps import Plan
 from rubberband.values.plan import Market
@@ -16,6 +16,18 @@ from rubberband.values.plan import Market
 _MARKETS: tuple[Market, ...] = ("spot", "on_demand")
 _REFUSED = ("DENIED", "NOT_APPROVED", "CASE_CLOSED")
 _INVALID = "INVALID_REQUEST"
+
+
+def account_plan(session: AwsSession, plan: Plan) -> None:
+    """Add a line where the account has AWS's free plan, which rents no GPUs. Older accounts have none."""
+    try:
+        found = session.client("freetier").get_account_plan_state()
+    except FAILURES:
+        return
+    if found.get("accountPlanType") == "FREE":
+        plan.there.append(
+            "AWS's free plan, which rents small machines only and no GPUs: upgrade it first (Billing > Account plan)"
+        )
 
 
 def plan_quotas(session: AwsSession, types: Sequence[str], vcpus: int, plan: Plan) -> None:

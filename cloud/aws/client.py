@@ -63,7 +63,7 @@ class BotoSession:
             max_pool_connections=_CONNECTIONS,
             user_agent_extra=f"rubberband/{rubberband.__version__}",
         )
-        home = "us-east-1" if service == "pricing" else None  # the price list is not in every region
+        home = "us-east-1" if service in ("pricing", "freetier") else None  # these are not in every region
         return self._boto.client(service, region_name=home, config=config)
 
     def _ec2(self) -> Any:

@@ -164,7 +164,8 @@ def _explain_answer(error: boto.ClientError) -> str:
         who = _WHO.search(str(error))
         return (
             f"{who.group(1) if who else 'the role'} may not {action}; attach the policy "
-            "rubberband/cloud/aws/policies/driver.json to it (worker.json to the role of instances), which allows it"
+            "rubberband/cloud/aws/policies/driver.json to it (worker.json to the role of instances), which allows it; "
+            "`rubberband aws setup` makes such roles"
         )
     if code in _KEYS:
         return (
@@ -194,7 +195,7 @@ def _explain_answer(error: boto.ClientError) -> str:
 _REMEDIES = (
     (
         "AuthFailure.ServiceLinkedRole",
-        "run, once for the account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+        "run `rubberband aws setup`, which makes the role of EC2's spot market",
     ),
     ("InvalidAMI", "set resources.aws.image to an image of this region"),
     ("InvalidSubnet", "correct resources.aws.subnets"),

@@ -36,7 +36,7 @@ from rubberband.cloud.aws.network import OwnInstance, choose_subnets, ensure_clu
 from rubberband.cloud.aws.provider import check_lease
 from rubberband.cloud.aws.quota import quotas
 from rubberband.cloud.aws.resolving import resolve
-from rubberband.cloud.aws.s3 import is_bucket, owner_words, place_in, trouble
+from rubberband.cloud.aws.s3 import PACKAGES, is_bucket, owner_words, place_in, trouble
 from rubberband.cloud.aws.side_costs import ways_out
 from rubberband.errors import InputError, ProviderError
 from rubberband.spec.resources import Aws, Resources
@@ -127,6 +127,11 @@ def _mounts() -> list[str]:
 def _check_bucket(session: AwsSession, url: str) -> Iterator[str]:
     s3, owner = session.client("s3"), owner_words(session)
     bucket, key = place_in(url, f".probe-{uuid.uuid4().hex}")
+    if key.startswith(f"{PACKAGES}/"):
+        raise InputError(
+            f"resources.checkpoints: {url} is in the folder {PACKAGES} of the bucket, which S3 empties, "
+            "and workers may not write there; give another prefix"
+        )
     try:
         s3.put_object(Bucket=bucket, Key=key, Body=b"", **owner)
         s3.get_object(Bucket=bucket, Key=key, **owner)

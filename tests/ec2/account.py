@@ -70,6 +70,12 @@ def list_increases(request: Request) -> dict[str, Any]:
     return {"RequestedQuotas": [one for one in request.world.quota_requests if one["QuotaCode"] == code]}
 
 
+def get_plan(request: Request) -> dict[str, Any]:
+    """GetAccountPlanState."""
+    request.access.check("freetier:GetAccountPlanState")
+    return {"accountId": ACCOUNT, "accountPlanType": "FREE" if request.world.free_plan else "PAID"}
+
+
 def _check_service(request: Request) -> None:
     if request.params["ServiceCode"] != "ec2":
         raise FakeError("NoSuchResourceException", "The request failed because the specified service does not exist.")
@@ -99,6 +105,7 @@ def _shown(request: Request, code: str, vcpus: float) -> dict[str, Any]:
 
 ACCOUNTS: Mapping[tuple[str, str], Operation] = {
     ("sts", "GetCallerIdentity"): get_caller_identity,
+    ("freetier", "GetAccountPlanState"): get_plan,
     ("service-quotas", "GetServiceQuota"): get_service_quota,
     ("service-quotas", "RequestServiceQuotaIncrease"): request_increase,
     ("service-quotas", "ListRequestedServiceQuotaChangeHistoryByQuota"): list_increases,

@@ -29,7 +29,7 @@ SECRET_KEY: Final = "any-secret-will-do"
 
 _METADATA_PATH = "/machine/"
 _KEY_PREFIX = "ASIARUBBERBAND"
-_REGIONLESS = ("pricing", "sts", "s3", "iam", "budgets")
+_REGIONLESS = ("pricing", "sts", "s3", "iam", "budgets", "freetier")
 _ADDRESS = "127.0.0.1"
 
 

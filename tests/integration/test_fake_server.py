@@ -193,6 +193,7 @@ def set_up(ask: Callable[..., Any]) -> None:
     for vcpus in (4000.0, 5000.0, 1.0):
         ask("service-quotas", "request_service_quota_increase", **quota, DesiredValue=vcpus)
     ask("service-quotas", "list_requested_service_quota_change_history_by_quota", **quota)
+    ask("freetier", "get_account_plan_state")
     limit = {"Amount": "20", "Unit": "USD"}
     budget = {"BudgetName": "b", "BudgetLimit": limit, "TimeUnit": "MONTHLY", "BudgetType": "COST"}
     for _ in range(2):

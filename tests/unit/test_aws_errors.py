@@ -90,7 +90,7 @@ _DENIED = (
             answer("AccessDeniedException", "no"),
             r"the role may not RunInstances; .*worker\.json to the role of instances",
         ),
-        (answer("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), r"aws iam create-service-linked-role"),
+        (answer("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), r"rubberband aws setup"),
         (answer("InvalidClientTokenId"), r"enable the region for the account"),
         (boto.UnauthorizedSSOTokenError(), r"run `aws sso login`"),
         (boto.TokenRetrievalError(provider="sso", error_msg="Token has expired"), r"run `aws sso login`"),

@@ -166,6 +166,20 @@ def test_a_role_that_iam_does_not_know_yet_is_waited_for(account: Account, monke
     assert "nothing to do" in say("setup")[1]
 
 
+def test_the_free_plan_is_named_and_changes_nothing(account: Account) -> None:
+    assert "free plan" not in say("setup", "--yes")[1]
+    account.fake.world.free_plan = True
+    code, told = say("check")
+    assert (code, "free plan" in told) == (0, True), told
+
+
+def test_checkpoints_in_the_folder_of_packages_are_refused(home: Path) -> None:
+    account = Account()
+    resources = account.resources(checkpoints=f"s3://{account.bucket}/packages")
+    with pytest.raises(InputError, match="give another prefix"):
+        preflight(resources, [offer()], session=account.session, place=account.place)
+
+
 def test_a_dry_run_prints_every_policy_and_makes_nothing(account: Account) -> None:
     code, told = say("setup")
     assert code != 0

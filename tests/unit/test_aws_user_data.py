@@ -40,6 +40,7 @@ from rubberband.cloud.aws.calls import NodeStart
 from rubberband.cloud.aws.states import last_words
 from rubberband.cloud.pool.provider import BROKER_MODULE
 from rubberband.errors import InputError
+from rubberband.spec.remembered import Remembered, remembered
 from tests.builders.aws_account import boot_times
 
 START = NodeStart(instances=("i-001",), head_address="10.0.0.5:6379", gpus=4, lease_s=600.9, lifetime_s=7200.0)
@@ -523,13 +524,14 @@ def test_the_head_installs_fetches_the_folder_and_leaves_commands_behind(machine
         'mkdir -p "${@: -1}"; [[ "$*" != *zipfile* ]] || { mkdir -p "${@: -1}/0"; echo x > "${@: -1}/0/file"; }',
     )
 
-    ran = machine.boot(
-        head_script("us-east-1", BOOT.installation, ('touch "$RUBBERBAND_ROOT/set-up"',), ("s3://b/f/digits.zip",))
-    )
+    setup, folders = ('touch "$RUBBERBAND_ROOT/set-up"',), ("s3://b/f/digits.zip",)
+    ran = machine.boot(head_script("us-east-1", BOOT.installation, setup, folders, bucket="mine"))
 
     assert ran.returncode == 0, ran.stderr
     assert (machine.root / "opt/rubberband/digits/file").read_text() == "x\n"
     assert (machine.root / "set-up").exists()
+    (home,) = (path.parent for path in machine.root.rglob("aws.yaml"))
+    assert remembered(home) == Remembered(bucket="mine", region="us-east-1")
     assert "the head is ready" in (machine.root / "var/log/rubberband.log").read_text()
     commands = machine.root / "usr/local/bin"
     assert machine.run(commands / "rubberband").returncode == 0
