@@ -135,10 +135,15 @@ def require_pool(pool: PoolFile, home: Path, offered: Offer) -> None:
 def require_image(resources: Resources, home: Path, builder: str, most_usd: float | None) -> None:
     """Raise InputError where the policy does not allow the instance that builds an image, which costs `most_usd`."""
     policy = load_policy(home)
-    if policy is not None:
-        _require_place(policy, resources.region, [builder], "resources.")
-        _require_per_run(policy, most_usd, "the cost of the builder")
-        _require_month(policy, home, most_usd, home)
+    if policy is None:
+        return
+    _require_place(policy, resources.region, [builder], "resources.")
+    if most_usd is None:
+        for key in ("max_usd_per_run", "max_usd_per_month"):
+            if getattr(policy, key) is not None:
+                raise _beyond(key, f"the price of a {builder} is not known", "try again once AWS answers")
+    _require_per_run(policy, most_usd, "the cost of the builder")
+    _require_month(policy, home, most_usd, home, key="")
 
 
 def with_allowance(terms: Terms, experiment: Experiment, home: Path, *, is_lent: bool = False) -> Terms:
@@ -226,7 +231,8 @@ def _require_month(
     if used_usd + own_usd > cap_usd + MONEY_SLACK_USD:
         left = format_usd(max(0.0, cap_usd - used_usd))
         used = f"{format_usd(used_usd)} of {format_usd(cap_usd)} are spent or may be this month, {left} are left"
-        fix = f"lower {key}, wait for the others or the next month, or raise the policy"
+        lower = f"lower {key}, " if key else ""
+        fix = f"{lower}wait for the others or the next month, or raise the policy"
         raise _beyond("max_usd_per_month", f"{used}, and this may cost {format_usd(own_usd)}", fix)
 
 
@@ -333,15 +339,11 @@ def pledged(experiment: Experiment, folder: ExperimentFolder) -> Iterator[Pledge
     if not resources.kind.is_rented or resources.pool is not None:
         yield held
         return
-    most_usd, spending = experiment.constraints.max_cost_usd, folder.home / _SPENDING
-    make_directories(spending)
-    note = _Note(spending / f"{folder.name}.{secrets.token_hex(4)}.json")
-    with open(spending / "lock", "a") as lock:
-        if not locked(lock, EXCLUSIVE, wait_s=_PATIENCE_S):
-            raise InputError(f"{spending / 'lock'} is locked by another process; try again")
-        if (policy := load_policy(folder.home)) is not None:
-            _require_month(policy, folder.home, most_usd, folder.path)
-        note.write(name=folder.name, usd=most_usd, beside=folder.exists)
+    note = _Note(folder.home / _SPENDING / f"{folder.name}.{secrets.token_hex(4)}.json")
+    try:
+        _pledge(note, folder, experiment.constraints.max_cost_usd)
+    except OSError as error:
+        raise InputError(f"{note.path} cannot be written ({error.strerror}); make room or give access") from None
     try:
         yield held
     except RubberbandError as error:
@@ -349,6 +351,17 @@ def pledged(experiment: Experiment, folder: ExperimentFolder) -> Iterator[Pledge
         note.settle(folder.name, held.spent_usd)
         raise
     note.settle(folder.name, held.spent_usd)
+
+
+def _pledge(note: _Note, folder: ExperimentFolder, most_usd: float | None) -> None:
+    """Note what an experiment may spend, if the month has room. One process at a time looks and notes."""
+    make_directories(note.path.parent)
+    with open(note.path.with_name("lock"), "a") as lock:
+        if not locked(lock, EXCLUSIVE, wait_s=_PATIENCE_S):
+            raise InputError(f"{note.path.with_name('lock')} is locked by another process; try again")
+        if (policy := load_policy(folder.home)) is not None:
+            _require_month(policy, folder.home, most_usd, folder.path)
+        note.write(name=folder.name, usd=most_usd, beside=folder.exists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,11 +374,12 @@ class _Note:
         write_atomically(self.path, json.dumps({"at": time.time(), **words}).encode(), durable=True)
 
     def settle(self, name: str, spent_usd: float) -> None:
-        """Keep what was spent and is in no journal."""
-        if spent_usd > 0.0:
-            self.write(name=name, usd=spent_usd, beside=True)
-        else:
-            self.path.unlink(missing_ok=True)
+        """Keep what was spent and is in no journal; on a full disk all that was pledged counts on."""
+        with suppress(OSError):
+            if spent_usd > 0.0:
+                self.write(name=name, usd=spent_usd, beside=True)
+            else:
+                self.path.unlink(missing_ok=True)
 
     def month_usd(self, begun: Collection[str], now: float) -> float:
         """Return what counts of it this month, where the experiments `begun` have journals."""

@@ -285,7 +285,7 @@ def run_experiment(
             with asked_to_end(folder, cancelled) as asked:
                 most = widest_gang(experiment, terms.table, profiles)
                 check_first(experiment, entrypoint, folder.home, profiles, announce, asked, max_gpus=most)
-        bound, is_known = bound_of(experiment.constraints.max_cost_usd), profiles is not None
+        bound, is_known = bound_of(experiment.constraints.max_cost_usd, experiment.resources.pool), profiles is not None
         if not is_known:
             ask(f"{bound}; {'measuring the profile again' if again else UNMEASURED} comes first and counts")
             began_s = elapsed_s()  # the time of the answer is not the run's
@@ -313,9 +313,11 @@ def run_experiment(
 UNMEASURED = "no profile yet: measuring it"
 
 
-def bound_of(max_cost_usd: float | None) -> str:
-    """Return the limit of a bill in words."""
-    return "no max_cost" if max_cost_usd is None else f"at most {format_usd(max_cost_usd)} (max_cost)"
+def bound_of(max_cost_usd: float | None, pool: str | None = None) -> str:
+    """Return the limit of a bill in words; `pool` is the folder of the pool that pays it."""
+    if max_cost_usd is not None:
+        return f"at most {format_usd(max_cost_usd)} (max_cost)"
+    return "no max_cost" if pool is None else f"no max_cost, within the caps of pool {Path(pool).name}"
 
 
 def _planned(

@@ -147,7 +147,7 @@ def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None
             require_money(Path(path), left_usd, left_s, "the rest of it")
         if rented:
             told = f"{format_usd(spent.cost_usd)} spent, about {format_usd(left_usd)} more"
-            confirm_bill(f"{bound_of(observed.max_cost_usd)}, {told}", "go on", yes=yes)
+            confirm_bill(f"{bound_of(observed.max_cost_usd, path)}, {told}", "go on", yes=yes)
 
 
 def live_view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:
@@ -250,7 +250,8 @@ def profile(
     entrypoint = find_entrypoint(experiment, search_path, table)
     announce_device(experiment, _announce)
     if experiment.resources.kind.is_rented:
-        confirm_bill(f"{bound_of(experiment.constraints.max_cost_usd)} for measuring", "measure", yes=yes)
+        bound = bound_of(experiment.constraints.max_cost_usd, experiment.resources.pool)
+        confirm_bill(f"{bound} for measuring", "measure", yes=yes)
     with cancel_on_signals() as cancelled, pledged(experiment, folder) as held:
         measured = measure_profile(
             experiment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -21,7 +22,7 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
 from rubberband.app import check, run
 from rubberband.app import pool as pools
-from rubberband.app.allowance import committed_usd, pledged, require_runnable
+from rubberband.app.allowance import committed_usd, pledged, require_image, require_runnable
 from rubberband.app.estimating import estimate
 from rubberband.app.pool import bring_up
 from rubberband.app.run import tune
@@ -36,6 +37,7 @@ from rubberband.errors import Cancelled, InfeasibleError, InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.observed import Observed
+from rubberband.executor.session import cancel_on_signals
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
 from rubberband.spec.pool import PoolFile, PoolFolder
@@ -245,6 +247,17 @@ def test_the_answer_no_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
         common.confirm_bill("at most 1.00 USD", "run", yes=False)
 
 
+def test_a_signal_ends_the_question_also_where_the_command_only_notes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    Asked(monkeypatch, True)
+    monkeypatch.setattr(common.typer, "confirm", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    with cancel_on_signals() as cancelled:
+        with pytest.raises(Cancelled, match="nothing was rented"):
+            common.confirm_bill("at most 1.00 USD", "run", yes=False)
+        assert not cancelled()
+        signal.raise_signal(signal.SIGINT)
+        assert cancelled(), "from then on it is as before"
+
+
 def bills(home: Path, *, max_cost: float | None = 5, profile: bool = True, **changes: Any) -> list[str]:
     """What a run asks before it begins."""
     asked = words(max_cost, **changes) | ({} if profile else {"profile": None})
@@ -320,6 +333,23 @@ def test_a_pool_is_asked_for_only_with_a_cap_and_within_the_policy(home: Path, m
         policy(home, limit)
         with refused(message):
             up(**caps)
+
+
+@pytest.mark.parametrize(
+    ("limit", "cost_usd", "message"),
+    [
+        ("instance_types: [p*]", 0.5, "instance_types of policy.yaml: 'g4dn.xlarge'"),
+        ("max_usd_per_run: 0.4", 0.5, "max_usd_per_run of policy.yaml: the cost of the builder is 0.50 USD, more than"),
+        ("max_usd_per_run: 0.4", None, "max_usd_per_run of policy.yaml: the price of a g4dn.xlarge is not known"),
+        ("max_usd_per_month: 0.4", 0.5, "max_usd_per_month of policy.yaml: 0.00 USD of 0.40 USD are spent or may be"),
+    ],
+)
+def test_an_image_is_built_within_the_policy(home: Path, limit: str, cost_usd: float | None, message: str) -> None:
+    resources = Experiment(**words()).resources
+    require_image(resources, home, "g4dn.xlarge", cost_usd)
+    policy(home, limit)
+    with refused(message):
+        require_image(resources, home, "g4dn.xlarge", cost_usd)
 
 
 # The month.
