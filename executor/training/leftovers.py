@@ -126,11 +126,11 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     ),
     "warnings": (lambda: list(warnings.filters), _filter_warnings),
     "logging": (lambda: (logging.root.manager.disable, logging.root.level, list(logging.root.handlers)), _log_to),
-    "signals": (_handlers, _handle),
-    "alarm": (
+    "alarm": (  # before its handler: without one it ends the process
         lambda: signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0),
         lambda is_set: is_set or signal.setitimer(signal.ITIMER_REAL, 0.0),
     ),
+    "signals": (_handlers, _handle),
     "timeout of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "depth of recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
 }

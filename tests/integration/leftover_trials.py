@@ -52,6 +52,7 @@ def leave_everything() -> None:
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
     os.environ["RUBBERBAND_LEFT"] = "1"
     os.environ.pop("HOME", None)
+    os.environ["PATH"] = folder
     os.chdir(folder)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -118,6 +120,20 @@ def test_a_copy_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = GpuRows(data, residence())
     assert rows._residence.rows(data.tensors, PART) is None
     assert torch.equal(rows.load(PART, lambda indices: indices)[1], data.tensors[1][PART])
+
+
+def test_memory_that_is_being_filled_is_not_given_back() -> None:
+    there = residence()
+    filled: Future[None] = Future()
+    there._pool = SimpleNamespace(submit=lambda *_: filled, shutdown=lambda: None)
+    assert there.rows([torch.ones(10)], PART) is None
+    leaves = threading.Thread(target=there.leave, daemon=True)
+    leaves.start()
+    leaves.join(0.05)
+    assert there._copies
+    filled.set_result(None)
+    leaves.join(10.0)
+    assert not there._copies
 
 
 def ahead(parts: list[Any]) -> Iterator[Part]:

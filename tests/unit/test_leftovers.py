@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import socket
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -49,7 +51,9 @@ def spoil(folder: str) -> None:
 
 def seen() -> Any:
     settings_of_python = {name: get() for name, (get, _) in _SETTINGS.items()}
-    return _noted(_SWITCHES), settings_of_python, dict(os.environ), Path.cwd(), dist.is_initialized()
+    hooks = len(torch.nn.modules.module._global_forward_hooks)
+    lists = list(logging.root.handlers), list(warnings.filters), hooks  # copies, whatever is noted
+    return _noted(_SWITCHES), settings_of_python, lists, dict(os.environ), Path.cwd(), dist.is_initialized()
 
 
 def function(config: dict[str, Any]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +13,8 @@ import pytest
 from rubberband.app.run import announce_device
 from rubberband.cloud.local import gpus
 from rubberband.cloud.local.gpus import find_gpus, free_gpus, gpus_to_share, holder, one_taken, take, visible_ids
-from rubberband.errors import InputError
+from rubberband.cloud.local.provider import LocalProvider
+from rubberband.errors import InputError, ProviderError
 from rubberband.file_systems import SHARED, try_lock
 from rubberband.values.offer import Offer
 from tests.builders.experiments import experiment
@@ -249,3 +253,44 @@ def test_torch_is_asked_again_after_a_boot(machine: FakeGpus, tmp_path: Path, mo
         (tmp_path / "boot").write_text(boot)
         machine.torch(*seen)
         assert find_gpus().ids == seen
+
+
+@pytest.fixture
+def provider(machine: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalProvider]:
+    """One that starts no process."""
+    opened = LocalProvider("run", tmp_path / "run", 2, devices=(A, B, C), token_path=tmp_path / "token")
+    monkeypatch.setattr(opened._head, "ensure", lambda **_: SimpleNamespace(address="127.0.0.1:1"))
+    yield opened
+    opened.close()
+
+
+def test_an_instance_takes_all_of_its_gpus_or_none(provider: LocalProvider, tmp_path: Path) -> None:
+    others = [take(gpu, "another", tmp_path / "another") for gpu in (A, C)]
+    with pytest.raises(ProviderError, match=r"1 of this machine's 3 GPUs are free \(another has others\)"):
+        provider.launch("a")
+    assert holder(B) is None
+    for each in others:
+        assert each is not None
+        each.close()
+
+
+def test_a_launch_that_is_repeated_takes_the_same_gpus(
+    provider: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record names them: its first process may never have begun."""
+    held: list[list[str]] = []
+    monkeypatch.setattr(provider._guards, "spawn", lambda *_: held.append([gpu for gpu in (A, B, C) if holder(gpu)]))
+    for _ in range(2):
+        provider.launch("a")
+    assert held == [[A, B], [A, B]]
+
+
+def test_a_gpu_is_waited_for_while_its_instance_ends(machine: FakeGpus, tmp_path: Path) -> None:
+    before = take(A, "ending", tmp_path)
+    assert before is not None
+    ends = threading.Timer(0.1, before.close)
+    ends.start()
+    taken = take(A, "next", tmp_path, 10.0)
+    ends.join()
+    assert taken is not None
+    taken.close()
