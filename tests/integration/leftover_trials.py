@@ -40,7 +40,7 @@ def leave_everything() -> None:
     torch.set_warn_always(True)
     torch.multiprocessing.set_sharing_strategy("file_system")
     multiprocessing.set_start_method("spawn")
-    warnings.simplefilter("error")
+    warnings.simplefilter("error", UserWarning)
     logging.disable(logging.CRITICAL)
     logging.root.addHandler(logging.NullHandler())
     socket.setdefaulttimeout(3.0)

@@ -130,7 +130,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="executor/training/run.py",
         old="            if saves:\n                runner.meet()",
         new="",
-        tests=(_WAITS,),
+        tests=("tests/unit/test_meetings.py",),
     ),
     Mutant(
         name="forked-processes-keep-life-lines",

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
+_FILL = "take.fill(self._room(take.size_bytes))"
+_MARK = """if self._device.type == "cuda":
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+"""
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="evaluate-keeps-casts",
@@ -121,8 +127,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-copy-is-marked-before-it-is-made",
         harm="a checkpoint of a GPU is written before its copy is there, and holds the one before",
         file="executor/training/host_copy.py",
-        old="            self._copied.record()\n        return copied",
-        new="            self._copied.record()\n        take.fill(self._room(take.size_bytes))\n        return copied",
+        old=f"        {_FILL}\n        {_MARK}",
+        new=f"        {_MARK}        {_FILL}\n",
         tests=("tests/unit/test_checkpoints_behind.py",),
     ),
     Mutant(
@@ -188,5 +194,13 @@ MUTANTS: tuple[Mutant, ...] = (
         old="leave_group(self._device, in_order=False)",
         new="c10d.destroy_process_group()",
         tests=("tests/unit/test_leftovers.py",),
+    ),
+    Mutant(
+        name="load-best-moves-generators",
+        harm="load_best(device=) of a trial that keeps the state of a generator fails",
+        file="executor/training/restoring.py",
+        old='content.get("trial_on_host", ())',
+        new="()",
+        tests=("tests/unit/test_restoring_devices.py",),
     ),
 )

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
 import warnings
 import weakref
@@ -132,6 +133,19 @@ def test_a_step_of_putting_back_that_fails_keeps_no_other_away(monkeypatch: pyte
     monkeypatch.setattr(left, "_put_environment", fails)
     left.close()
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_an_alarm_that_a_trial_leaves_finds_a_handler_until_it_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    alarms: list[tuple[float, float]] = []
+    signal.setitimer(signal.ITIMER_REAL, 0.0)  # pytest's own
+    real, left = signal.signal, Leftovers("cpu")
+    signal.setitimer(signal.ITIMER_REAL, 3600.0)
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    monkeypatch.setattr(
+        signal, "signal", lambda *handled: [alarms.append(signal.getitimer(signal.ITIMER_REAL)), real(*handled)][1]
+    )
+    left.close()
+    assert set(alarms) == {(0.0, 0.0)}
 
 
 def test_a_group_of_gpus_that_a_trial_leaves_is_aborted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

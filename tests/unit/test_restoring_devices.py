@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import rubberband
 from rubberband.executor.checkpoints import open_store
+from rubberband.executor.training import restoring
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.loop import TorchRunner
 from rubberband.executor.training.parameters import on_device, on_host
@@ -117,6 +119,15 @@ def test_a_trial_s_own_tensors_are_where_it_had_them(tmp_path: Path) -> None:
     assert trial.generator.get_state().device.type == "cpu"
     rate = runner._optimizers.members[0].param_groups[0]["lr"]
     assert rate.device == META, "as it was built"
+
+
+def test_a_trial_that_is_loaded_for_a_gpu_keeps_its_generators_in_host_memory(tmp_path: Path) -> None:
+    config = {"optimizer": "SGD"}
+    found: Any = SimpleNamespace(iterations=1, configuration=config)
+    payload = trained(Keeps, config, tmp_path, trial_on_host=[1])
+    trial: Any = restoring._torch(found, Keeps, payload, "meta")
+    assert trial.average.device == META
+    assert trial.generator.get_state().device.type == "cpu"
 
 
 class Kept:
