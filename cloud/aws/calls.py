@@ -50,6 +50,23 @@ class NodeStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Capacity of one type in one zone that the account has reserved, as EC2 describes it."""
+
+    reservation_id: str
+    zone: str
+    instances: int
+    """All of them, used or not."""
+    is_block: bool
+    """Whether it is a capacity block, which is paid for in advance."""
+    state: str
+    """`active`, `scheduled`, `expired`, …"""
+    begins_at: float
+    ends_at: float | None
+    """Unix time; None: open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
     """Launch parameters that all instances of an experiment share."""
 
@@ -66,6 +83,8 @@ class Machines:
     """Device name of the image's root volume."""
     further_disks: tuple[str, ...] = ()
     """Device names of the image's volumes beside the root."""
+    reservation: Reservation | None = None
+    """Capacity in which instances on demand are launched; then `subnets` has its zone alone."""
     user_data: Callable[[NodeStart], str]
     """Returns the boot script of an instance: always the same text for the same arguments."""
 
@@ -179,6 +198,11 @@ def launch_request(
     request["SubnetId"] = machines.subnets[choice.zone]
     if choice.placement_group is not None:
         request["Placement"] = {"GroupName": choice.placement_group}
+    if choice.market == "on_demand" and machines.reservation is not None:
+        target = {"CapacityReservationId": machines.reservation.reservation_id}
+        request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
+        if machines.reservation.is_block:
+            request["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
     if choice.market == "spot":
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         if choice.on_demand_usd_per_hour > 0.0:

@@ -36,7 +36,8 @@ _CAPACITY = frozenset(
     {
         "InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity",
         "InsufficientReservedInstanceCapacity", "InsufficientFreeAddressesInSubnet", "InsufficientAddressCapacity",
-        "InsufficientVolumeCapacity", "SpotMaxPriceTooLow", "Unsupported", "UnfulfillableCapacity",
+        "InsufficientVolumeCapacity", "ReservationCapacityExceeded", "SpotMaxPriceTooLow", "Unsupported",
+        "UnfulfillableCapacity",
     }
 )  # fmt: skip
 _QUOTA = frozenset(
@@ -201,6 +202,7 @@ _REMEDIES = (
     ("InvalidSubnet", "correct resources.aws.subnets"),
     ("InvalidGroup", "correct resources.aws.security_group"),
     ("InvalidSecurityGroup", "correct resources.aws.security_group"),
+    ("InvalidCapacityReservation", "correct resources.aws.reservation, or leave it out"),
     ("InvalidKeyPair", "correct resources.aws.key_name, or leave it out"),
     ("PendingVerification", "AWS verifies new accounts for some hours; try again then"),
     ("ParameterNotFound", "correct the ssm: parameter of resources.aws.image"),

@@ -77,7 +77,7 @@ class Choices:
         if place not in self._clusters:
             session, found = self._fleet.session, None
             try:
-                if type_facts(session, choice.instance_type).clusters:
+                if self._machines.reservation is None and type_facts(session, choice.instance_type).clusters:
                     found = ensure_cluster(session, self._machines.owner, choice.zone, choice.instance_type)
             except FAILURES as error:
                 _log.warning("instances of trials that span them are not placed close together: %s", explain(error))

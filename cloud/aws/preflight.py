@@ -35,6 +35,7 @@ from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, ensure_cluster, own_address, own_place
 from rubberband.cloud.aws.provider import check_lease
 from rubberband.cloud.aws.quota import quotas
+from rubberband.cloud.aws.reservations import check_size, check_time, reservation_of
 from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.aws.s3 import PACKAGES, is_bucket, owner_words, place_in, trouble
 from rubberband.cloud.aws.side_costs import ways_out
@@ -224,9 +225,13 @@ def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:
         yield "install: none, and no image of your own: instances boot Amazon's, which does not have rubberband"
     for offer in offers:
         yield from _look_at_type(checks, offer)
+        if held := reservation_of(checks.session, words.reservation, offer.instance_type):
+            check_size(held, checks.resources)
+            yield from check_time(held, time.time())
     if checks.on_head:
         yield from _look_at_driver(checks, offers[0].instance_type)
-    yield from _look_at_quota(checks, [offer.instance_type for offer in offers])
+    if words.reservation is None:  # what is reserved counts against the quota already
+        yield from _look_at_quota(checks, [offer.instance_type for offer in offers])
     if checks.on_head or checks.resources.checkpoints is None or is_bucket(checks.resources.checkpoints):
         yield from check_store(checks.session, checks.resources)  # a network mount is there on the head only
     for offer in offers:
@@ -283,7 +288,8 @@ def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:
     for market in checks.markets:
         _dry_run(checks.session, machines, offer, market)
     most_gpus = checks.resources.gpus_per_trial.max
-    if checks.resources.max_instances > 1 and (most_gpus is None or most_gpus > offer.gpus):
+    may_span = checks.resources.max_instances > 1 and (most_gpus is None or most_gpus > offer.gpus)
+    if may_span and machines.reservation is None:
         # A trial may span instances, which are then launched into a cluster placement group.
         zone = next(iter(machines.subnets))
         ensure_cluster(checks.session, words.owner, zone, offer.instance_type, only_try=True)

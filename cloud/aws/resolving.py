@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,11 @@ from typing import Literal
 
 from rubberband.cloud.aws import wheel
 from rubberband.cloud.aws.boot import Boot, Installation, brings_the_package, installation, words_of, worker_script
-from rubberband.cloud.aws.calls import AwsSession, Machines, NodeStart
+from rubberband.cloud.aws.calls import AwsSession, Machines, NodeStart, Reservation
 from rubberband.cloud.aws.errors import in_one_line
 from rubberband.cloud.aws.images import built_image, find_image, root_volume_gb, type_facts
 from rubberband.cloud.aws.network import OwnInstance, check_group, choose_subnets, ensure_group, own_place
+from rubberband.cloud.aws.reservations import reservation_of
 from rubberband.cloud.aws.s3 import Packages
 from rubberband.cloud.aws.token import publish_token, token_parameter
 from rubberband.cloud.aws.wheel import constraints, sent
@@ -60,6 +61,9 @@ def resolve(
         plain = words.image is None and not facts.gpus and installs and own is None
         volume_gb = root_volume_gb(words.volume_gb, image, plain=plain)
         vpc, subnets = choose_subnets(session, words.subnets, instance_type, place)
+        held = None if builds else reservation_of(session, words.reservation, instance_type)
+        if held is not None:
+            subnets = _in_zone(subnets, held)
         group = security_group(session, words, vpc, sleep)
         publish_token(session, words.owner, token_path)
     boot = Boot(
@@ -81,6 +85,7 @@ def resolve(
         volume_gb=volume_gb,
         root_device=image.root_device,
         further_disks=image.further_disks,
+        reservation=held,
         user_data=partial(_script, packages, boot),
     )
 
@@ -89,6 +94,16 @@ def _script(packages: Packages, boot: Boot, start: NodeStart) -> str:
     """Return the boot script of an instance, whose packages are in the bucket."""
     packages.renew()
     return worker_script(boot, start)
+
+
+def _in_zone(subnets: Mapping[str, str], held: Reservation) -> dict[str, str]:
+    """Return the subnet in a reservation's zone. Raises InputError without one."""
+    if held.zone not in subnets:
+        raise InputError(
+            f"resources.aws.subnets: {held.reservation_id} is in {held.zone}, and the subnets are in "
+            f"{', '.join(subnets)}; add a subnet in {held.zone}"
+        )
+    return {held.zone: subnets[held.zone]}
 
 
 def security_group(session: AwsSession, words: Aws, vpc: str, sleep: Callable[[float], None] = time.sleep) -> str:

@@ -134,12 +134,15 @@ def _offered(pool: PoolFile, home: Path, announce: Callable[[str], None]) -> Off
     require_capped(pool)
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.preflight import preflight, sign_in
+    from rubberband.cloud.aws.reservations import reservation_of, with_reservation
     from rubberband.cloud.aws.side_costs import with_side_facts
 
     try:
         session = open_aws(resources.region)
         sign_in(session)
         table = with_side_facts(live_table(resources, home, session=session), session, resources)
+        if held := reservation_of(session, resources.aws.reservation, types_of(resources)[0]):
+            table = with_reservation(table, held, resources)
         found = offer(resources, table=table)
         for note in (*table.notes, *preflight(resources, [found], session=session)):
             announce(note.replace("resources.", ""))

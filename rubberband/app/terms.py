@@ -26,7 +26,7 @@ from rubberband.app.cases import (
     with_start_times,
 )
 from rubberband.cloud.catalogue import Table, offers, price_source, row_source, spot_source, types_of
-from rubberband.cloud.prices import live_table
+from rubberband.cloud.prices import LiveTable, live_table
 from rubberband.errors import InputError, ProviderError
 from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions, bill_lines
 from rubberband.planner.estimate import Beside, Case, Estimate, Nearest, estimate_plan
@@ -59,6 +59,8 @@ class Terms:
     """Measured start times of instances on this machine; None for other providers, or before a first run."""
     notes: tuple[str, ...] = ()
     """Remarks on these: stale prices, quotas. Every screen of an estimate shows them."""
+    blocks: Callable[[Estimate], str | None] | None = None
+    """Returns the remark that compares a plan on demand with a capacity block on offer; None without EC2's offers."""
     month_cap: MonthCap | None = None
     """The cap of the experiment's pool on a month's bill, and what is spent of it; None without a cap."""
 
@@ -90,6 +92,8 @@ class EstimateAnswer:
     """The lines of the plan's bill, which add up to its (mean) cost."""
     size: Size | None = None
     """Set if the search was sized to the limits."""
+    blocks: tuple[str, ...] = ()
+    """The one of `notes` that compares the plan with a capacity block; empty without."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `rubberband estimate -o json` prints."""
@@ -139,6 +143,8 @@ def answer(
         best = with_remedies(best, experiment, cases_of, clock=clock, most_usd=most_usd)
     if sized is not None and sized.number is None:
         best = _unsized(best, sized)
+    block = None if terms.blocks is None else terms.blocks(best)
+    blocks = () if block is None else (block,)
     return EstimateAnswer(
         estimate=best,
         assumptions=assumptions(best, _bases(written, best.case, terms.table, seen)),
@@ -149,10 +155,12 @@ def answer(
             *_planned_notes(best, experiment, found),
             *_notes(experiment, best.case, terms.table),
             *terms.notes,
+            *blocks,
             *_cap_notes(best, terms, now),
         ),
         bill=bill_lines(best),
         size=sized,
+        blocks=blocks,
     )
 
 
@@ -334,6 +342,8 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
     from rubberband.cloud.aws.side_costs import with_side_facts
 
     beside = with_side_facts(table, session, resources)
+    if resources.aws.reservation is not None:
+        return _reserved(session, experiment, beside)
     stale = tuple(
         f"AWS prices are not available ({note}); earlier ones, or the catalogue's, are used instead."
         for note in table.notes
@@ -343,7 +353,41 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
         raise InputError(f"resources.instance_type: {rooms[0].refusal(resources.max_instances)}")
     notes = (f"{room.note()}{_consequence(room, rooms, resources.max_instances)}." for room in rooms)
     beside_notes = beside.notes[len(table.notes) :]
-    return Terms(table=beside, room=_room(rooms), notes=(*stale, *beside_notes, *unknown, *notes))
+    return Terms(
+        table=beside,
+        room=_room(rooms),
+        notes=(*stale, *beside_notes, *unknown, *notes),
+        blocks=lambda found: _block_note(session, found),
+    )
+
+
+def _reserved(session: AwsSession, experiment: Experiment, table: LiveTable) -> Terms:
+    """Return the terms of capacity that the user has reserved; no quota limits it further.
+
+    Raises InputError if it cannot be used as the experiment asks.
+    """
+    from rubberband.cloud.aws.errors import in_one_line
+    from rubberband.cloud.aws.reservations import check_size, check_time, reservation_of, with_reservation
+
+    resources, now = experiment.resources, time.time()
+    with in_one_line():
+        held = reservation_of(session, resources.aws.reservation, types_of(resources)[0])
+    assert held is not None, "the experiment names one"
+    check_size(held, resources)
+    deadline_s = experiment.constraints.deadline_from(now)
+    notes = [*check_time(held, now, None if deadline_s is None else now + deadline_s)]
+    priced = with_reservation(table, held, resources)
+    return Terms(table=priced, notes=tuple(f"{note}." for note in (*priced.notes, *notes)))
+
+
+def _block_note(session: AwsSession, found: Estimate) -> str | None:
+    if found.job is None or found.prediction is None:
+        return None
+    from rubberband.cloud.aws.reservations import block_note
+
+    rent_usd = sum(line.usd for line in bill_lines(found) if line.line == "instances")
+    most = max(stage.instances for stage in found.job.plan.stages)
+    return block_note(session, found.offer.instance_type, most, found.prediction.jct_s, rent_usd)
 
 
 def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], None], *, on_head: bool = True) -> Terms:
@@ -366,6 +410,8 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], No
     found = preflight(resources, offers(resources, table=table), session=session, on_head=on_head)
     for note in (*table.notes, *found):
         announce(note)
+    if resources.aws.reservation is not None:
+        return _reserved(session, experiment, table)
     return Terms(table=table, room=_room(quotas(session, types_of(resources), MARKETS)))
 
 

@@ -197,7 +197,7 @@ def _show(asked: _Options) -> None:
         print_json(found.to_json() | ({} if compared is None else {"comparison": compared}))
     else:
         closing = _next(asked, found.estimate, found.size, experiment.resources.provider)
-        _print(asked, found, lines, listed, num_tables, terms.notes, closing)
+        _print(asked, found, lines, listed, num_tables, (*terms.notes, *found.blocks), closing)
     if not found.estimate.feasible:
         raise _infeasible(found.estimate)
 

@@ -95,6 +95,9 @@ class Aws(Words):
     """Subnets in the order of attempts, one per zone. By default those of the driver's VPC."""
     security_group: Annotated[str, Field(pattern="^sg-")] | None = None
     """By default a new one in the VPC, with ingress from itself only."""
+    reservation: Annotated[str, Field(pattern="^cr-[0-9a-f]+$")] | None = None
+    """A capacity reservation or a capacity block of this account (`cr-…`) in which instances are launched, on demand.
+    RubberBand never buys one."""
     key_name: Annotated[str, Field(min_length=1)] | None = None
     """An SSH key pair; by default none."""
     worker_profile: Annotated[str, Field(min_length=1)] = "rubberband-worker"
@@ -187,6 +190,14 @@ class Resources(Words):
         if not isinstance(types, list | tuple) or len(types) != 1:
             return data
         return {**{key: value for key, value in data.items() if key != "instance_types"}, "instance_type": types[0]}
+
+    @model_validator(mode="after")
+    def _reserved(self) -> Resources:
+        if self.aws.reservation is not None and self.market == "spot":
+            raise fault("spot instances are not launched in a reservation; set market: on_demand", at="market")
+        if self.aws.reservation is not None and self.instance_types is not None:
+            raise fault("a reservation is of one type; keep that one", at="instance_types")
+        return self
 
     @model_validator(mode="after")
     def _several_types(self) -> Resources:

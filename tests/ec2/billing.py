@@ -166,6 +166,8 @@ def _line(instance: Instance, now: float, spot: SpotMarket) -> BillLine:
 
 
 def _cost_usd(instance: Instance, until: float, billed_s: float, spot: SpotMarket) -> float:
+    if instance.is_prepaid:
+        return 0.0
     if instance.market != "spot":
         return billed_s / HOUR_S * instance.price_usd_per_hour
     interrupted = instance.state_reason == SPOT_TERMINATION and until == instance.ended_at

@@ -86,6 +86,12 @@ class Instance:
     nat_gb: float = 0.0
     """What it gets through a NAT gateway."""
     placement_group: str | None = None
+    reservation: str = ""
+    """Capacity reservation that was asked for."""
+    is_prepaid: bool = False
+    """Whether it is of a capacity block: it costs no rent."""
+    block_ends_at: float | None = None
+    """When EC2 ends it, as its block ends."""
     max_price: str | None = None
     spot_request_id: str | None = None
     lease_until: float | None = None
@@ -151,6 +157,7 @@ class Instance:
                 (self.lease_until, INSTANCE_INITIATED),
                 (self.hard_stop_at, INSTANCE_INITIATED),
                 (self.guard_at, USER_INITIATED),
+                (self.block_ends_at, "Server.ScheduledStop"),
             )
             if at is not None and at <= now and (reason != INSTANCE_INITIATED or now >= self.running_at)
         ]
@@ -207,6 +214,10 @@ class Instance:
         if self.market == "spot":
             described["InstanceLifecycle"] = "spot"
             described["SpotInstanceRequestId"] = self.spot_request_id
+        if self.is_prepaid:
+            described["InstanceLifecycle"] = "capacity-block"
+        if self.reservation:
+            described["CapacityReservationId"] = self.reservation
         if self.state_reason:
             message = f"{self.state_reason}: {REASONS.get(self.state_reason, 'ended')}"
             described["StateReason"] = {"Code": self.state_reason, "Message": message}

@@ -11,7 +11,7 @@ from typing import Any
 from tests.ec2.faults import FakeError
 from tests.ec2.instance import Behavior, Market
 from tests.ec2.machine_types import FREE_PLAN, MachineType
-from tests.ec2.world import ACCOUNT, Group, Image, Subnet, World
+from tests.ec2.world import ACCOUNT, Group, Image, Reservation, Subnet, World
 
 USER_DATA_BYTES = 16_384
 DEFAULT_TYPE = "t3.micro"
@@ -39,6 +39,7 @@ class Order:
     market: Market
     max_price: str | None
     placement_group: str | None
+    reservation: Reservation | None
     profile: str | None
     key_name: str | None
     user_data: str
@@ -73,6 +74,7 @@ def order_of(world: World, params: Mapping[str, Any], now: float) -> Order:
         market=market,
         max_price=max_price,
         placement_group=_placement_group(world, params, machine),
+        reservation=_reservation(world, params, machine, subnet, now),
         profile=_profile(world, params.get("IamInstanceProfile", {})),
         key_name=_key(world, params.get("KeyName")),
         user_data=_user_data(params.get("UserData", "")),
@@ -229,6 +231,30 @@ def _placement_group(world: World, params: Mapping[str, Any], machine: MachineTy
         message = f"{strategy.capitalize()} placement groups are not supported by the '{machine.name}' instance type."
         raise FakeError("InvalidParameterCombination", message)
     return str(name)
+
+
+def _reservation(
+    world: World, params: Mapping[str, Any], machine: MachineType, subnet: Subnet, now: float
+) -> Reservation | None:
+    asked = params.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+    block_market = params.get("InstanceMarketOptions", {}).get("MarketType") == "capacity-block"
+    if not asked:
+        if block_market:
+            raise FakeError("MissingParameter", "You must specify a Capacity Reservation ID for a Capacity Block.")
+        return None
+    name = asked.get("CapacityReservationId", "")
+    if name not in world.reservations:
+        raise FakeError("InvalidCapacityReservationId.NotFound", f"The capacity reservation '{name}' does not exist")
+    found = world.reservations[name]
+    if (found.instance_type, found.zone) != (machine.name, subnet.zone):
+        raise FakeError("InvalidParameterValue", f"The attributes of {name} do not match those of the launch.")
+    if (found.kind == "capacity-block") != block_market:
+        raise FakeError("InvalidParameterCombination", f"The market type does not match that of {name}.")
+    if params.get("Placement", {}).get("GroupName"):
+        raise FakeError("InvalidParameterCombination", f"{name} is not in the placement group.")
+    if found.state(now) != "active":
+        raise FakeError("InvalidCapacityReservationState", f"{name} is {found.state(now)}.")
+    return found
 
 
 def _profile(world: World, asked: Mapping[str, str]) -> str | None:

@@ -69,6 +69,8 @@ def _touched(world: World, order: Order) -> list[tuple[str, Keys]]:
     if order.placement_group is not None:
         tags = world.placement_groups[order.placement_group].tags
         touched.append((arn(world, f"placement-group/{order.placement_group}"), resource_tags(tags)))
+    if order.reservation is not None:
+        touched.append((arn(world, f"capacity-reservation/{order.reservation.reservation_id}"), {}))
     if order.key_name is not None:
         touched.append((arn(world, f"key-pair/{order.key_name}"), {}))
     if "spot-instances-request" in order.tags:

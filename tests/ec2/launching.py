@@ -12,7 +12,7 @@ from tests.ec2.launch_order import Order, order_of, profile_arn
 from tests.ec2.launch_rights import check_launch
 from tests.ec2.quota_codes import quota_code
 from tests.ec2.request import Operation, Request
-from tests.ec2.world import ACCOUNT, World, drawn
+from tests.ec2.world import ACCOUNT, BLOCK_ENDS_S, Reservation, World, drawn
 
 
 def run_instances(request: Request) -> dict[str, Any]:
@@ -69,6 +69,8 @@ def _granted(world: World, order: Order, now: float, has: int | None) -> int:
     if not world.offers(order.machine, order.subnet.zone):
         raise _unsupported(world, order)
     _check_bid(world, order, now)
+    if order.reservation is not None:
+        return _reserved(world, order, order.reservation)
     at_most = world.quotas_vcpus[quota_code(order.machine.family, order.market)] // order.machine.vcpus
     if order.count > max(1, at_most):  # as the model says of MaxCount: between 1 and the quota
         raise _over_quota(world, order, order.count) or _no_capacity(order)
@@ -79,6 +81,15 @@ def _granted(world: World, order: Order, now: float, has: int | None) -> int:
         if over is None and there and world.cluster_has_capacity(order.placement_group, order.subnet.zone, count):
             return count
     raise over or _no_capacity(order)
+
+
+def _reserved(world: World, order: Order, reservation: Reservation) -> int:
+    """Reserved capacity counts against no quota again."""
+    left = reservation.instances - world.reserved(reservation)
+    if left < order.at_least:
+        message = f"{reservation.reservation_id} does not have sufficient compatible and available capacity."
+        raise FakeError("ReservationCapacityExceeded", message)
+    return min(left, order.count)
 
 
 def _unsupported(world: World, order: Order) -> FakeError:
@@ -145,7 +156,12 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
     spot = order.market == "spot" and not world.ignores_spot
     pending_s = drawn(world.pending_s, world.rng) if fault.pending_s is None else fault.pending_s
     invisible_s = drawn(world.visible_after_s, world.rng) if fault.visible_after_s is None else fault.visible_after_s
+    held = order.reservation
+    block = held if held is not None and held.kind == "capacity-block" else None
     return Instance(
+        reservation="" if held is None else held.reservation_id,
+        is_prepaid=block is not None,
+        block_ends_at=None if block is None or block.ends_at is None else block.ends_at - BLOCK_ENDS_S,
         instance_id=world.new_id("i"),
         reservation_id=reservation_id,
         launch_index=index if world.counts_spot or not spot else 0,

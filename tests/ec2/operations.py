@@ -17,6 +17,7 @@ from tests.ec2.parameters import PARAMETERS
 from tests.ec2.placement_groups import PLACEMENT_GROUPS
 from tests.ec2.price_list import PRICE_LIST
 from tests.ec2.request import Operation
+from tests.ec2.reservations import RESERVATIONS
 from tests.ec2.schedules import SCHEDULES
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -29,6 +30,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **PARAMETERS,
     **ACCOUNTS,
     **PRICE_LIST,
+    **RESERVATIONS,
     **BUCKETS,
     **BUDGETS,
     **IAM,

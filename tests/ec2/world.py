@@ -139,6 +139,30 @@ class PlacementGroup:
     tags: dict[str, str] = field(default_factory=dict)
 
 
+BLOCK_ENDS_S = 1800.0
+"""EC2 ends the instances of a capacity block so long before the block's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Capacity of the account: an on-demand reservation, or a block that was paid for in advance."""
+
+    reservation_id: str
+    instance_type: str
+    zone: str
+    instances: int
+    kind: Literal["default", "capacity-block"] = "default"
+    begins_at: float = 0.0
+    ends_at: float | None = None
+    platform: str = "Linux/UNIX"
+
+    def state(self, now: float) -> str:
+        """As DescribeCapacityReservations has it."""
+        if now < self.begins_at:
+            return "scheduled"
+        return "expired" if self.ends_at is not None and now >= self.ends_at else "active"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Machines that share a limit; None stands for any."""
@@ -213,6 +237,9 @@ class World:
         self.machine_types: dict[str, MachineType] = dict(MACHINE_TYPES)
         self.quotas_vcpus: dict[str, float] = dict.fromkeys(QUOTAS, DEFAULT_VCPUS)
         self.capacity: dict[Pool, int] = {}
+        self.reservations: dict[str, Reservation] = {}
+        self.block_usd_per_hour: dict[str, float] = {"p4d.24xlarge": 11.8, "p5.48xlarge": 31.464}
+        """Types that are sold in capacity blocks, and what an instance costs on average."""
         self.placement_groups: dict[str, PlacementGroup] = {}
         self.cluster_capacity: int | None = None
         """Instances that one cluster placement group has room for; None: for any number."""
@@ -351,6 +378,10 @@ class World:
             if pool.holds(instance_type, zone, market)
             for taken in [sum(pool.holds(one.machine_type.name, one.zone, one.market) for one in self.living())]
         )
+
+    def reserved(self, reservation: Reservation) -> int:
+        """Instances that run in a reservation."""
+        return sum(one.reservation == reservation.reservation_id for one in self.living())
 
     def cluster_has_capacity(self, group: str | None, zone: str, instances: int) -> bool:
         """Whether a cluster placement group has room: it is in one zone, that of the instances which are in it."""

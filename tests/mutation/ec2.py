@@ -8,6 +8,7 @@ _MANY = ("tests/unit/test_aws_launching_many.py",)
 _GUARDS = ("tests/unit/test_aws_guards.py",)
 _IMAGES = ("tests/unit/test_own_images.py",)
 _SETUP = ("tests/unit/test_aws_setup.py",)
+_RESERVATIONS = ("tests/unit/test_aws_reservations.py",)
 _RESOLVING = ("tests/unit/test_aws_resolving.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -370,6 +371,46 @@ MUTANTS: tuple[Mutant, ...] = (
         old="        self._guard(builder)\n",
         new="",
         tests=_IMAGES,
+    ),
+    Mutant(
+        name="reservation-that-is-not-asked-for",
+        harm="instances are rented on demand beside a block that is paid for",
+        file="cloud/aws/calls.py",
+        old='        request["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}\n',
+        new="",
+        tests=_RESERVATIONS,
+    ),
+    Mutant(
+        name="block-ends-at-its-end",
+        harm="a deadline in the last half hour of a block is accepted, and EC2 ends the instances before it",
+        file="cloud/aws/reservations.py",
+        old="held.ends_at - (BLOCK_ENDS_S if held.is_block else 0.0)",
+        new="held.ends_at",
+        tests=_RESERVATIONS,
+    ),
+    Mutant(
+        name="block-is-paid-twice",
+        harm="max_cost and the bill count the rent of a block that is paid for",
+        file="cloud/aws/reservations.py",
+        old="    if not held.is_block or name not in rows:",
+        new="    if name:",
+        tests=_RESERVATIONS,
+    ),
+    Mutant(
+        name="more-than-is-reserved",
+        harm="a plan has more instances than the reservation, and misses its deadline",
+        file="cloud/aws/reservations.py",
+        old="    if resources.max_instances > held.instances:",
+        new="    if held.instances < 1:",
+        tests=_RESERVATIONS,
+    ),
+    Mutant(
+        name="reservation-is-free",
+        harm="an on-demand reservation counts as paid for, and its rent passes max_cost",
+        file="cloud/aws/reservations.py",
+        old='shown.get("ReservationType") == "capacity-block"',
+        new='shown.get("ReservationType") is not None',
+        tests=_RESERVATIONS,
     ),
     Mutant(
         name="launches-are-repeated-by-botocore",

@@ -1,0 +1,203 @@
+"""Capacity that the user has reserved: what is launched in it, what it costs, and what is refused before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rubberband.app import terms
+from rubberband.app.terms import answer, live_terms
+from rubberband.cloud.aws import calls, preflight, reservations
+from rubberband.cloud.aws.calls import Reservation
+from rubberband.cloud.aws.preflight import preflight as checked
+from rubberband.cloud.aws.resolving import resolve
+from rubberband.cloud.catalogue import offers
+from rubberband.errors import InputError, NoCapacityError
+from rubberband.spec.experiment import Experiment
+from rubberband.spec.resources import Aws
+from rubberband.values.profile import Profile
+from tests.builders.aws_account import START_AT, Account, offer
+from tests.ec2 import world as ec2
+from tests.fake_ec2 import World, asked
+
+NAME = "cr-0a1b2c3d4e5f60718"
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    account = Account()
+    for module in (terms, preflight):
+        monkeypatch.setattr(module.time, "time", lambda: account.now)
+    monkeypatch.setattr(calls, "open_aws", lambda region: account.session)
+    return account
+
+
+def reserve(world: ec2.World, **words: Any) -> ec2.Reservation:
+    chosen = {"instance_type": "g5.xlarge", "zone": "us-east-1b", "instances": 4, "kind": "capacity-block"}
+    chosen |= {"begins_at": START_AT - 60.0, "ends_at": START_AT + DAY_S}
+    found = ec2.Reservation(reservation_id=NAME, **{**chosen, **words})
+    world.reservations[NAME] = found
+    return found
+
+
+def held(**words: Any) -> Reservation:
+    one = Reservation(
+        reservation_id=NAME,
+        zone="us-east-1b",
+        instances=2,
+        is_block=True,
+        state="active",
+        begins_at=START_AT,
+        ends_at=START_AT + DAY_S,
+    )
+    return replace(one, **words)
+
+
+@pytest.mark.parametrize("kind", ["default", "capacity-block"])
+def test_instances_run_in_the_reservation_and_no_more_than_it_has(tmp_path: Path, kind: str) -> None:
+    world = World(tmp_path)
+    reserve(world.fake.world, kind=kind, instances=2, ends_at=START_AT + 7200.0)
+    world.fake.world.quotas_vcpus = dict.fromkeys(world.fake.world.quotas_vcpus, 0.0)
+    subnet = {"us-east-1b": world.machines.subnets["us-east-1b"]}
+    world.machines = replace(world.machines, reservation=held(is_block=kind == "capacity-block"), subnets=subnet)
+    driver = world.driver(together=True)
+
+    failed = driver.launch_all(["a", "b", "c"])
+
+    assert world.living == ["a", "b"]
+    assert {one.reservation for one in world.fake.living} == {NAME}
+    assert {type(error) for error in failed.values()} == {NoCapacityError}
+    assert {status.zone for status in world.look(driver).values()} == {"us-east-1b"}
+    assert not any("Placement" in call.params for call in asked(world))
+    world.sleep(60.0)
+    world.beat(world.now + 7200.0)
+    world.sleep(3600.0)
+    assert (world.fake.bill().rent_usd == 0.0) == (kind == "capacity-block")
+    assert len(world.living) == 2
+    world.sleep(1860.0)
+    assert (world.living == []) == (kind == "capacity-block"), "EC2 ends them with the block"
+
+
+def test_machines_have_the_reservations_subnet_alone_and_builders_are_not_in_it(account: Account) -> None:
+    reserve(account.fake.world)
+    words = Aws(install="none", reservation=NAME)
+
+    machines = resolve(account.session, words, "g5.xlarge", place=account.place)
+
+    assert list(machines.subnets) == ["us-east-1b"]
+    assert machines.reservation == held(instances=4, begins_at=START_AT - 60.0)
+    assert resolve(account.session, words, "g5.xlarge", place=account.place, builds=True).reservation is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"instance_type": "g4dn.xlarge"}, rf"{NAME} is of g4dn.xlarge, and g5.xlarge is asked for"),
+        ({"platform": "SUSE Linux"}, r"is for SUSE Linux \(default tenancy\)"),
+        ({"instances": 2}, r"max_instances: 4 are more than the 2 instances of"),
+        ({"begins_at": START_AT + 3600.0}, r"begins at 2027-01-15 09:00 UTC; run the experiment then"),
+        ({"ends_at": START_AT - 10.0}, r"is expired; name one that is active"),
+        ({"ends_at": START_AT + 600.0}, r"ends its instances since"),
+        ({"zone": "us-east-1e"}, r"is in us-east-1e, and the subnets are in"),
+        (None, rf"this account has no {NAME} in us-east-1"),
+    ],
+)
+def test_a_reservation_that_does_not_fit_is_refused_before_anything_is_rented(
+    account: Account, words: dict[str, Any] | None, told: str
+) -> None:
+    if words is not None:
+        reserve(account.fake.world, **words)
+    resources = account.resources(aws={"reservation": NAME})
+
+    with pytest.raises(InputError, match=told):
+        checked(resources, [offer()], session=account.session, place=account.place)
+    assert not [call for call in account.fake.calls if call.operation == "RunInstances" and call.took_effect]
+
+
+def test_a_reservation_passes_the_checks_with_no_quota_left(account: Account) -> None:
+    reserve(account.fake.world)
+    account.fake.world.quotas_vcpus = dict.fromkeys(account.fake.world.quotas_vcpus, 0.0)
+    notes = checked(
+        account.resources(aws={"reservation": NAME}), [offer()], session=account.session, place=account.place
+    )
+    assert f"EC2 ends the instances of {NAME} at 2027-01-16 07:30 UTC, in 23h30m" in notes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"market": "spot"}, {"instance_types": ["g5.xlarge", "g4dn.xlarge"], "instance_type": None}],
+)
+def test_spot_and_several_types_do_not_go_with_a_reservation(account: Account, words: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="reservation"):
+        account.resources(aws={"reservation": NAME}, **words)
+
+
+def experiment(account: Account, **words: Any) -> Experiment:
+    resources = account.resources(**words).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return Experiment(
+        name="digits",
+        search={
+            "space": {"lr": [0.1, 0.2]},
+            "scheduler": {"type": "stages", "stages": [{"trials": 8, "iterations": 10}]},
+            "metric": "loss",
+            "mode": "min",
+        },
+        constraints={"deadline": "20h", "max_cost": 5000},
+        resources=resources,
+    )
+
+
+PROFILE = Profile(seconds_per_iteration={1: 600.0, 2: 300.0, 4: 150.0, 8: 80.0})
+
+
+def told(account: Account, home: Path, **words: Any) -> tuple[str, ...]:
+    asked = experiment(account, **words)
+    return answer(asked, PROFILE, live_terms(asked, home), now=account.now, clock=lambda: 0.0).notes
+
+
+def test_a_plan_names_the_price_and_the_window_of_a_block_beside_on_demand(account: Account, tmp_path: Path) -> None:
+    notes = told(account, tmp_path, instance_type="p5.48xlarge", max_instances=2)
+    (note,) = [one for one in notes if "a capacity block" in one]
+    assert "a capacity block of 1 day with" in note
+    assert "from 2027-01-18 11:30 UTC in us-east-1a" in note, "the cheapest, not the next"
+    assert note.startswith("on demand the instances cost ")
+    assert f"costs {31.464 * 24:.2f} USD" in note or f"costs {31.464 * 48:,.2f} USD" in note
+    assert not any("capacity block" in one for one in told(account, tmp_path))
+    assert "PurchaseCapacityBlock" not in account.operations()
+
+
+def test_the_rent_in_a_block_is_paid_and_its_end_bounds_the_deadline(account: Account, tmp_path: Path) -> None:
+    block = reserve(account.fake.world)
+    found = experiment(account, aws={"reservation": NAME})
+    ours = live_terms(found, tmp_path)
+
+    (priced,) = offers(found.resources, table=ours.table)
+    assert (priced.price_usd_per_hour, bool(priced.side_usd_per_hour)) == (0.0, True)
+    estimate = answer(found, PROFILE, ours, now=account.now, clock=lambda: 0.0)
+    assert estimate.estimate.feasible
+    assert "instances" not in {line.line for line in estimate.bill}
+    assert any(f"the rent in {NAME} counts as 0" in note for note in estimate.notes)
+
+    reserve(account.fake.world, kind="default")
+    (usual,) = offers(found.resources, table=live_terms(found, tmp_path).table)
+    assert usual.price_usd_per_hour > 1.0
+    account.fake.world.reservations[NAME] = replace(block, ends_at=START_AT + 20.2 * 3600.0)
+    with pytest.raises(InputError, match=r"before constraints\.deadline; set an earlier deadline"):
+        live_terms(found, tmp_path)
+
+
+def test_blocks_last_days_or_weeks_and_have_certain_sizes(account: Account) -> None:
+    for hours, days in ((1, 1), (23.6, 2), (13 * 24 + 2, 14), (15 * 24, 21)):
+        found = reservations.cheapest_block(account.session, "p5.48xlarge", 3, hours * 3600.0)
+        assert found is not None
+        assert (found.instances, found.duration_s) == (4, days * DAY_S)
+    assert reservations.cheapest_block(account.session, "g5.xlarge", 1, 60.0) is None
+    assert reservations.cheapest_block(account.session, "p5.48xlarge", 65, 60.0) is None
+    assert reservations.cheapest_block(account.session, "p5en.48xlarge", 1, 60.0) is None, "not sold here"
