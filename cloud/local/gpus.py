@@ -83,16 +83,19 @@ class _Seen:
 def find_gpus() -> LocalGpus:
     """Return this machine's NVIDIA GPUs, or MIG instances, that trials can use; none without nvidia-smi."""
     visible = os.environ.get(VISIBLE)
-    if shutil.which("nvidia-smi") is None or (visible is not None and not visible.strip()):
+    if shutil.which("nvidia-smi") is None:
         return LocalGpus()
+    if visible is not None and not visible.strip():
+        return LocalGpus(notes=(f"{VISIBLE}= hides all GPUs",))
     listing, trouble = _listing(["-L"])
     listed = _listed(listing)
     if trouble or not listed:
         remedy = "restart this machine, or install its driver again, until nvidia-smi lists its GPUs"
         return LocalGpus(notes=(f"nvidia-smi fails ({trouble or 'it lists no GPU'}); {remedy}",))
     names = {each: name for gpu in listed for each, name in gpu.items()}
-    named = tuple(names) if visible is None else visible_ids(visible, [tuple(gpu) for gpu in listed])
-    notes = [] if visible is None else _note_of(visible, len(named))
+    ids = [tuple(gpu) for gpu in listed]
+    named = tuple(names) if visible is None else visible_ids(visible, ids)
+    notes = [] if visible is None else _note_of(visible, len(named), ids)
     if named and (seen := _seen(listing, named)) is not None:
         named, note = _seen_of(named, seen)
         notes += note
@@ -130,14 +133,14 @@ def _listed(listing: str) -> list[dict[str, str]]:
 def visible_ids(visible: str, listed: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the ids that CUDA_VISIBLE_DEVICES=`visible` names, of each GPU's ids, as CUDA reads it.
 
-    It has indices of GPUs, or ids or their beginnings. CUDA stops at the first that it does not know, and sees nothing
-    if one is named twice.
+    It has indices of GPUs, or ids or their beginnings; what follows an index is passed over, as in `0;1`. CUDA stops at
+    the first that it does not know, and sees nothing if one is named twice.
     """
     found: list[str] = []
     for word in visible.split(","):
         name = word.strip()
-        if name.isdigit():
-            fitting = list(listed[int(name)][:1]) if int(name) < len(listed) else []
+        if index := re.match(r"\+?([0-9]+)", name):
+            fitting = list(listed[int(index[1])][:1]) if int(index[1]) < len(listed) else []
         else:
             fitting = [each for gpu in listed for each in gpu if name and each.startswith(name)]
         if len(fitting) != 1:
@@ -146,10 +149,17 @@ def visible_ids(visible: str, listed: Sequence[Sequence[str]]) -> tuple[str, ...
     return tuple(found) if len(set(found)) == len(found) else ()
 
 
-def _note_of(visible: str, count: int) -> list[str]:
+def _note_of(visible: str, count: int, listed: Sequence[Sequence[str]]) -> list[str]:
     words = [word.strip() for word in visible.split(",")]
-    if not 0 < count < len(words):
+    if count == len(words):
         return []
+    if not count:
+        why = (
+            "one is named twice"
+            if visible_ids(words[0], listed)
+            else f"CUDA does not know {words[0] or 'an empty name'}"
+        )
+        return [f"{VISIBLE}={visible} hides all GPUs: {why}"]
     return [
         f"{VISIBLE}={visible} gives {counted(count, 'GPU')}: CUDA stops at {words[count] or 'an empty name'}, which it "
         "does not know; leave it out"
@@ -280,7 +290,7 @@ def gpus_to_share(offer: Offer) -> LocalGpus:
         return found
     if not found.ids and found.notes:
         return LocalGpus(notes=tuple(f"trials use the CPU: {note}" for note in found.notes))
-    if not found.ids and (visible is None or shutil.which("nvidia-smi") is None):
+    if not found.ids:
         return LocalGpus()
     there = f"this machine has {len(found.ids)}" if visible is None else f"{VISIBLE}={visible} has {len(found.ids)}"
     more = "" if visible is None else "name more devices, or "

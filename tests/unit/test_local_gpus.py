@@ -55,6 +55,9 @@ def announced(**resources: Any) -> list[str]:
         ("GPU-b,GPU-a", ()),
         ("GPU-b2,GPU-a1", (C, A)),
         ("0,", (A,)),
+        ("0;1", (A,)),
+        ("2gpu,+1", (C, B)),
+        ("²", ()),
     ],
 )
 def test_devices_are_read_as_cuda_reads_them(visible: str, found: tuple[str, ...]) -> None:
@@ -72,14 +75,23 @@ def test_gpus_that_are_not_used_are_reported(machine: FakeGpus, count: int, shar
         assert lines == []
 
 
-@pytest.mark.parametrize(("visible", "count"), [("", 0), ("3", 1), ("-1", 0)])
+@pytest.mark.parametrize(
+    ("visible", "said"),
+    [
+        ("3", "CUDA_VISIBLE_DEVICES=3 has 1; name more devices, or lower"),
+        ("", "trials use the CPU: CUDA_VISIBLE_DEVICES= hides all GPUs"),
+        ("-1", "trials use the CPU: CUDA_VISIBLE_DEVICES=-1 hides all GPUs: CUDA does not know -1"),
+        ("4", "trials use the CPU: CUDA_VISIBLE_DEVICES=4 hides all GPUs: CUDA does not know 4"),
+        ("0,0", "trials use the CPU: CUDA_VISIBLE_DEVICES=0,0 hides all GPUs: one is named twice"),
+    ],
+)
 def test_gpus_that_are_hidden_are_reported(
-    machine: FakeGpus, monkeypatch: pytest.MonkeyPatch, visible: str, count: int
+    machine: FakeGpus, monkeypatch: pytest.MonkeyPatch, visible: str, said: str
 ) -> None:
-    machine.torch(*machine.plain(4)[3 : 3 + count])
+    machine.torch(machine.plain(4)[3])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     (line,) = announced()
-    assert f"CUDA_VISIBLE_DEVICES={visible} has {count}; name more devices, or lower" in line
+    assert said in line
 
 
 def test_a_name_that_cuda_does_not_know_is_said(machine: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
