@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -237,6 +237,20 @@ def _default_device(torch: Any) -> Any:
     return torch.get_default_device() if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) else None
 
 
+def _modes(torch: Any) -> list[Any]:
+    """Return the function modes that were entered, such as `torch.device`'s, without that of the default device."""
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return [mode for mode in torch.overrides._get_current_function_mode_stack() if mode is not default]
+
+
+def _put_modes(torch: Any, modes: Sequence[Any]) -> None:
+    for _ in torch.overrides._get_current_function_mode_stack():
+        torch.overrides._pop_mode()
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    for mode in modes if default is None else (default, *modes):
+        torch.overrides._push_mode(mode)
+
+
 def _autocast_depth(torch: Any) -> int:
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
@@ -262,6 +276,7 @@ _SWITCHES: dict[str, _Switch] = dict(
                 "torch.float32",
             ),
         ),
+        ("modes", _Switch(_modes, _put_modes)),  # the default device's is the lowest one
         (
             "device",
             _Switch(
@@ -289,6 +304,14 @@ _SWITCHES: dict[str, _Switch] = dict(
                 lambda torch, value: torch.set_grad_enabled(value),
                 True,
                 of_thread=True,
+            ),
+        ),
+        (
+            "threads of autograd",
+            _Switch(
+                lambda torch: torch._C._is_multithreading_enabled(),
+                lambda torch, value: torch._C._set_multithreading_enabled(value),
+                True,
             ),
         ),
         (

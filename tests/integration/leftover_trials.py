@@ -24,6 +24,9 @@ from tests.builders.lost_context import cuda_error, lose, use_gpu
 def leave_everything() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
+    torch.device("cpu").__enter__()
+    torch.overrides.BaseTorchFunctionMode().__enter__()
+    torch.autograd.set_multithreading_enabled(False)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_float32_matmul_precision("medium")
     torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True

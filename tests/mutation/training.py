@@ -168,6 +168,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_LEFTOVERS,
     ),
     Mutant(
+        name="device-context-of-another-trial",
+        harm="a trial's tensors are on the device of a `torch.device` that another trial entered and never left",
+        file="executor/training/leftovers.py",
+        old="        torch.overrides._pop_mode()\n",
+        new="        pass\n",
+        tests=_LEFTOVERS,
+    ),
+    Mutant(
         name="failed-trials-stay-on-the-gpu",
         harm="a failed function's model and optimizer stay in the GPU's memory, beside the next trial",
         file="executor/training/leftovers.py",
