@@ -443,8 +443,11 @@ class _Unpickler(pickle.Unpickler):
         self._device = device
 
     def find_class(self, module: str, name: str) -> Any:
-        is_storage = (module, name) == ("torch.storage", "_load_from_bytes") and self._device is not None
-        return self._storage if is_storage else super().find_class(module, name)
+        if self._device is not None and (module, name) == ("torch.storage", "_load_from_bytes"):
+            return self._storage
+        if self._device is not None and (module, name) == ("torch._C", "Generator"):
+            return self._generator
+        return super().find_class(module, name)
 
     def _storage(self, content: bytes) -> Any:
         import torch
@@ -452,6 +455,20 @@ class _Unpickler(pickle.Unpickler):
         assert self._device is not None
         check_device(self._device)
         return torch.load(io.BytesIO(content), map_location=self._device, weights_only=False)
+
+    def _generator(self, device: Any) -> Any:
+        """Return one to set the state of; for a GPU's, one of the CPU with its seed: its state means nothing there."""
+        import torch
+
+        assert self._device is not None
+        if torch.device(device).type in ("cpu", torch.device(self._device).type):
+            return torch.Generator(device)
+
+        class Seeded(torch.Generator):
+            def __setstate__(self, state: Any) -> None:
+                self.manual_seed(state[0])
+
+        return Seeded()
 
 
 def expect(content: Any, kind: str, iterations: int) -> dict[str, Any]:

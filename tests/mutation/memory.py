@@ -36,6 +36,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_results.py::test_tensors_of_a_gpu_are_loaded_where_there_is_none",),
     ),
     Mutant(
+        name="generator-of-a-gpu-not-loaded",
+        harm="load_best() of a function that keeps a generator of a GPU fails on a laptop",
+        file="executor/training/runner.py",
+        old="            return self._generator\n",
+        new="            pass\n",
+        tests=("tests/unit/test_results.py::test_a_generator_of_a_gpu_is_loaded_where_there_is_none_with_its_seed",),
+    ),
+    Mutant(
         name="checkpoint-loaded-onto-the-gpu",
         harm="after each SYNC Adam waits for the GPU twice per parameter in every step",
         file="executor/training/loop.py",

@@ -317,6 +317,35 @@ def test_tensors_of_a_gpu_are_loaded_where_there_is_none(
     assert resumed[-1].metrics == {"loss": 3 * 4.0 * 5.0 if target is weigh else 1 / 15}
 
 
+class OfAGpu:
+    """Is pickled as a generator of a GPU is."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __reduce__(self) -> Any:
+        import torch
+
+        return torch.Generator, (torch.device("cuda"),), (self.seed, 4, torch.zeros(16, dtype=torch.uint8))
+
+
+def draw(config: dict[str, Any]) -> None:
+    import torch
+
+    while True:
+        state = {"on_gpu": OfAGpu(config["start"]), "on_cpu": torch.Generator().manual_seed(3)}
+        rubberband.report({"loss": 1.0}, checkpoint=state)
+
+
+def test_a_generator_of_a_gpu_is_loaded_where_there_is_none_with_its_seed(tmp_path: Path) -> None:
+    import torch
+
+    best = trained(draw, tmp_path, start=10).load_best(draw)
+    assert best["on_gpu"].device.type == "cpu"
+    assert best["on_gpu"].initial_seed() == 10
+    assert torch.equal(best["on_cpu"].get_state(), torch.Generator().manual_seed(3).get_state())
+
+
 def test_a_lost_checkpoint_is_not_a_store_that_is_away(tmp_path: Path) -> None:
     result = trained(Counter, tmp_path / "store", start=1)
     for file in (tmp_path / "store").glob("*.ckpt"):
