@@ -294,4 +294,12 @@ MUTANTS: tuple[Mutant, ...] = (
         new="        path.unlink()",
         tests=("tests/unit/test_fetching.py",),
     ),
+    Mutant(
+        name="the-first-worker-parts-from-the-lost-in-order",
+        harm="a segment on GPUs ends ten seconds late where a worker is lost at its end",
+        file="executor/training/gang.py",
+        old="                in_order = False\n",
+        new="",
+        tests=("tests/unit/test_gang.py",),
+    ),
 )

@@ -119,6 +119,13 @@ def test_a_worker_that_fails_does_not_wait_for_the_others_to_leave(leaving):
     assert calls == ["at once", "closed"]
 
 
+def test_the_first_worker_does_not_wait_at_the_end_for_one_that_is_lost(leaving):
+    found, calls = leaving
+    found.rank, found._line.broken = 0, "worker 1 failed: no"
+    found.part()
+    assert calls == ["farewell", "at once", "closed"]
+
+
 def test_a_wait_for_others_ends_when_one_is_lost():
     line: Any = SimpleNamespace(broken="")
     looks: list[bool] = []
