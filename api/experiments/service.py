@@ -298,7 +298,7 @@ class Extensions:
 
 def _require_runnable(experiment: Experiment, settings: Settings) -> None:
     is_lent = settings.pool is not None and settings.pool.provider == experiment.resources.provider
-    allowance.require_runnable(experiment, settings.home, is_lent=is_lent)
+    allowance.require_runnable(experiment, settings.home, store=settings.store, is_lent=is_lent)
 
 
 def _of_waiting(row: Submission, other: dict[str, Any], *, is_granted: bool = False) -> RestQuestion:

@@ -23,7 +23,7 @@ from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.pool import FileJournal, RemotePool
 from rubberband.cloud.pool.broker import Broker
 from rubberband.errors import DamagedJournalError, InputError, ProviderError, RubberbandError
-from rubberband.executor.journal.folder import ExperimentFolder, folders
+from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.reading import salvage
 from rubberband.executor.observed import Observed, at_work, summary_of
 from rubberband.file_systems import EXCLUSIVE, locked
@@ -31,7 +31,7 @@ from rubberband.installation import default_store
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
 from rubberband.spec.policy import POLICY_FILE, AccountPolicy
-from rubberband.spec.pool import PoolFile, PoolFolder, pool_folder
+from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.spec.resources import Resources
 from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin, shown
 from rubberband.values.kinds import KINDS
@@ -46,15 +46,16 @@ _PATIENCE_S = 30.0
 
 
 def require_runnable(
-    experiment: Experiment, home: Path, *, table: Table | None = None, is_lent: bool = False, no_cap: bool = False
+    experiment: Experiment, home: Path, *, store: str | None = None, is_lent: bool = False, no_cap: bool = False
 ) -> None:
     """Raise InputError for an experiment that can only be planned, or for which nothing may be rented.
 
-    `table` has live prices. A service whose pool lends the instances says `is_lent`; `no_cap` allows a missing
-    max_cost, where the policy has no limit of money.
+    `store` has the journals of the home, by default that of RUBBERBAND_STORE. A service whose pool lends the instances
+    says `is_lent`; `no_cap` allows a missing max_cost, where the policy has no limit of money.
     """
     experiment.require_runnable(is_lent=is_lent)
-    _require_allowed(experiment, home, table, is_lent=is_lent, no_cap=no_cap)
+    folder = ExperimentFolder(home=home, name=experiment.name, store=store or default_store())
+    _require_allowed(experiment, folder, None, is_lent=is_lent, no_cap=no_cap)
 
 
 def require_rate(experiment: Experiment, home: Path, table: Table | None) -> None:
@@ -65,7 +66,7 @@ def require_rate(experiment: Experiment, home: Path, table: Table | None) -> Non
 
 
 def _require_allowed(
-    experiment: Experiment, home: Path, table: Table | None, *, is_lent: bool = False, no_cap: bool = False
+    experiment: Experiment, folder: ExperimentFolder, table: Table | None, *, is_lent: bool, no_cap: bool = False
 ) -> None:
     resources, most_usd = experiment.resources, experiment.constraints.max_cost_usd
     if not resources.kind.is_rented:
@@ -73,14 +74,14 @@ def _require_allowed(
     is_lent = is_lent or resources.pool is not None  # the pool has caps, and was checked when it came up
     if most_usd is None and not is_lent and not no_cap:
         raise InputError(f"constraints.max_cost: {NO_CAP}; write max_cost, or --no-cap with `rubberband run`")
-    policy = load_policy(home)
+    policy = load_policy(folder.home)
     if policy is None:
         return
     _require_per_run(policy, most_usd, "constraints.max_cost")
     if not is_lent:
         _require_place(policy, resources.region, types_of(resources), "resources.")
         _require_rate(policy, resources, table)
-        _require_month(policy, home, most_usd, ExperimentFolder(home=home, name=experiment.name).path)
+        _require_month(policy, folder, most_usd)
 
 
 def require_going_on(
@@ -106,7 +107,7 @@ def require_going_on(
     if goes_on:
         _require_place(policy, resources.region, types_of(resources), "resources.")
         _require_rate(policy, resources, None)
-    _require_month(policy, home, max_cost_usd, observed.folder.path, observed.summary())
+    _require_month(policy, observed.folder, max_cost_usd, observed.summary())
 
 
 def require_capped(pool: PoolFile) -> None:
@@ -129,7 +130,8 @@ def require_pool(pool: PoolFile, home: Path, offered: Offer) -> None:
     if policy.max_usd_per_month is not None:
         if pool.max_usd_per_month is None:
             raise _beyond("max_usd_per_month", "this pool has no max_usd_per_month", "write one")
-        _require_month(policy, home, pool.max_usd_per_month, pool_folder(pool.name, home).path, key="max_usd_per_month")
+        folder = open_folder(pool.name, home)
+        _require_month(policy, folder, pool.max_usd_per_month, pool=pool.name, key="max_usd_per_month")
 
 
 def require_image(resources: Resources, home: Path, builder: str, most_usd: float | None) -> None:
@@ -143,7 +145,7 @@ def require_image(resources: Resources, home: Path, builder: str, most_usd: floa
             if getattr(policy, key) is not None:
                 raise _beyond(key, f"the price of a {builder} is not known", "try again once AWS answers")
     _require_per_run(policy, most_usd, "the cost of the builder")
-    _require_month(policy, home, most_usd, home, key="")
+    _require_month(policy, open_folder("", home), most_usd, key="")
 
 
 def with_allowance(terms: Terms, experiment: Experiment, home: Path, *, is_lent: bool = False) -> Terms:
@@ -151,8 +153,8 @@ def with_allowance(terms: Terms, experiment: Experiment, home: Path, *, is_lent:
     if not experiment.resources.kind.is_rented:
         return terms
     try:
-        _require_allowed(experiment, home, terms.table, is_lent=is_lent)
-    except InputError as error:
+        _require_allowed(experiment, open_folder(experiment.name, home), terms.table, is_lent=is_lent)
+    except RubberbandError as error:
         return replace(terms, notes=(*terms.notes, f"a run is refused now: {error}."))
     return terms
 
@@ -214,20 +216,23 @@ def _require_rate(policy: AccountPolicy, resources: Resources, table: Table | No
 
 def _require_month(
     policy: AccountPolicy,
-    home: Path,
+    folder: ExperimentFolder,
     most_usd: float | None,
-    folder: Path,
     spent: Summary | None = None,
+    *,
+    pool: str | None = None,
     key: str = "max_cost",
 ) -> None:
-    """Raise InputError where what is in `folder` may still spend more than the others leave of the month."""
+    """Raise InputError where an experiment, or a `pool`, may spend more than the others leave of the month."""
     cap_usd, now = policy.max_usd_per_month, time.time()
     if cap_usd is None:
         return
     if most_usd is None:
         raise _beyond("max_usd_per_month", f"{key} is missing", f"set it to at most {format_usd(cap_usd)}")
     own_usd = most_usd if spent is None else _this_month_usd(spent, now) + max(0.0, most_usd - spent.cost_usd)
-    used_usd = committed_usd(home, now, but=folder)
+    used_usd = committed_usd(
+        folder.home, now, store=folder.store, but=folder.name if pool is None else "", but_pool=pool
+    )
     if used_usd + own_usd > cap_usd + MONEY_SLACK_USD:
         left = format_usd(max(0.0, cap_usd - used_usd))
         used = f"{format_usd(used_usd)} of {format_usd(cap_usd)} are spent or may be this month, {left} are left"
@@ -239,20 +244,22 @@ def _require_month(
 # The month: what the home has spent on rented instances, and what may still be.
 
 
-def committed_usd(home: Path, now: float, *, but: Path) -> float:
+def committed_usd(
+    home: Path, now: float, *, store: str | None = None, but: str = "", but_pool: str | None = None
+) -> float:
     """Return what this home has spent this month (UTC) on rented instances, and what its runs and pools still may.
 
-    The experiment or pool in the folder `but` is left out. Images, heads and disks are not counted. Raises InputError
-    where it is not known.
+    The experiment `but` and the pool `but_pool` are left out. Images, heads and disks are not counted. Raises
+    InputError where it is not known, JournalError where a journal or the `store` cannot be read.
     """
     notes = [_Note(path) for path in (home / _SPENDING).glob("*.json")]  # first: a journal may take one's place
-    begun = [folder for folder in folders(home, default_store()) if folder.store is None or folder.is_here]
+    begun = [folder for folder in folders(home, store) if folder.store is None or folder.is_here]
     pools = [PoolFolder(path=path.parent) for path in (home / "pools").glob("*/pool.json")]
     return sum(
         [
-            *(_experiment_usd(folder, now) for folder in begun if folder.path != but),
+            *(_experiment_usd(folder, now) for folder in begun if folder.name != but),
             *(note.month_usd({folder.name for folder in begun}, now) for note in notes),
-            *(_pool_usd(pool, now) for pool in pools if pool.path != but),
+            *(_pool_usd(pool, now) for pool in pools if pool.name != but_pool),
         ]
     )
 
@@ -283,6 +290,8 @@ def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
         if left is None:
             why = f"the cost of {folder.name} is not known ({error})"
             raise _beyond("max_usd_per_month", why, f"move {folder.path} away") from None
+        if not is_rented(left.header.setup["experiment"]):
+            return 0.0
         summary, most_usd = summary_of(left.header, left.controller, left.controller.state.now), None
     spent_usd = _this_month_usd(summary, now)
     if not busy:
@@ -360,7 +369,7 @@ def _pledge(note: _Note, folder: ExperimentFolder, most_usd: float | None) -> No
         if not locked(lock, EXCLUSIVE, wait_s=_PATIENCE_S):
             raise InputError(f"{note.path.with_name('lock')} is locked by another process; try again")
         if (policy := load_policy(folder.home)) is not None:
-            _require_month(policy, folder.home, most_usd, folder.path)
+            _require_month(policy, folder, most_usd)
         note.write(name=folder.name, usd=most_usd, beside=folder.exists)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -369,13 +370,13 @@ def on_ec2(home: Path, name: str, events: int | None = None, *, max_cost: float 
 def test_the_month_has_what_runs_have_spent_and_what_those_that_run_still_may(home: Path) -> None:
     spent_usd = on_ec2(home, "one")
     assert 0.0 < spent_usd < 4.0
-    assert committed_usd(home, time.time(), but=home) == pytest.approx(spent_usd)
+    assert committed_usd(home, time.time()) == pytest.approx(spent_usd)
     cut_usd = on_ec2(home, "two", 20)
     folder = ExperimentFolder(home=home, name="two")
-    assert committed_usd(home, time.time(), but=home) == pytest.approx(spent_usd + cut_usd)
-    assert committed_usd(home, time.time(), but=folder.path) == pytest.approx(spent_usd)
+    assert committed_usd(home, time.time()) == pytest.approx(spent_usd + cut_usd)
+    assert committed_usd(home, time.time(), but="two") == pytest.approx(spent_usd)
     with folder.driving():
-        assert committed_usd(home, time.time(), but=home) == pytest.approx(spent_usd + 4.0)
+        assert committed_usd(home, time.time()) == pytest.approx(spent_usd + 4.0)
     policy(home, f"max_usd_per_month: {spent_usd + cut_usd + 5.0 - 0.01}")
     with refused("max_usd_per_month of policy.yaml: "):
         by_tune(home)
@@ -383,7 +384,7 @@ def test_the_month_has_what_runs_have_spent_and_what_those_that_run_still_may(ho
     with pytest.raises(Cancelled, match="begun"):
         by_tune(home)
     next_month = month_end(time.time()) + 3600.0
-    assert committed_usd(home, next_month, but=home) == 0.0
+    assert committed_usd(home, next_month) == 0.0
 
 
 def test_a_resume_and_an_extension_keep_the_policy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +416,7 @@ def test_the_cost_of_a_measurement_counts_while_it_is_made_and_after(home: Path)
     error.spent_usd = 0.5
 
     def now_usd() -> float:
-        return committed_usd(home, time.time(), but=home)
+        return committed_usd(home, time.time())
 
     with suppress(Cancelled), pledged(experiment, folder):
         assert now_usd() == 5.0
@@ -441,8 +442,8 @@ def test_the_bill_of_a_pool_counts_and_its_cap_while_it_is_up(home: Path) -> Non
     pool = {"name": "team", "provider": "aws", "instances": 1, "gpus_per_instance": 1, "max_usd_per_month": 40.0}
     folder = PoolFolder(path=home / "pools" / "team")
     folder.write(pool)
-    assert committed_usd(home, time.time(), but=home) == 40.0
-    assert committed_usd(home, time.time(), but=folder.path) == 0.0
+    assert committed_usd(home, time.time()) == 40.0
+    assert committed_usd(home, time.time(), but_pool="team") == 0.0
     folder.note_closed()
     now = time.time()
     limits = PoolLimits(instances=1, gpus=1, price_usd_per_hour=2.0)
@@ -454,7 +455,7 @@ def test_the_bill_of_a_pool_counts_and_its_cap_while_it_is_up(home: Path) -> Non
             MachineEnded(at=now - 3600.0, machine="m1", running_at=now - 7200.0, ended_at=now - 3600.0),
         ]
     )
-    assert committed_usd(home, now, but=home) == pytest.approx(2.0)
+    assert committed_usd(home, now) == pytest.approx(2.0)
 
 
 def test_a_service_refuses_a_resume_and_other_limits_beyond_the_policy(home: Path) -> None:
@@ -477,3 +478,17 @@ def test_a_service_refuses_a_resume_and_other_limits_beyond_the_policy(home: Pat
         policy(home, "max_usd_per_run: 3")
         with pytest.raises(Problem, match=r"max_usd_per_run of policy\.yaml: max_cost is 4\.00 USD, more than 3\.00"):
             runs.resume("begun")
+
+
+def test_a_damaged_journal_of_this_machine_costs_nothing_and_one_of_ec2_what_is_left_of_it(home: Path) -> None:
+    spent_usd = on_ec2(home, "rented")
+    recorded(virtual_words()).named("own").put(home)
+    for name in ("rented", "own"):
+        cut = ExperimentFolder(home=home, name=name).journal
+        with closing(sqlite3.connect(cut)) as file:
+            (last,) = file.execute("SELECT max(seq) FROM events").fetchone()
+            file.execute("DELETE FROM events WHERE seq = ?", (last - 3,))
+            file.commit()
+    left_usd = committed_usd(home, time.time())
+    assert 0.0 < left_usd <= spent_usd
+    assert left_usd == pytest.approx(spent_usd, rel=0.1)
