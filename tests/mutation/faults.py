@@ -98,8 +98,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="hidden-gpus-untold",
         harm="trials train on the CPU, as a batch system has set CUDA_VISIBLE_DEVICES, and nothing says so",
         file="cloud/local/gpus.py",
-        old="    if not found.ids and (visible is None or shutil",
-        new="    if not found.ids or (visible is None or shutil",
+        old='LocalGpus(notes=(f"{VISIBLE}= hides all GPUs",))',
+        new="LocalGpus()",
         tests=("tests/unit/test_local_gpus.py",),
     ),
     Mutant(

@@ -23,8 +23,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="gpu-tensors-need-a-gpu",
         harm="load_best() of a function that trained on a GPU fails on a laptop",
         file="executor/training/runner.py",
-        old="return self._storage if is_storage else",
-        new="return",
+        old="            return self._storage\n",
+        new="            pass\n",
         tests=("tests/unit/test_results.py::test_tensors_of_a_gpu_are_loaded_where_there_is_none",),
     ),
     Mutant(
