@@ -88,7 +88,7 @@ def check_size(held: Reservation, resources: Resources) -> None:
 
 
 def check_time(held: Reservation, now: float, until: float | None = None) -> Iterator[str]:
-    """Yield a note on its end. `until`: when the experiment must be done, if that is known.
+    """Yield notes on its rent and its end. `until`: when the experiment must be done, if that is known.
 
     Raises InputError if it cannot be used now, or not `until` then.
     """
@@ -98,6 +98,8 @@ def check_time(held: Reservation, now: float, until: float | None = None) -> Ite
     if held.state != "active" or ends_at <= now:
         over = f"ends its instances since {_instant(ends_at)}" if held.state == "active" else f"is {held.state}"
         raise InputError(f"{_KEY}: {name} {over}; name one that is active, or leave it out")
+    if held.is_block:
+        yield f"the rent in {name} counts as 0: a capacity block is paid for in advance"
     if math.isinf(ends_at):
         return
     left = f"EC2 ends the instances of {name} at {_instant(ends_at)}, in {format_duration(ends_at - now)}"
@@ -112,9 +114,7 @@ def with_reservation(table: LiveTable, held: Reservation, resources: Resources) 
     if not held.is_block or name not in rows:
         return table
     rows[name] = replace(rows[name], prices_usd_per_hour={**rows[name].prices_usd_per_hour, resources.region: 0.0})
-    return LiveTable(
-        rows, (*table.notes, f"the rent in {held.reservation_id} counts as 0: a capacity block is paid for")
-    )
+    return LiveTable(rows, table.notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
