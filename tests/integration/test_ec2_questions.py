@@ -70,7 +70,7 @@ def test_nothing_is_rented_without_a_max_cost(driver: Ec2CommandLine) -> None:
 @pytest.mark.parametrize(
     ("command", "question"),
     [
-        (RUN, "at most 1.00 USD (max_cost), about 0."),
+        pytest.param(RUN, "at most 1.00 USD (max_cost), about 0.", marks=pytest.mark.long),
         (UNPROFILED, "at most 1.00 USD (max_cost); no profile yet: measuring it comes first and counts; run? [Y/n]"),
         pytest.param(
             ("image", "build", "digits.yaml", *words(*(word for word in ON_EC2 if "install" not in word))),
