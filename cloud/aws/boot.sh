@@ -7,10 +7,26 @@ say() {
 find_uv() {
     command -v uv > /dev/null && return
     say "installing uv"
-    if [[ -n "$INDEX_URL" ]] && python3 -m pip --version > /dev/null 2>&1; then
-        python3 -m pip install --quiet --no-input --disable-pip-version-check --target "$DIR/uv" uv
+    local has_pip=1 quietly=(--quiet --no-input --disable-pip-version-check --target "$DIR/uv")
+    python3 -m pip --version > /dev/null 2>&1 || has_pip=
+    if [[ -n "$INDEX_URL" && -n "$has_pip" ]]; then
+        python3 -m pip install "${quietly[@]}" uv
+    elif [[ -n "$INDEX_URL" ]]; then
+        fetch_uv "$INDEX_URL" "$DIR/uv/bin" "$UV_VERSION" "${UV_SHA256[@]}"
     else
-        fetch_uv "${INDEX_URL:-https://pypi.org/simple}" "$DIR/uv/bin" "$UV_VERSION" "${UV_SHA256[@]}"
+        [[ -n "$has_pip" ]] || install_pip
+        echo "uv==$UV_VERSION ${UV_SHA256[*]/#/--hash=sha256:}" > "$DIR/uv.txt"
+        python3 -m pip install "${quietly[@]}" --no-deps --only-binary=:all: --require-hashes -r "$DIR/uv.txt"
+    fi
+}
+
+install_pip() { # the image's Python has none, as Canonical's
+    say "installing pip"
+    if command -v apt-get > /dev/null; then
+        apt-get -qq -o DPkg::Lock::Timeout=300 update
+        DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install --no-install-recommends python3-pip
+    else
+        dnf -q -y install python3-pip
     fi
 }
 

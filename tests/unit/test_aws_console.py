@@ -14,7 +14,7 @@ from tests.ec2.faults import FakeError
 SETUP = """
 rubberband: 18:14:22 i-001 boots
 rubberband: 18:14:22 setup: pip install nothing
-Looking in indexes: https://pypi.org/simple
+Looking in indexes: https://packages.example.org/simple
 \x1b[31mERROR: No matching distribution found for nothing\x1b[0m\r
 
 rubberband: 18:14:25 ending

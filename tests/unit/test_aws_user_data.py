@@ -29,6 +29,8 @@ from hypothesis import strategies as st
 from rubberband.api.experiments.processes import HOSTED
 from rubberband.cloud.aws.boot import (
     MAX_BYTES,
+    UV_SHA256,
+    UV_VERSION,
     Boot,
     Installation,
     head_script,
@@ -304,6 +306,24 @@ def test_uv_is_installed_only_as_the_version_and_digest_that_are_known(
         assert not (machine.root / "uv/uv").exists()
 
 
+@pytest.mark.parametrize("has_pip", [True, False])
+def test_uv_is_installed_by_pip_as_the_version_that_is_known(machine: Machine, has_pip: bool) -> None:
+    (machine.programs / "uv").unlink()
+    machine.program("python3", "true" if has_pip else 'if [[ "$*" == "-m pip --version" ]]; then exit 1; fi')
+    machine.program("apt-get")
+    words = {"INDEX_URL": "", "DIR": str(machine.root), "UV_VERSION": UV_VERSION, "UV_SHA256": UV_SHA256}
+    path = f"export PATH={quote(str(machine.programs))}:/usr/bin:/bin"
+    ran = machine.boot(f"set -euo pipefail\n{path}\n{script(words, 'boot.sh')}\nfind_uv\n")
+
+    assert ran.returncode == 0, ran.stderr
+    assert (machine.root / "uv.txt").read_text().split() == [
+        f"uv=={UV_VERSION}",
+        *(f"--hash=sha256:{digest}" for digest in UV_SHA256),
+    ]
+    assert machine.called[-1].endswith(f"--require-hashes -r {machine.root}/uv.txt")
+    assert any(line.endswith("install --no-install-recommends python3-pip") for line in machine.called) is not has_pip
+
+
 def test_requirements_are_installed_into_an_environment_of_the_drivers_python(machine: Machine) -> None:
     digest = "0" * 64
     asked = installation(
@@ -500,7 +520,7 @@ def test_the_longest_usual_script_leaves_room_for_set_up_commands() -> None:
     address = f"s3://bucket/wheels/rubberband_tune-0.1.0-py3-none-any.whl#sha256={'a' * 64}"
     asked = installation(address, python="3.11", ray="2.60.0")
 
-    assert len(worker_script(replace(BOOT, installation=asked), START)) < 0.6 * MAX_BYTES
+    assert len(worker_script(replace(BOOT, installation=asked), START)) < MAX_BYTES * 2 / 3
 
 
 def test_no_script_has_a_secret() -> None:
