@@ -72,8 +72,17 @@ class Promised(typer.core.TyperCommand):
         return typer.main.get_command(found)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Parse the arguments as the imported command does, which becomes the context's command."""
-        return self.made().make_context(info_name, args, parent, **extra)
+        """Parse the arguments as the imported command does, which becomes the context's command.
+
+        With `--on head`, what asks for an experiment by its name is run there, as typed.
+        """
+        typed = list(args)
+        context = self.made().make_context(info_name, args, parent, **extra)
+        if context.params.get("on") is not None and "name" in context.params:
+            from rubberband.commands.on_head import forward
+
+            raise typer.Exit(forward(str(info_name), context.params["name"], typed))
+        return context
 
 
 class Commands(typer.core.TyperGroup):

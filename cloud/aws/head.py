@@ -104,6 +104,33 @@ def heads(session: AwsSession, owner: str) -> list[Any]:
     return sorted(instances(session, by_tags(owner=owner, role="head"), *_LIVING, *_STOPPED), key=age)
 
 
+def running_head(
+    session: AwsSession,
+    owner: str,
+    announce: Callable[[str], None],
+    *,
+    clock: Callable[[], float] = elapsed_s,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Return the id of the owner's head, which is started again if it has stopped; `announce` says so.
+
+    Raises InputError if there is none, ProviderError if it does not start.
+    """
+    waiting = Waiting(clock=clock, sleep=sleep)
+    with in_one_line():
+        found = next(iter(heads(session, owner)), None)
+        if found is None:
+            raise InputError(
+                f"owner {owner} has no head in {session.region}; `rubberband run FILE --on head` starts one"
+            )
+        instance_id = str(found["InstanceId"])
+        if found["State"]["Name"] in _STOPPED:
+            announce(f"the head {instance_id} has stopped and is started again")
+            _restart(session, instance_id, waiting)
+            _until_running(session, instance_id, waiting)
+    return instance_id
+
+
 def _restart(session: AwsSession, instance_id: str, waiting: Waiting) -> None:
     """Start a stopped head, once it has stopped. Raises ProviderError if it does not start; botocore's errors."""
     for _ in waiting.looks(_RUNNING_S, every_s=_LOOK_S):

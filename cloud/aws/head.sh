@@ -36,6 +36,13 @@ remember() { # the bucket and the region, for experiment files without them
     printf 'bucket: %s\nregion: %s\n' "$BUCKET" "$REGION" > "${RUBBERBAND_ROOT:-}$HOME/.rubberband/aws.yaml"
 }
 
+keep_copy() { # the command that copies the head's experiments to the bucket, as far as that is possible
+    [[ -n "$BUCKET" ]] || { echo :; return; }
+    printf 'cd %q; ' "$DIR"
+    printf 'PATH=%q:"$PATH" HOME=%q AWS_DEFAULT_REGION=%q ' "$DIR/venv/bin" "${HOME:-/root}" "$REGION"
+    printf 'timeout 600 python3 -m rubberband.cloud.aws.on_head keep %q || true\n' "{\"store\": \"s3://$BUCKET/heads\"}"
+}
+
 stop_when_idle() { # at every boot: a timer of systemd-run does not outlive one
     local busy='rubberband\.cli (.* )?(run|resume|profile|image) |rubberband\.(app\.)?(hosted|pool)|gcs_server'
     busy+='|ssm-session-worker|sshd: .*@'
@@ -45,7 +52,8 @@ stop_when_idle() { # at every boot: a timer of systemd-run does not outlive one
     printf '%s\n' '#!/bin/bash' "stamp=$(printf %q "$DIR/busy")" \
         "if pgrep -f $(printf %q "$busy") > /dev/null; then touch \"\$stamp\"; fi" \
         "if ((\$(date +%s) - \$(stat -c %Y \"\$stamp\") >= $IDLE_S)); then" \
-        "    echo 'rubberband: nothing has run for $IDLE_S s, the head stops'" '    shutdown -h now' 'fi' > "$DIR/check-idle"
+        "    echo 'rubberband: nothing has run for $IDLE_S s, the head stops'" "    $(keep_copy)" '    shutdown -h now' 'fi' \
+        > "$DIR/check-idle"
     mkdir -p "$each_boot"
     printf '%s\n' '#!/bin/bash' "touch $(printf %q "$DIR/busy")" \
         "systemd-run --unit=rubberband-idle --on-active=60 --on-unit-active=60 /bin/bash $(printf %q "$DIR/check-idle")" \
@@ -75,4 +83,6 @@ DIR="${RUBBERBAND_ROOT:-}/opt/rubberband"
 PROGRAMS="${RUBBERBAND_ROOT:-}/usr/local/bin"
 mkdir -p "$DIR" "$PROGRAMS" "${RUBBERBAND_ROOT:-}/var/log"
 ((IDLE_S == 0)) || stop_when_idle
-(boot) 2>&1 | tee -a "${RUBBERBAND_ROOT:-}/var/log/rubberband.log"
+LOG="${RUBBERBAND_ROOT:-}/var/log/rubberband.log"
+(boot) 2>&1 | tee -a "$LOG"
+((PIPESTATUS[0] == 0)) || say "the head could not be set up" | tee -a "$LOG"

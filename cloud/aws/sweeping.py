@@ -39,6 +39,7 @@ class FoundInstance:
     instance_type: str
     zone: str = ""
     role: str = ""
+    runs: bool = True
 
     def __str__(self) -> str:
         what = f"{self.instance} of {self.experiment}" if self.experiment else self.role or "an instance"
@@ -170,6 +171,7 @@ def _found(machine: Mapping[str, Any]) -> FoundInstance:
         instance_type=machine.get("InstanceType", ""),
         zone=machine.get("Placement", {}).get("AvailabilityZone", ""),
         role=tags.get(ROLE_TAG, ""),
+        runs=machine.get("State", {}).get("Name") in ("pending", "running"),
     )
 
 

@@ -25,6 +25,7 @@ from rubberband.commands.common import (
     print_json,
     print_table,
 )
+from rubberband.commands.on_head import root_of
 from rubberband.errors import InputError, RubberbandError
 from rubberband.installation import require
 from rubberband.units import format_duration, format_usd
@@ -104,19 +105,13 @@ def up(
     from rubberband.executor.ray.code import pack
 
     path = Path(os.path.abspath(file))
-    root = _root(path)
+    root = root_of(path)
     folder = upload_folder(session, experiment.resources.checkpoints, experiment.name, pack([str(root)]).archive)
     head = ensure_head(session, experiment.resources, folders=[folder] if folder else [])
     settings = [word for override in overrides or [] for word in ("-s", override)]
     run = shlex.join(("rubberband", "run", str(path.relative_to(root)), *settings))
     for line in _told(session, head, experiment, run, folder):
         print(line)
-
-
-def _root(path: Path) -> Path:
-    """Return the folder with the code: the working folder if the file is in it, else the file's own."""
-    here = Path.cwd()
-    return here if path.is_relative_to(here) else path.parent
 
 
 def _told(session: AwsSession, head: HeadInstance, experiment: Experiment, run: str, folder: str | None) -> list[str]:
@@ -169,7 +164,8 @@ def down(
 
     Terminates every instance of the owner in the region, also those in use, after a question; then deletes the
     published Ray token and the security group. Checkpoint stores and images are kept, and the price of each image is
-    shown. Journals and reports on the head are lost. The owner's instances in other regions are named, and stay.
+    shown. The journals and reports of a head that runs are copied to the bucket first; a head that stopped itself has
+    done so. The owner's instances in other regions are named, and stay.
     """
     from rubberband.cloud.aws.calls import open_aws
 
@@ -181,6 +177,8 @@ def down(
     found = living(session, chosen_owner)
     if found and not yes:
         _ask(found, chosen_owner, chosen_region)
+    for line in _copied(session, found, file):
+        print(line)
     for line in _counted(end_everything(session, chosen_owner), chosen_owner, chosen_region):
         print(line)
     for line in (*_images(session, chosen_owner), *_elsewhere(session, chosen_owner)):
@@ -196,13 +194,40 @@ def meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str
     return region or (aws_region() if file is None else resources.region), owner or resources.aws.owner
 
 
+def _copied(session: AwsSession, instances: Iterable[FoundInstance], file: Path | None) -> list[str]:
+    """Copy the home of each head that runs to the bucket, and return a line for each."""
+    from rubberband.cloud.aws.network import own_place
+    from rubberband.cloud.aws.s3 import is_bucket
+    from rubberband.commands.on_head import remote_head
+    from rubberband.installation import default_home
+    from rubberband.spec.loading import load_experiment
+    from rubberband.spec.remembered import remembered
+
+    running = [one.instance_id for one in instances if one.role == "head" and one.runs]
+    if not running or own_place() is not None:
+        return []
+    known = remembered(default_home())
+    store = None if known is None else f"s3://{known.bucket}"
+    store = store if file is None else load_experiment(file, []).resources.checkpoints
+    if not is_bucket(store):
+        return [
+            "the journals of the head are not copied: no bucket is known (give FILE, or run `rubberband aws setup`)"
+        ]
+    lines = []
+    for instance_id in running:
+        try:
+            lines.append(f"copied the head's journals to {remote_head(session, instance_id, store).keep()}")
+        except RubberbandError as error:
+            lines.append(f"the journals of the head {instance_id} are not copied: {error}")
+    return lines
+
+
 def _ask(instances: Iterable[FoundInstance], owner: str, region: str) -> None:
     """Ask for confirmation. Raises InputError without a terminal, Abort if the answer is no."""
     running = Counter(one.experiment or "no experiment" for one in instances if one.role != "head")
     what = [f"{count} of {name}" for name, count in sorted(running.items())]
     what += [
-        f"the head {one.instance_id}, whose disk has the journals and reports of its experiments (`rubberband report "
-        "NAME --html` on it keeps one)"
+        f"the head {one.instance_id}, whose disk has the journals and reports of its experiments"
         for one in instances
         if one.role == "head"
     ]

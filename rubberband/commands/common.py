@@ -148,6 +148,21 @@ def confirm_bill(bill: str, what: str, *, yes: bool) -> None:
         raise refused
 
 
+# A head on EC2 (`rubberband run FILE --on head`) as the place where a command acts.
+
+
+class Place(StrEnum):
+    """Another machine of one's own on which a command runs."""
+
+    head = "head"
+
+
+OnOption = Annotated[
+    Place | None,
+    option("--on", "head", "Ask the head on EC2, where `rubberband run FILE --on head` started it."),
+]
+"""Of a command that asks for an experiment by its name; the command line carries it out (rubberband.cli)."""
+
 # The place where a command acts: this machine, or a service. The token is RUBBERBAND_TOKEN's.
 
 LOCAL = "local"

@@ -10,6 +10,7 @@ import typer
 
 from rubberband.commands.common import (
     Name,
+    OnOption,
     ServerOption,
     TextFormat,
     TextOption,
@@ -41,6 +42,7 @@ def report(
         typer.Option("--verbose", help="Print all tables: also decisions, where the paid time went, and failures."),
     ] = False,
     server: ServerOption = None,
+    on: OnOption = None,
 ) -> None:
     """Print an experiment's result.
 
@@ -277,6 +279,7 @@ def logs(
     ] = False,
     process: Annotated[bool, typer.Option("--process", help="Output of its process, if a service started it.")] = False,
     server: ServerOption = None,
+    on: OnOption = None,
 ) -> None:
     """Print the trials' output, and why some failed."""
     with open_experiment(name, server) as experiment:

@@ -14,7 +14,9 @@ from rubberband.commands.common import (
     FileArgument,
     Name,
     NoCapOption,
+    OnOption,
     Overrides,
+    Place,
     Policy,
     PolicyOption,
     ServerOption,
@@ -49,6 +51,14 @@ def run(
     ] = False,
     no_cap: NoCapOption = False,
     yes: YesOption = False,
+    on: Annotated[
+        Place | None,
+        option(
+            "--on",
+            "head",
+            "Run it on a head on EC2, which is started if need be, and follow it; it goes on if this machine goes off.",
+        ),
+    ] = None,
 ) -> None:
     """Plan an experiment, run it, and report.
 
@@ -57,7 +67,8 @@ def run(
     same. Ctrl-C ends the run cleanly: instances are released, the best so far is reported, and `rubberband resume`
     continues the run.
 
-    Instances of EC2 need a max_cost, and on a terminal the command shows the bill and asks before it rents any.
+    Instances of EC2 need a max_cost, and on a terminal the command shows the bill and asks before it rents any. With
+    `--on head`, Ctrl-C leaves the run going: `status`, `logs`, `report`, `cancel` and `resume` take `--on head` too.
     """
     from rubberband.app.run import run_experiment, under_free_name
     from rubberband.executor.journal.folder import open_folder
@@ -65,6 +76,12 @@ def run(
     from rubberband.spec.loading import default_profile_path, load_experiment, names_no_profile
 
     experiment = load_experiment(file, overrides or [])
+    if on is not None:
+        from rubberband.commands.on_head import run_on_head
+
+        flags = {"--new": new, "--no-check": not check, "--profile-again": profile_again, "--no-cap": no_cap}
+        words = ["--policy", policy.value, *(flag for flag, given in flags.items() if given)]
+        raise typer.Exit(run_on_head(file, experiment, overrides or [], words, no_cap=no_cap, yes=yes))
     folder = open_folder(experiment.name)
     if new:
         experiment, folder = under_free_name(experiment, folder, _announce)
@@ -88,7 +105,13 @@ def run(
     _conclude(result)
 
 
-def resume(name: Name, server: ServerOption = None, no_cap: NoCapOption = False, yes: YesOption = False) -> None:
+def resume(
+    name: Name,
+    server: ServerOption = None,
+    no_cap: NoCapOption = False,
+    yes: YesOption = False,
+    on: OnOption = None,
+) -> None:
     """Resume an interrupted experiment.
 
     The experiment was cancelled, lost its driver or its checkpoint store, or found no instance. If it stopped at

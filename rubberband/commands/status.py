@@ -11,6 +11,7 @@ import typer
 
 from rubberband.commands.common import (
     Name,
+    OnOption,
     RemoteExperiment,
     ServerOption,
     TextFormat,
@@ -33,6 +34,7 @@ def status(
     output: TextOption = TextFormat.text,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay and refresh until it ends.")] = False,
     server: ServerOption = None,
+    on: OnOption = None,
 ) -> None:
     """Show an experiment's status.
 
@@ -115,7 +117,7 @@ def _is_over(view: View) -> bool:
     return view["state"] not in ACTIVE
 
 
-def cancel(name: Name, server: ServerOption = None) -> None:
+def cancel(name: Name, server: ServerOption = None, on: OnOption = None) -> None:
     """Cancel a running experiment.
 
     Instances are released and the best so far is kept; `rubberband resume` continues it. An experiment that has ended

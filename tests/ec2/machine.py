@@ -25,6 +25,7 @@ import rubberband
 from rubberband.cloud.local.instance import DIRECTORY_TAG, INSTANCE_TAG, end_tagged, tagged
 from rubberband.cloud.local.ray_node import make_temp_dir
 from tests.ec2 import guest
+from tests.ec2.commands import Result
 from tests.ec2.core import FakeAws
 from tests.ec2.instance import Instance
 
@@ -74,6 +75,8 @@ class Machines:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._fake.on_boot = lambda instance: self._changes.put(("boot", instance))
         self._fake.world.console = self.console
+        self._fake.world.runs_command = self.run_command
+        self._fake.world.agent_s = self._fake.world.command_known_s = self._fake.world.command_s = 0.0
         self._fake.on_end = lambda instance: self._changes.put(("end", instance))
         self._thread.start()
 
@@ -93,6 +96,24 @@ class Machines:
         """What the machine has printed so far."""
         path = self._directory / f"{instance_id}.log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def run_command(self, instance_id: str, script: str) -> Result:
+        """Start a shell script on a machine, as SSM's agent does."""
+        done: list[tuple[int, str, str]] = []
+
+        def run() -> None:
+            machine = self._machines.get(instance_id)
+            if machine is None:
+                done.append((75, "the machine boots", ""))
+                return
+            command, environment = ["sh", "-c", script], machine.environment
+            ran = subprocess.run(
+                command, env=environment, cwd=machine.root, capture_output=True, text=True, check=False
+            )
+            done.append((ran.returncode, ran.stdout, ran.stderr))
+
+        threading.Thread(target=run, name="a command", daemon=True).start()
+        return lambda: done[0] if done else None
 
     def disk(self, instance_id: str) -> Path:
         """The directory that stands for its file system; it is removed when the machine ends."""
@@ -146,8 +167,10 @@ class Machines:
     def _boot(self, instance: Instance) -> _Machine:
         root = self.disk(instance.instance_id)
         programs = guest.make_programs(root)
-        (root / guest.USER_DATA).write_text(instance.user_data)
-        (root / "root").mkdir()
+        again = (root / guest.USER_DATA).exists()  # cloud-init runs what stands for each boot only
+        (root / guest.USER_DATA).write_text(_EACH_BOOT if again else instance.user_data)
+        (root / "root").mkdir(exist_ok=True)
+        shutil.rmtree(root / "run", ignore_errors=True)
         temp_dir = make_temp_dir()
         environment = {
             **_search_path(instance.user_data),
@@ -192,7 +215,10 @@ class Machines:
         machine.process.kill()
         machine.process.wait()
         end_tagged(str(self._directory), instance_id)
-        shutil.rmtree(machine.root, ignore_errors=True)
+        instance = self._fake.world.instances[instance_id]
+        behavior = instance.shutdown_behavior if instance.ended_at is None else instance.end_behavior
+        if behavior == "terminate" or self._closing.is_set():  # else its disk stays
+            shutil.rmtree(machine.root, ignore_errors=True)
         shutil.rmtree(machine.temp_dir, ignore_errors=True)
 
 
@@ -203,6 +229,11 @@ def _search_path(user_data: str) -> dict[str, str]:
     home = Path(rubberband.__file__).parent.parent
     installed = home in {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
     return {} if installed else {"PYTHONPATH": str(home)}
+
+
+_EACH_BOOT = """#!/bin/bash
+for script in "$RUBBERBAND_ROOT"/var/lib/cloud/scripts/per-boot/*; do [[ ! -x "$script" ]] || "$script"; done
+"""
 
 
 def _signal(process: subprocess.Popen[bytes]) -> None:

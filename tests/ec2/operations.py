@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tests.ec2.account import ACCOUNTS
 from tests.ec2.buckets import BUCKETS
 from tests.ec2.budgets import BUDGETS
+from tests.ec2.commands import COMMANDS
 from tests.ec2.describing import DESCRIBING
 from tests.ec2.iam import IAM
 from tests.ec2.images import IMAGES
@@ -35,4 +36,5 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **BUDGETS,
     **IAM,
     **SCHEDULES,
+    **COMMANDS,
 }

@@ -57,7 +57,7 @@ def rehearsal(
         machines = Machines(
             fake,
             directory / "machines",
-            environment=lambda instance_id: _endpoints(server, instance_id),
+            environment=lambda instance_id: {**_endpoints(server, instance_id), **_device()},
             boot_s=boot_s,
         )
         machines.start()
@@ -79,6 +79,11 @@ def _endpoints(server: FakeServer, machine: str) -> dict[str, str]:
     }
 
 
+def _device() -> dict[str, str]:
+    """What a driver trains on here, whatever GPUs the types have elsewhere."""
+    return {"RUBBERBAND_DEVICE": os.environ.get("RUBBERBAND_DEVICE", "cpu")}
+
+
 def _driver_environment(server: FakeServer, directory: Path) -> dict[str, str]:
     """This process's, less whatever could lead to a real account or mix what is rehearsed with what is not."""
     nowhere = str(directory / "no-such-file")
@@ -87,7 +92,7 @@ def _driver_environment(server: FakeServer, directory: Path) -> dict[str, str]:
         **_endpoints(server, DRIVER),
         "AWS_DEFAULT_REGION": server.fake.region,
         "AWS_REGION": server.fake.region,
-        "RUBBERBAND_DEVICE": os.environ.get("RUBBERBAND_DEVICE", "cpu"),  # whatever GPUs the types have elsewhere
+        **_device(),
         "AWS_CONFIG_FILE": nowhere,
         "AWS_SHARED_CREDENTIALS_FILE": nowhere,
         "RUBBERBAND_HOME": str(directory / "home"),

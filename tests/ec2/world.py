@@ -9,12 +9,15 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_network
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tests.ec2.instance import INSTANCE_INITIATED, Behavior, Instance, Market
 from tests.ec2.machine_types import MACHINE_TYPES, Architecture, MachineType
 from tests.ec2.quota_codes import DEFAULT_VCPUS, QUOTAS
 from tests.ec2.spot_prices import SpotMarket
+
+if TYPE_CHECKING:
+    from tests.ec2.commands import Command, Result
 
 ACCOUNT = "123456789012"
 REGIONS = (
@@ -251,6 +254,13 @@ class World:
         self.schedules: dict[str, Schedule] = {}
         self.schedule_settles_s = 3.0
         """A schedule can be moved again so long after it was made or moved."""
+        self.agent_s = 15.0
+        """SSM's agent on an instance is online so long after it runs."""
+        self.command_known_s, self.command_s = 1.0, 2.0
+        """A command is known, and done, so long after it was sent."""
+        self.commands: dict[str, Command] = {}
+        self.runs_command: Callable[[str, str], Result] = lambda instance_id, script: lambda: (0, "", "")
+        """Starts a script on an instance."""
         self.key_pairs: set[str] = {"me"}
         self.parameters: dict[str, dict[str, Any]] = {}
         """As GetParameter shows them, with their value in clear text."""

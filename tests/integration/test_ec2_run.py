@@ -14,6 +14,7 @@ import pytest
 
 from rubberband.cloud.aws.calls import name_in
 from rubberband.executor.result import Result
+from tests.ec2 import BUCKET
 from tests.integration.command_line import ROOT
 from tests.integration.ec2_runs import (
     FEW,
@@ -256,6 +257,29 @@ def test_a_run_from_the_head_that_up_started(command_line: Ec2CommandLine) -> No
     assert "ended head" in ran(aws.outside(), folder, "rubberband.cli", "down", "--region", "us-east-1", "--yes")
     assert not aws.fake.living
     assert "/rubberband/rubberband/ray-token" not in aws.fake.world.parameters
+
+
+@pytest.mark.long
+def test_a_run_on_the_head_is_followed_left_asked_and_ended_from_the_laptop(command_line: Ec2CommandLine) -> None:
+    aws, folder = command_line.aws, command_line.folder
+    laptop = {**aws.outside(), "RUBBERBAND_HOME": str(folder / "laptop")}
+    (folder / "laptop").mkdir()
+    (folder / "laptop" / "aws.yaml").write_text(f"bucket: {BUCKET}\nregion: us-east-1\n")
+    changes = words(*ON_EC2, *FEW)
+
+    def says(*command: str) -> str:
+        return ran(laptop, folder, "rubberband.cli", *command)
+
+    assert "digits: done in" in says("run", "digits.yaml", "--on", "head", *changes)
+    (head,) = aws.fake.living
+    assert "done" in says("status", "digits", "--on", "head")
+    assert "digits is done" in says("cancel", "digits", "--on", "head")
+    says("report", "digits", "--on", "head", "--html", "report.html")
+    assert "<html" in (folder / "report.html").read_text()
+    told = says("down", "--region", "us-east-1", "--yes")
+    (copied,) = re.findall(r"copied the head's journals to s3://\S+/heads/copies/(\S+)\.zip", told)
+    assert copied == head.instance_id
+    assert not aws.fake.living
 
 
 @pytest.mark.long

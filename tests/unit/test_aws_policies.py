@@ -69,8 +69,8 @@ OTHERWISE = {
     "ssm:DeleteParameter": "rubberband down",
 }
 """What else the driver's policy allows, and what for."""
-UP = {"ec2:StartInstances"}
-"""What the user of `rubberband up` may do besides, and a head may not."""
+UP = {"ec2:StartInstances", "ssm:GetCommandInvocation", "ssm:SendCommand"}
+"""What the user of `rubberband up` and `--on head` may do besides, and a head may not."""
 
 
 SERVICES = {

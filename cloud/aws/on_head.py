@@ -1,0 +1,176 @@
+"""Work on the head for commands with `--on head`: start one as a unit of systemd, show its output, answer short ones.
+
+This module runs on the head, as `python3 -m rubberband.cloud.aws.on_head WHAT JSON`, by SSM's Run Command. It prints
+one line of JSON. SSM cuts output at 24,000 characters, so an answer that is longer goes through the bucket. Each call
+may be repeated: SSM knows no tokens, and an answer may be lost.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rubberband.cloud.aws.network import own_place
+from rubberband.cloud.aws.s3 import S3Folder
+from rubberband.errors import InputError, RubberbandError
+
+CHUNK_BYTES = 12_000
+"""Most of a log in one answer: 16,000 characters in base64."""
+MOST_CHARACTERS = 20_000
+"""A longer answer goes through the bucket."""
+NEEDS_FILE = "FILE"
+"""Stands in a command for the file that it writes, and whose content the answer has."""
+_LOG, _EXIT, _PID, _NAME = "log", "exit", "pid", "name"
+_KEY = re.compile(r"[0-9a-f]{8,32}")
+
+
+def folder() -> Path:
+    """Return the head's folder of experiments and runs."""
+    return Path(f"{os.environ.get('RUBBERBAND_ROOT', '')}/opt/rubberband")
+
+
+def start(*, key: str, name: str, words: list[str], packed: str | None) -> dict[str, Any]:
+    """Start `rubberband WORDS` in the folder of experiment `name`, which it fetches from the s3:// address `packed`.
+
+    It outlives the call. The same key starts once. Raises InputError while another command runs for that name.
+    """
+    assert _KEY.fullmatch(key)
+    run = folder() / "runs" / key
+    if run.exists():
+        return {"started": False}
+    if (other := _latest(name)) is not None and _lives(other):
+        raise InputError(f"{name} runs on the head already; `rubberband status {name} --on head --watch` follows it")
+    run.mkdir(parents=True)
+    try:
+        (run / _NAME).write_text(name)
+        if packed is not None:
+            _run(["rubberband-fetch", packed])
+        where = folder() / name
+        where.mkdir(exist_ok=True)
+        command = shlex.join([sys.executable, "-m", "rubberband.cli", *words])
+        (run / "script").write_text(
+            f"cd {shlex.quote(str(where))}\necho $$ > {shlex.quote(str(run / _PID))}\n"
+            f"{command} > {shlex.quote(str(run / _LOG))} 2>&1 < /dev/null\n"
+            f"echo $? > {shlex.quote(str(run / '.exit'))}\n"
+            f"mv {shlex.quote(str(run / '.exit'))} {shlex.quote(str(run / _EXIT))}\n"
+        )
+        kept = [f"--setenv={key}={value}" for key, value in os.environ.items() if key in ("HOME", "PATH", *_REGION)]
+        _run(["systemd-run", f"--unit=rubberband-{key}", "--collect", *kept, "/bin/bash", str(run / "script")])
+    except BaseException:
+        shutil.rmtree(run, ignore_errors=True)
+        raise
+    return {"started": True}
+
+
+_REGION = ("AWS_DEFAULT_REGION", "RUBBERBAND_DEVICE")
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        raise InputError(f"{command[0]} failed on the head (exit code {done.returncode}): {said[-1]}")
+
+
+def look(*, key: str | None, name: str, offset: int) -> dict[str, Any]:
+    """Return the output of a run (by default of the latest of `name`) from a place on, and its exit code."""
+    run = _latest(name) if key is None else folder() / "runs" / key
+    if run is None or not run.exists():
+        raise InputError(f"nothing was started for {name} on the head; `rubberband run FILE --on head` starts it")
+    ended = (run / _EXIT).exists()  # before the log, which is whole then
+    lives = ended or not (run / _PID).exists() or _lives(run)
+    log = run / _LOG
+    piece = b""
+    if log.exists():
+        with open(log, "rb") as file:
+            file.seek(offset)
+            piece = file.read(CHUNK_BYTES)
+    code = int((run / _EXIT).read_text()) if ended else None
+    return {
+        "log": base64.b64encode(piece).decode(),
+        "more": len(piece) == CHUNK_BYTES,
+        "exit": code,
+        "lives": lives,
+    }
+
+
+def ask(*, words: list[str], store: str) -> dict[str, Any]:
+    """Run `rubberband WORDS`; return its exit code and output, and the content of the file that it writes as FILE."""
+    with tempfile.TemporaryDirectory() as place:
+        written = Path(place) / "answer"
+        command = [str(written) if word == NEEDS_FILE else word for word in words]
+        done = subprocess.run(
+            [sys.executable, "-m", "rubberband.cli", *command],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        answer = {
+            "exit": done.returncode,
+            "out": done.stdout.decode(errors="replace"),
+            "err": done.stderr.decode(errors="replace"),
+            "file": base64.b64encode(written.read_bytes()).decode() if written.exists() else None,
+        }
+    text = json.dumps(answer)
+    if len(text) <= MOST_CHARACTERS:
+        return answer
+    name = f"answers/{uuid.uuid4().hex}.json"
+    return {"at": S3Folder.parse(store).put(name, text.encode())}
+
+
+def keep(*, store: str) -> dict[str, Any]:
+    """Copy the head's home, with all journals and reports, to the bucket; return the address of the copy."""
+    place = own_place()
+    with tempfile.TemporaryDirectory() as scratch:
+        copied, packed = Path(scratch) / "backup", Path(scratch) / "home.zip"
+        _run([sys.executable, "-m", "rubberband.cli", "backup", str(copied)])
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(copied.rglob("*")):
+                archive.write(path, path.relative_to(copied))
+        name = f"copies/{'head' if place is None else place.instance_id}.zip"
+        return {"at": S3Folder.parse(store).put(name, packed)}
+
+
+def _latest(name: str) -> Path | None:
+    runs = [path.parent for path in (folder() / "runs").glob(f"*/{_NAME}") if path.read_text() == name]
+    return max(runs, key=lambda run: run.stat().st_ctime_ns, default=None)
+
+
+def _lives(run: Path) -> bool:
+    """Return whether the unit of a run is there; one that has just been started has no process yet."""
+    try:
+        return not (run / _EXIT).exists() and str(run) in _command_line(int((run / _PID).read_text()))
+    except (OSError, ValueError):
+        return False
+
+
+def _command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+_WORK: Mapping[str, Callable[..., dict[str, Any]]] = {"start": start, "look": look, "ask": ask, "keep": keep}
+
+
+def main(what: str, words: str) -> None:
+    """Do it, and print the answer, or an error in one line."""
+    try:
+        answer = _WORK[what](**json.loads(words))
+    except (RubberbandError, OSError) as error:
+        answer = {"error": " ".join(str(error).split())}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,202 @@
+"""The head as the laptop sees it: commands by SSM's Run Command, with no session, key or open port.
+
+Any answer may be lost, and SSM has no client tokens: what is sent may be repeated. A command that SSM does not know yet
+(InvocationDoesNotExist), an agent that is offline, and throttling are waited for.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from rubberband.cloud.aws.calls import AwsSession
+from rubberband.cloud.aws.errors import FAILURES, code_of, in_one_line, verdict
+from rubberband.cloud.steady import Waiting
+from rubberband.errors import ProviderError
+
+READY_S = 1500.0
+"""A head that is not set up after this time never will be."""
+_LOOK_S = 2.0
+_COMMAND_S = 600.0
+_REACH_S = 300.0
+"""Longest time for which a head that has been reached may be offline."""
+_NOT_READY, _BROKEN = 75, 70
+_PENDING = ("Pending", "InProgress", "Delayed", "Cancelling")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Output of a run on the head, from a place on."""
+
+    log: bytes
+    more: bool
+    """Whether there is more already."""
+    exit_code: int | None
+    """None while it runs."""
+    lives: bool
+    """Whether it runs, or has ended by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Result of a short command on the head."""
+
+    exit_code: int
+    out: str
+    err: str
+    file: bytes | None
+    """Content of the file that it wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteHead:
+    """A running head."""
+
+    session: AwsSession
+    instance_id: str
+    store: str
+    """s3:// address below which long answers and copies of its home go."""
+    waiting: Waiting = field(default_factory=Waiting)
+
+    def wait_until_ready(self, announce: Callable[[str], None]) -> None:
+        """Wait until the head is reached and set up; `announce` gets each line of its progress once.
+
+        Raises ProviderError if that takes too long or fails.
+        """
+        last = ""
+        for _ in self.waiting.looks(READY_S, every_s=3 * _LOOK_S):
+            code, out = self._ran("true", READY_S)
+            if code == 0:
+                return
+            said = out.strip()
+            if code == _BROKEN:
+                raise ProviderError(
+                    f"the head {self.instance_id} could not be set up: {said}; `rubberband down` ends it"
+                )
+            if said != last:
+                announce(said)
+            last = said
+        raise ProviderError(
+            f"the head {self.instance_id} is not ready after {READY_S:g} s ({last}); end it with `down`"
+        )
+
+    def start(self, name: str, words: list[str], packed: str | None) -> str:
+        """Start `rubberband WORDS` as a unit that outlives this process, and return its key. Raises ProviderError."""
+        key = uuid.uuid4().hex
+        self._call("start", key=key, name=name, words=words, packed=packed)
+        return key
+
+    def look(self, name: str, key: str | None, offset: int) -> Seen:
+        """Return the output of a run, by default of the latest of experiment `name`. Raises ProviderError."""
+        found = self._call("look", name=name, key=key, offset=offset)
+        return Seen(
+            log=base64.b64decode(found["log"]), more=found["more"], exit_code=found["exit"], lives=found["lives"]
+        )
+
+    def ask(self, words: list[str]) -> Answer:
+        """Run a short `rubberband WORDS`; the word FILE stands for a file whose content the answer has."""
+        found = self._call("ask", words=words, store=self.store)
+        if "at" in found:
+            found = json.loads(self._fetched(found["at"]))
+        file = None if found["file"] is None else base64.b64decode(found["file"])
+        return Answer(exit_code=found["exit"], out=found["out"], err=found["err"], file=file)
+
+    def keep(self) -> str:
+        """Copy the head's home to the bucket, and return the address. Raises ProviderError."""
+        return str(self._call("keep", reach_s=60.0, store=self.store)["at"])
+
+    def _fetched(self, address: str) -> bytes:
+        bucket, _, key = address.removeprefix("s3://").partition("/")
+        s3 = self.session.client("s3")
+        with in_one_line():
+            content: bytes = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+            s3.delete_object(Bucket=bucket, Key=key)
+        return content
+
+    def _call(self, what: str, *, reach_s: float = _REACH_S, **words: Any) -> Mapping[str, Any]:
+        work = shlex.join(["python3", "-m", "rubberband.cloud.aws.on_head", what, json.dumps(words)])
+        code, out = self._ran(work, reach_s)
+        try:
+            answer: dict[str, Any] = json.loads(out)
+        except ValueError:
+            last = (out.strip().splitlines() or ["no output"])[-1]
+            raise ProviderError(
+                f"the head {self.instance_id} failed (exit code {code}): {last[:300]}; if its rubberband is older than "
+                "this one, `rubberband down` and a new head help"
+            ) from None
+        if "error" in answer:
+            raise ProviderError(answer["error"])
+        return answer
+
+    def _ran(self, work: str, reach_s: float) -> tuple[int, str]:
+        """Run a shell command on the head and return its exit code and output, or what its set-up says (75, 70)."""
+        script = _SCRIPT.format(region=shlex.quote(self.session.region), work=work)
+        for _ in self.waiting.looks(reach_s, every_s=_LOOK_S):
+            sent = self._asked(lambda: self._sent(script))
+            if sent is None:
+                continue
+            found = self._result(sent)
+            if found is not None:
+                return found
+        raise ProviderError(
+            f"SSM has not reached the head {self.instance_id} for {reach_s:g} s: it boots or is offline, or its role "
+            "lacks the policy session.json (`rubberband aws setup` attaches it); try again, or `rubberband down`"
+        )
+
+    def _sent(self, script: str) -> str:
+        answer = self.session.client("ssm").send_command(
+            InstanceIds=[self.instance_id],
+            DocumentName="AWS-RunShellScript",
+            Parameters={"commands": [script], "executionTimeout": [f"{_COMMAND_S:.0f}"]},
+            TimeoutSeconds=60,
+            Comment="rubberband --on head",
+        )
+        return str(answer["Command"]["CommandId"])
+
+    def _result(self, command_id: str) -> tuple[int, str] | None:
+        """Return exit code and output of a command; None if it was not delivered."""
+        ssm = self.session.client("ssm")
+        for _ in self.waiting.looks(_COMMAND_S + 90.0, every_s=_LOOK_S / 2):
+            found = self._asked(lambda: ssm.get_command_invocation(CommandId=command_id, InstanceId=self.instance_id))
+            if found is None or found["Status"] in _PENDING:
+                continue
+            if found["Status"] in ("Success", "Failed") and found["ResponseCode"] >= 0:
+                out = found["StandardOutputContent"] or found["StandardErrorContent"]
+                return found["ResponseCode"], out
+            return None
+        return None
+
+    def _asked(self, call: Callable[[], Any]) -> Any | None:
+        """Return the answer to a call; None where it is worth another one. Raises InputError for a refusal."""
+        with in_one_line():
+            try:
+                return call()
+            except FAILURES as error:
+                waits = isinstance(error, ClientError) and code_of(error) in ("InvalidInstanceId", _NOT_THERE)
+                if waits or verdict(error) in ("throttled", "unknown"):
+                    return None
+                raise
+
+
+_NOT_THERE = "InvocationDoesNotExist"
+_SCRIPT = """root="${{RUBBERBAND_ROOT:-}}"
+log="$root/var/log/rubberband.log"
+if ! grep -q 'rubberband: .* the head is ready' "$log" 2> /dev/null; then
+    tail -n 1 "$log" 2> /dev/null || echo 'the head boots'
+    grep -q 'rubberband: .* the head could not be set up' "$log" 2> /dev/null && exit 70
+    exit 75
+fi
+export HOME="${{HOME:-/root}}" AWS_DEFAULT_REGION={region}
+export PATH="$root/opt/rubberband/venv/bin:$root/usr/local/bin:$PATH"
+cd "$root/opt/rubberband"
+touch busy
+{work}
+"""
+"""`busy` is the stamp of the head's own end: whoever asks it wants it for a while."""

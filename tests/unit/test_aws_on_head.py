@@ -1,0 +1,346 @@
+"""`--on head`: a head is asked by SSM, which loses answers, comes late and cuts output."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import shlex
+import subprocess
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rubberband.cli import app
+from rubberband.cloud.aws import on_head
+from rubberband.cloud.aws.head import ensure_head, running_head
+from rubberband.cloud.aws.remote import RemoteHead
+from rubberband.cloud.aws.s3 import S3Folder
+from rubberband.cloud.steady import Waiting
+from rubberband.errors import InputError, ProviderError
+from tests.builders.aws_account import Account
+from tests.ec2 import Fault
+from tests.ec2.faults import FakeCall, FakeError
+from tests.unit.test_aws_head import EXPERIMENT
+
+Work = Callable[[str, dict[str, Any]], dict[str, Any] | tuple[int, str]]
+
+
+class Head:
+    """A head of a fake account whose answers a test writes."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.answers: Work = lambda what, words: {}
+        account.fake.world.runs_command = self._run
+
+    def _run(self, instance_id: str, script: str) -> Callable[[], tuple[int, str, str]]:
+        work = shlex.split(script.strip().splitlines()[-1])
+        if work == ["true"]:
+            return lambda: (0, "", "")
+        assert work[:3] == ["python3", "-m", "rubberband.cloud.aws.on_head"]
+        self.asked.append((work[3], json.loads(work[4])))
+        answer = self.answers(*self.asked[-1])
+        code, out = answer if isinstance(answer, tuple) else (0, json.dumps(answer))
+        return lambda: (code, out, "")
+
+    def remote(self) -> RemoteHead:
+        account = self.account
+        head = ensure_head(account.session, account.resources(), clock=lambda: account.now, sleep=account.sleep)
+        waiting = Waiting(clock=lambda: account.now, sleep=account.sleep)
+        store = f"s3://{account.bucket}/heads"
+        return RemoteHead(session=account.session, instance_id=head.instance_id, store=store, waiting=waiting)
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    account = Account()
+    account.session = account.fake.session("admin")
+    monkeypatch.setattr(
+        "rubberband.cloud.aws.client.open_session", lambda region: account.fake.session("admin", region=region)
+    )
+    passing: dict[str, Any] = {"clock": lambda: account.now, "sleep": account.sleep}
+    waiting = Waiting(**passing)
+    monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
+    monkeypatch.setattr("rubberband.cloud.aws.head.running_head", partial(running_head, **passing))
+    monkeypatch.setattr("rubberband.cloud.aws.remote.RemoteHead", partial(RemoteHead, waiting=waiting))
+    monkeypatch.setattr("rubberband.commands.on_head.time.sleep", account.sleep)
+    return account
+
+
+def shown(log: bytes, *, exit_code: int | None = None, lives: bool = True, more: bool = False) -> dict[str, Any]:
+    return {"log": base64.b64encode(log).decode(), "more": more, "exit": exit_code, "lives": lives}
+
+
+BAD_WEATHER = [
+    Fault(error=FakeError("ThrottlingException", "Rate exceeded", 400)),
+    Fault(error=FakeError("InternalServerError", "", 500)),
+    Fault.timeout(took_effect=True),
+    Fault.timeout(took_effect=False),
+]
+
+
+@pytest.mark.parametrize("fault", BAD_WEATHER)
+@pytest.mark.parametrize("operation", ["SendCommand", "GetCommandInvocation"])
+def test_a_call_goes_through_bad_weather(account: Account, fault: Fault, operation: str) -> None:
+    head = Head(account)
+    head.answers = lambda what, words: shown(b"hello")
+    remote, left = head.remote(), [3]
+
+    def weather(call: FakeCall) -> Fault | None:
+        if call.operation == operation and left[0]:
+            left[0] -= 1
+            return fault
+        return None
+
+    account.fake.fault = weather
+    assert remote.look("digits", None, 0).log == b"hello"
+    assert left == [0]
+
+
+def test_a_start_that_is_repeated_has_the_same_key(account: Account) -> None:
+    head = Head(account)
+    remote, lost = head.remote(), [True]
+
+    def loses(call: FakeCall) -> Fault | None:
+        return Fault.timeout(took_effect=True) if call.operation == "SendCommand" and lost and lost.pop() else None
+
+    account.fake.fault = loses
+    key = remote.start("digits", ["run", "digits.yaml"], "s3://b/digits.zip#sha256=0")
+    assert [(what, words["key"]) for what, words in head.asked] == [("start", key), ("start", key)]
+
+
+def test_an_agent_that_never_comes_is_an_error_with_the_policy(account: Account) -> None:
+    account.fake.world.agent_s = 1e9
+    with pytest.raises(ProviderError, match=r"SSM has not reached the head i-.* lacks the policy session\.json"):
+        Head(account).remote().look("digits", None, 0)
+
+
+def test_a_right_that_is_missing_is_said_at_once(account: Account) -> None:
+    remote = Head(account).remote()
+    account.fake.fault = lambda call: (
+        Fault(error=FakeError("AccessDeniedException", "User: x is not authorized to perform: ssm:SendCommand"))
+        if call.operation == "SendCommand"
+        else None
+    )
+    with pytest.raises(InputError, match="x may not ssm:SendCommand"):
+        remote.look("digits", None, 0)
+
+
+def test_output_that_ssm_cut_is_an_error_and_no_half_answer(account: Account) -> None:
+    head = Head(account)
+    head.answers = lambda what, words: shown(b"x" * 30_000)
+    with pytest.raises(ProviderError, match="failed"):
+        head.remote().look("digits", None, 0)
+
+
+def test_a_head_of_an_older_version_is_named(account: Account) -> None:
+    head = Head(account)
+    head.answers = lambda what, words: (1, "No module named rubberband.cloud.aws.on_head")
+    with pytest.raises(ProviderError, match=r"No module named rubberband\.cloud\.aws\.on_head.* older than this one"):
+        head.remote().look("digits", None, 0)
+
+
+@pytest.fixture
+def file(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    path = tmp_path / "work" / "digits.yaml"
+    text = EXPERIMENT.replace("BUCKET", account.bucket).replace("{deadline: 1h}", "{deadline: 1h, max_cost: 2}")
+    path.write_text(text)
+    (tmp_path / "work" / "digits.py").write_text("class Trial: ...\n")
+    return path
+
+
+def say(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, words)
+    return result.exit_code, result.output + (str(result.exception) if result.exception else "")
+
+
+def test_a_run_on_the_head_sends_the_folder_starts_a_unit_and_follows_it(account: Account, file: Path) -> None:
+    head, logs = Head(account), [shown(b"plan\n"), shown(b"best: lr=0.1\n", exit_code=4)]
+    head.answers = lambda what, words: {"started": True} if what == "start" else logs.pop(0)
+
+    code, told = say("run", "digits.yaml", "--on", "head", "-s", "constraints.max_cost=1")
+
+    assert code == 4, told
+    assert "plan\nbest: lr=0.1\n" in told
+    (what, words), *looks = head.asked
+    assert (what, words["name"]) == ("start", "digits")
+    assert words["words"][:4] == ["run", "digits.yaml", "-s", "constraints.max_cost=1"]
+    assert words["words"][-1] == "--yes"
+    assert re.fullmatch(
+        rf"s3://{account.bucket}/packages/digits/folders/digits\.zip#sha256=[0-9a-f]{{64}}", words["packed"]
+    )
+    assert [(one, asked["offset"], asked["key"]) for one, asked in looks] == [
+        ("look", 0, words["key"]),
+        ("look", 5, words["key"]),
+    ]
+    archive = account.fake.world.buckets[account.bucket]["packages/digits/folders/digits.zip"]
+    assert "0/digits.py" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
+
+
+def test_a_run_without_a_cap_or_that_is_refused_rents_no_head(account: Account, file: Path) -> None:
+    file.write_text(file.read_text().replace(", max_cost: 2", ""))
+    code, told = say("run", "digits.yaml", "--on", "head")
+    assert code != 0
+    assert "max_cost" in told
+    assert account.fake.instances == ()
+
+
+def test_ctrl_c_leaves_the_run_going_and_says_how_to_follow_it(account: Account, file: Path) -> None:
+    head = Head(account)
+
+    def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
+        if what == "look":
+            raise KeyboardInterrupt
+        return {"started": True}
+
+    head.answers = answers
+    code, told = say("run", "digits.yaml", "--on", "head")
+    assert code != 0
+    assert "digits goes on on the head: `rubberband status digits --on head --watch` follows it" in told
+    assert [what for what, _ in head.asked] == ["start", "look"]
+    assert len(account.fake.living) == 1
+
+
+def test_commands_are_asked_as_typed_on_the_head_that_runs_the_experiment(account: Account, file: Path) -> None:
+    head = Head(account)
+    head.answers = lambda what, words: {"exit": 3, "out": "fine\n", "err": "note\n", "file": None}
+    other = account.fake.session("admin", region="eu-west-1")
+    resources = account.resources(region="eu-west-1")
+    there = ensure_head(other, resources, clock=lambda: account.now, sleep=account.sleep)
+    (Path(file.parents[1]) / "home" / "heads").mkdir(parents=True)
+    kept = {"region": "eu-west-1", "owner": "rubberband", "checkpoints": f"s3://{account.bucket}/digits"}
+    (Path(file.parents[1]) / "home" / "heads" / "digits.json").write_text(json.dumps(kept))
+    account.fake.in_region("eu-west-1").world.runs_command = head._run
+
+    assert say("status", "-o", "json", "digits", "--on", "head") == (3, "fine\nnote\n")
+    assert say("logs", "digits", "1", "--on=head")[0] == 3
+    assert [words["words"] for _, words in head.asked] == [["status", "-o", "json", "digits"], ["logs", "digits", "1"]]
+    assert there.instance_id in {one.instance_id for one in account.fake.in_region("eu-west-1").living}
+
+
+def test_a_report_of_a_stopped_head_starts_it_and_comes_through_the_bucket(account: Account, file: Path) -> None:
+    head = Head(account)
+    started = head.remote().instance_id
+    account.sleep(60)
+    account.fake.power_off(started)
+    account.sleep(60)
+    page = b"<html>" + b"x" * 100_000
+    account.fake.world.buckets[account.bucket]["heads/answers/1.json"] = json.dumps(
+        {"exit": 0, "out": "", "err": "", "file": base64.b64encode(page).decode()}
+    ).encode()
+    head.answers = lambda what, words: {"at": f"s3://{account.bucket}/heads/answers/1.json"}
+    home = file.parents[1] / "home"
+    home.mkdir(exist_ok=True)
+    (home / "aws.yaml").write_text(f"bucket: {account.bucket}\nregion: us-east-1\n")
+
+    code, told = say("report", "digits", "--html", "page.html", "--on", "head")
+
+    assert code == 0, told
+    assert f"the head {started} has stopped and is started again" in told
+    assert head.asked[0][1]["words"] == ["report", "digits", "--html", "FILE"]
+    assert (file.parent / "page.html").read_bytes() == page
+    assert "heads/answers/1.json" not in account.fake.world.buckets[account.bucket]
+
+
+def test_down_copies_the_journals_of_a_head_that_runs(account: Account, file: Path) -> None:
+    head = Head(account)
+    head.answers = lambda what, words: {"at": words["store"] + "/copies/i-1.zip"}
+    head.remote()
+    code, told = say("down", "digits.yaml", "-y")
+    assert code == 0, told
+    assert f"copied the head's journals to s3://{account.bucket}/heads/copies/i-1.zip" in told
+    assert account.fake.living == ()
+
+
+# The head's side.
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    fetches = 'mkdir -p "$RUBBERBAND_ROOT/opt/rubberband/digits"'
+    runs = 'shift 2; while [[ $1 == --* ]]; do shift; done; setsid "$@" &'
+    for name, body in {"systemd-run": runs, "rubberband-fetch": fetches}.items():
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("RUBBERBAND_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("RUBBERBAND_HOME", str(tmp_path / "home"))
+    return tmp_path / "root"
+
+
+def whole(key: str) -> tuple[bytes, int]:
+    log = b""
+    while True:
+        seen = on_head.look(key=key, name="digits", offset=len(log))
+        log += base64.b64decode(seen["log"])
+        if seen["exit"] is not None and not seen["more"]:
+            return log, seen["exit"]
+
+
+def test_a_command_is_started_once_and_its_output_comes_in_pieces(root: Path) -> None:
+    first = {"key": "0" * 8, "name": "digits", "words": ["--version"], "packed": "s3://b/digits.zip"}
+    assert on_head.start(**first) == {"started": True}
+    assert on_head.start(**first) == {"started": False}
+    log, code = whole("0" * 8)
+    assert code == 0
+    assert log.startswith(b"rubberband ")
+    (root / "opt/rubberband/runs" / ("0" * 8) / "log").write_bytes(b"\xc3\xa4" * 20_000)
+    assert whole("0" * 8)[0] == b"\xc3\xa4" * 20_000
+
+
+def test_a_second_run_of_a_name_is_refused_while_the_first_runs(root: Path) -> None:
+    run = root / "opt/rubberband/runs" / ("1" * 8)
+    run.mkdir(parents=True)
+    (run / "name").write_text("digits")
+    process = subprocess.Popen(["bash", "-c", "sleep 60; true", str(run / "script")])
+    try:
+        (run / "pid").write_text(str(process.pid))
+        with pytest.raises(InputError, match="digits runs on the head already"):
+            on_head.start(key="2" * 8, name="digits", words=["--version"], packed=None)
+        assert on_head.look(key=None, name="digits", offset=0)["lives"]
+    finally:
+        process.kill()
+        process.wait()
+    assert not on_head.look(key=None, name="digits", offset=0)["lives"]
+
+
+def test_a_folder_that_cannot_be_fetched_is_an_error_and_may_be_tried_again(root: Path, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "rubberband-fetch"
+    fetch = program.read_text()
+    program.write_text("#!/bin/bash\necho 'it is not what the driver put there' >&2; exit 1\n")
+    first = {"key": "3" * 8, "name": "digits", "words": ["--version"], "packed": "s3://b/digits.zip"}
+    with pytest.raises(InputError, match="not what the driver put there"):
+        on_head.start(**first)
+    program.write_text(fetch)
+    assert on_head.start(**first) == {"started": True}
+    assert whole("3" * 8)[1] == 0
+
+
+def test_a_long_answer_goes_through_the_bucket(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put: dict[str, bytes] = {}
+    monkeypatch.setattr(S3Folder, "put", lambda self, name, payload: put.setdefault(name, payload) and f"s3://{name}")
+    assert on_head.ask(words=["--version"], store="s3://b/heads")["out"].startswith("rubberband ")
+    found = on_head.ask(words=["--help"], store="s3://b/heads")
+    assert found.keys() == {"exit", "out", "err", "file"}
+    monkeypatch.setattr(on_head, "MOST_CHARACTERS", 100)
+    (name,) = [on_head.ask(words=["--help"], store="s3://b/heads")["at"].removeprefix("s3://")]
+    assert json.loads(put[name]) == found
+
+
+def test_an_error_is_one_line_of_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on_head.main("look", json.dumps({"key": None, "name": "digits", "offset": 0}))
+    assert json.loads(capsys.readouterr().out)["error"].startswith("nothing was started for digits on the head")
