@@ -129,7 +129,7 @@ def _told(session: AwsSession, head: HeadInstance, experiment: Experiment, run: 
         if not head.started:
             lines.append(f"update:  sudo rubberband-fetch {folder}")
         run = f"cd /opt/rubberband/{experiment.name} && {run}"
-    lines.append(f"run:     {run}  (in tmux, to outlive the session)")
+    lines.append(f"run:     {run}  (ends with the session; `rubberband run FILE --on head` here does not)")
     words = experiment.resources.aws
     if words.head_idle_s:
         idle = format_duration(words.head_idle_s)

@@ -44,7 +44,7 @@ def send_command(request: Request) -> dict[str, Any]:
     if not online or instance is None or request.now < instance.running_at + world.agent_s:
         raise FakeError("InvalidInstanceId", "Instances [[" + instance_id + "]] not in a valid state for account")
     result = world.runs_command(instance_id, "\n".join(params["Parameters"]["commands"]))
-    command_id = str(uuid.uuid4())
+    command_id = str(uuid.UUID(int=world.rng.getrandbits(128)))
     world.commands[command_id] = Command(
         instance_id=instance_id,
         sent_at=request.now,

@@ -113,6 +113,9 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     assert ask("ec2", "get_console_output", InstanceId=instance, Latest=True)["Output"] == "ä: it boots\r\n"
     ask("ec2", "start_instances", InstanceIds=[instance])
     ask("ec2", "describe_regions")
+    script = {"DocumentName": "AWS-RunShellScript", "Parameters": {"commands": ["true"]}}
+    sent = ask("ssm", "send_command", InstanceIds=[instance], **script)["Command"]["CommandId"]
+    ask("ssm", "get_command_invocation", CommandId=sent, InstanceId=instance)
     ask("ec2", "create_tags", Resources=[instance], Tags=[{"Key": "k", "Value": "v"}])
     made = [ask("ec2", "create_image", InstanceId=instance, Name="mine", TagSpecifications=[]) for _ in range(2)]
     ask("ec2", "describe_images", Owners=["self"])
@@ -206,6 +209,7 @@ def test_boto3_gets_from_the_server_what_it_gets_in_process(tmp_path: Path) -> N
     fakes = [FakeAws(lambda: NOW, pending_s=0.0) for _ in range(2)]
     for fake in fakes:
         fake.world.console = lambda _: "ä: it boots\r\n"
+        fake.world.agent_s = fake.world.command_known_s = 0.0
     expected = a_life(fakes[0].session("admin").client)
     with FakeServer(fakes[1], tmp_path) as fresh:
         clients: dict[str, Any] = {}

@@ -592,6 +592,19 @@ def test_the_head_stops_when_nothing_has_run_on_it_for_a_while(
     assert ("shutdown -h now" in machine.called) is stops
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_the_head_copies_its_journals_to_the_bucket_before_it_stops(machine: Machine, works: bool) -> None:
+    machine.program("pgrep", "exit 1")
+    machine.program("python3", "" if works else "exit 1")
+    machine.boot(head_script("us-east-1", BOOT.installation, (), (), idle_s=3600.0, bucket="mine"))
+    os.utime(machine.root / "opt/rubberband/busy", (0, 0))
+
+    machine.run(machine.root / "opt/rubberband/check-idle")
+
+    copies = 'python3 -m rubberband.cloud.aws.on_head keep {"store": "s3://mine/heads"}'
+    assert machine.called[-2:] == [copies, "shutdown -h now"]
+
+
 def test_a_head_that_was_stopped_and_started_again_has_its_whole_time(machine: Machine) -> None:
     machine.program("pgrep", "exit 1")
     machine.program("who")
