@@ -123,6 +123,8 @@ class RemoteHead:
     def _call(self, what: str, *, reach_s: float = _REACH_S, **words: Any) -> Mapping[str, Any]:
         work = shlex.join(["python3", "-m", "rubberband.cloud.aws.on_head", what, json.dumps(words)])
         code, out = self._ran(work, reach_s)
+        if code in (_NOT_READY, _BROKEN):
+            raise ProviderError(f"the head {self.instance_id} is not set up: {out.strip()[:300]}")
         try:
             answer: dict[str, Any] = json.loads(out)
         except ValueError:
