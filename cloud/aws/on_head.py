@@ -31,7 +31,7 @@ CHUNK_BYTES = 12_000
 MOST_CHARACTERS = 20_000
 """A longer answer goes through the bucket."""
 NEEDS_FILE = "FILE"
-"""Stands in a command for the file that it writes, and whose content the answer has."""
+"""Word of a command for the file that it writes, and whose content the answer has."""
 _LOG, _EXIT, _PID, _NAME = "log", "exit", "pid", "name"
 _KEY = re.compile(r"[0-9a-f]{8,32}")
 

@@ -161,7 +161,7 @@ OnOption = Annotated[
     Place | None,
     option("--on", "head", "Ask the head on EC2, where `rubberband run FILE --on head` started it."),
 ]
-"""Of a command that asks for an experiment by its name; the command line carries it out (rubberband.cli)."""
+"""Place of a command that asks for an experiment by its name; the command line carries it out (rubberband.cli)."""
 
 # The place where a command acts: this machine, or a service. The token is RUBBERBAND_TOKEN's.
 
