@@ -39,6 +39,7 @@ remember() { # the bucket and the region, for experiment files without them
 keep_copy() { # the command that copies the head's experiments to the bucket, as far as that is possible
     [[ -n "$BUCKET" ]] || { echo :; return; }
     printf 'cd %q; ' "$DIR"
+    # shellcheck disable=SC2016
     printf 'PATH=%q:"$PATH" HOME=%q AWS_DEFAULT_REGION=%q ' "$DIR/venv/bin" "${HOME:-/root}" "$REGION"
     printf 'timeout 600 python3 -m rubberband.cloud.aws.on_head keep %q || true\n' "{\"store\": \"s3://$BUCKET/heads\"}"
 }

@@ -110,6 +110,7 @@ def test_a_call_goes_through_bad_weather(account: Account, fault: Fault, operati
 def test_a_start_that_is_repeated_has_the_same_key(account: Account) -> None:
     head = Head(account)
     remote, lost = head.remote(), [True]
+    account.sleep(60.0)
 
     def loses(call: FakeCall) -> Fault | None:
         return Fault.timeout(took_effect=True) if call.operation == "SendCommand" and lost and lost.pop() else None
