@@ -8,6 +8,8 @@ import json
 import re
 import shlex
 import subprocess
+import sys
+import time
 import zipfile
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +24,7 @@ from rubberband.cloud.aws import on_head
 from rubberband.cloud.aws.head import ensure_head, running_head
 from rubberband.cloud.aws.remote import RemoteHead
 from rubberband.cloud.aws.s3 import S3Folder
+from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError
 from tests.builders.aws_account import Account
@@ -72,6 +75,7 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
     waiting = Waiting(**passing)
     monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
     monkeypatch.setattr("rubberband.cloud.aws.head.running_head", partial(running_head, **passing))
+    monkeypatch.setattr("rubberband.cloud.aws.sweeping.end_everything", partial(end_everything, **passing))
     monkeypatch.setattr("rubberband.cloud.aws.remote.RemoteHead", partial(RemoteHead, waiting=waiting))
     monkeypatch.setattr("rubberband.commands.on_head.time.sleep", account.sleep)
     return account
@@ -308,9 +312,11 @@ def test_a_second_run_of_a_name_is_refused_while_the_first_runs(root: Path) -> N
     run = root / "opt/rubberband/runs" / ("1" * 8)
     run.mkdir(parents=True)
     (run / "name").write_text("digits")
-    process = subprocess.Popen(["bash", "-c", "sleep 60; true", str(run / "script")])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(run / "script")])
     try:
         (run / "pid").write_text(str(process.pid))
+        while str(run) not in Path(f"/proc/{process.pid}/cmdline").read_text():
+            time.sleep(0.01)  # until it is the program that it was made to be
         with pytest.raises(InputError, match="digits runs on the head already"):
             on_head.start(key="2" * 8, name="digits", words=["--version"], packed=None)
         assert on_head.look(key=None, name="digits", offset=0)["lives"]
