@@ -113,6 +113,15 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     assert ask("ec2", "get_console_output", InstanceId=instance, Latest=True)["Output"] == "ä: it boots\r\n"
     ask("ec2", "start_instances", InstanceIds=[instance])
     ask("ec2", "describe_regions")
+    ask("ec2", "describe_capacity_reservations", CapacityReservationIds=["cr-0123456789abcdef0"])
+    ask("ec2", "describe_capacity_reservations")
+    ask(
+        "ec2",
+        "describe_capacity_block_offerings",
+        InstanceType="p5.48xlarge",
+        CapacityDurationHours=24,
+        InstanceCount=1,
+    )
     script = {"DocumentName": "AWS-RunShellScript", "Parameters": {"commands": ["true"]}}
     sent = ask("ssm", "send_command", InstanceIds=[instance], **script)["Command"]["CommandId"]
     ask("ssm", "get_command_invocation", CommandId=sent, InstanceId=instance)

@@ -73,6 +73,6 @@ def test_no_type_in_time_is_one_error_with_the_nearest_time() -> None:
 
 def test_an_experiment_that_cannot_run_is_refused_before_anything_is_made(tmp_path: Any) -> None:
     folder = ExperimentFolder(home=tmp_path, name="small")
-    with pytest.raises(InputError, match="name a bucket"):
+    with pytest.raises(InputError, match="which makes a bucket, or name one"):
         run_experiment(experiment(provider="aws"), folder)
     assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -41,6 +42,7 @@ PRECISIONS = ("matmul", "backends.cudnn.allow_tf32", *(name for name in _SWITCHE
 def process(one_thread: None, tmp_path: Path) -> Iterator[None]:
     """Put the process back even where a test fails; a default device of the script is none of a trial's."""
     before = Leftovers("cpu")
+    multiprocessing.set_start_method(None, force=True)  # as in a worker, where no other test has used the default
     yield
     before.close()
 

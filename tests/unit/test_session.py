@@ -411,7 +411,7 @@ def test_the_workers_learn_how_many_iterations_a_whole_trial_has(
     cluster = types.SimpleNamespace(device="cpu", clock=None)
     monkeypatch.setattr(session, "open_cluster", lambda *_, **__: cluster)
     monkeypatch.setattr("rubberband.executor.ray.backend.RayBackend", lambda _, **words: made.update(words))
-    monkeypatch.setattr("rubberband.executor.ray.fork_server.ForkServer", lambda *_: None)
+    monkeypatch.setattr("rubberband.executor.ray.fork_server.ForkServer", lambda *_, **__: None)
     local = setup(provider="local", entrypoint=Entrypoint.parse("trial:train"), checkpoints=str(folder.checkpoints))
     session.make_backend(folder, local, JOB, None, open_store(str(folder.checkpoints)))
     assert made["max_iterations"] == 3  # 1 in the first stage, 2 in the second

@@ -246,7 +246,9 @@ def test_channels_last_changes_the_layout_and_nothing_else(store):
         (True, AdaptiveBatch(max=20), False, True),
     ],
 )
-def test_cudnn_looks_for_kernels_where_sizes_are_fixed(word, batch, is_deterministic, searches):
+def test_cudnn_looks_for_kernels_where_sizes_are_fixed(word, batch, is_deterministic, searches, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+
     class Looks(Exact):
         cudnn_benchmark = word
 
