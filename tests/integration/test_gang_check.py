@@ -135,6 +135,8 @@ def test_workers_with_equal_shares_are_compared_with_each_other() -> None:
 
 
 def test_a_layer_that_needs_gpus_is_no_fault_of_the_trial() -> None:
-    found, (remark,) = compared("planted_trials:Synchronised")
+    found, remarks = compared("planted_trials:Synchronised")
+    assert (found, len(remarks)) == ([], 1)
+    (remark,) = remarks
     assert not found
     assert "SyncBatchNorm needs GPUs" in remark
