@@ -213,6 +213,7 @@ def test_runs_at_once_take_different_gpus_and_a_killed_one_gives_its_own_back(
     eventually(lambda: holder("GPU-0") is None)
     provider.launch("b")
     assert load(tmp_path / "instances" / "b.json").devices == ("GPU-0", "GPU-1")
+    assert sweep(tmp_path / "other"), "nothing else ends what a killed driver and a killed guard left"
 
 
 def test_a_closed_provider_starts_nothing(open_provider: Open) -> None:
