@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from rubberband.cloud.aws import buckets
-from rubberband.cloud.aws.allowances import account_plan, plan_budget, plan_no_budget, plan_quotas
+from rubberband.cloud.aws.account_limits import account_plan, plan_budget, plan_no_budget, plan_quotas
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
 from rubberband.cloud.aws.errors import OF_AWS, code_of, explain, missing_action

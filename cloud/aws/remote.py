@@ -201,4 +201,4 @@ cd "$root/opt/rubberband"
 touch busy
 {work}
 """
-"""`busy` is the stamp of the head's own end: whoever asks it wants it for a while."""
+"""Each command renews `busy`, so that the head does not stop itself while it is in use."""

@@ -519,7 +519,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="refused-quota-asked-for-again",
         harm="each set-up opens another case with AWS for what it refused",
-        file="cloud/aws/allowances.py",
+        file="cloud/aws/account_limits.py",
         old='one["Status"] != _INVALID\n',
         new='one["Status"] not in (_INVALID, *_REFUSED)\n',
         tests=_SETUP,
