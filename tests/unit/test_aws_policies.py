@@ -198,7 +198,7 @@ def test_every_operation_that_the_code_names_is_allowed_and_no_other_of_ec2() ->
     assert {one for one in actions(policy("driver")) if one.startswith("ec2:")} <= named | {"ec2:CreateTags"}
 
 
-ADMINISTRATORS = ("account.py", "allowances.py", "buckets.py", "roles.py")
+ADMINISTRATORS = ("account.py", "account_limits.py", "buckets.py", "roles.py")
 """Modules that only `rubberband aws` uses, with an administrator's rights."""
 
 
