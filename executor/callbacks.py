@@ -20,9 +20,9 @@ from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event, TrialReported
-from rubberband.executor.core.state import Phase, StageRecord, TrialStatus
+from rubberband.executor.core.state import Phase, StageRecord, State, TrialStatus
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.reading import JournalReader
 from rubberband.executor.result import Result
 
 PAUSE_S = 0.25
@@ -150,11 +150,11 @@ class _Item:
     told: Told
 
 
-class Reader:
-    """Turns a growing journal into calls; it sees every event once."""
+class Translator:
+    """Turns the events of a growing journal into calls; it sees every event once."""
 
-    def __init__(self, folder: ExperimentFolder) -> None:
-        self._reader = JournalReader(folder)
+    def __init__(self, follower: JournalFollower) -> None:
+        self._follower = follower
         self._synced: set[int] = set()
         self._reported: dict[int, object] = {}
         self._failures = 0
@@ -163,80 +163,76 @@ class Reader:
     @property
     def run(self) -> RunInfo:
         """The experiment; whether it is resumed is known once its journal was read."""
-        job, setup = self._reader.header.job, self._reader.header.setup
+        job = self._follower.header.job
         return RunInfo(
             name=job.name,
             metric=job.metric,
             mode=job.mode,
             num_trials=job.num_trials,
-            experiment=setup.get("experiment", {}),
-            is_resumed=self._reader.seq >= 0,
+            experiment=self._follower.header.setup.get("experiment", {}),
+            is_resumed=self._follower.seq >= 0,
         )
-
-    @property
-    def seq(self) -> int:
-        """Sequence number of the last event that was read."""
-        return self._reader.seq
 
     def read(self) -> Iterator[_Item]:
         """Read the new events, and yield what they mean."""
-        for seq, event in self._reader.each():
-            for told in self._meaning(event, self._reader.controller):
+        for seq, event in self._follower.each():
+            for told in self._meaning(event):
                 yield _Item(seq=seq, told=told)
 
-    def _meaning(self, event: Event, controller: Controller) -> Iterator[Told]:
-        state = controller.state
+    @property
+    def _state(self) -> State:
+        return self._follower.controller.state
+
+    def _meaning(self, event: Event) -> Iterator[Told]:
+        state = self._state
         if isinstance(event, TrialReported):
-            yield from self._report(event, controller)
-        yield from self._failed(controller)
+            yield from self._report(event)
+        yield from self._failed()
         ended = [stage for stage in state.stages if stage.ended_at is not None and stage.stage not in self._synced]
         for stage in ended:
             self._synced.add(stage.stage)
-            yield self._sync(stage, controller)
+            yield self._sync(stage)
         has_ended = state.phase is Phase.FINISHED
         if has_ended and not self._has_ended:
-            yield self._reader.result(state.now)
+            yield self._follower.result()
         self._has_ended = has_ended
 
-    def _report(self, event: TrialReported, controller: Controller) -> Iterator[ReportInfo]:
+    def _report(self, event: TrialReported) -> Iterator[ReportInfo]:
         """Yield a report that counted: one of an attempt that was stopped does not."""
-        state, header = controller.state, self._reader.header
-        reports = state.trials[event.trial].reports
+        reports = self._state.trials[event.trial].reports
         if not reports or reports[-1] is self._reported.get(event.trial):
             return
         self._reported[event.trial] = reports[-1]
         yield ReportInfo(
             trial=event.trial,
-            config=self._config(event.trial, controller),
+            config=self._config(event.trial),
             iterations=event.iterations,
             metrics=event.metrics,
             stage=reports[-1].stage,
-            elapsed_s=event.occurred_at - state.started_at,
-            reported_at=event.occurred_at + header.offset_s,
+            elapsed_s=event.occurred_at - self._state.started_at,
+            reported_at=event.occurred_at + self._follower.header.offset_s,
         )
 
-    def _failed(self, controller: Controller) -> Iterator[FailureInfo]:
+    def _failed(self) -> Iterator[FailureInfo]:
         """Yield the trials that have failed for good since the last call."""
-        state = controller.state
+        state = self._state
         new, self._failures = state.failed[self._failures :], len(state.failed)
         for trial in map(state.trials.__getitem__, new):
             if trial.status is TrialStatus.FAILED and trial.failure is not None:
                 yield FailureInfo(
                     trial=trial.trial,
-                    config=self._config(trial.trial, controller),
+                    config=self._config(trial.trial),
                     iterations=trial.iterations,
                     failure=trial.failure[1],
                     elapsed_s=state.now - state.started_at,
                 )
 
-    def _config(self, trial: int, controller: Controller) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = (
-            controller.state.drawn.get(trial) or self._reader.header.setup["configurations"][trial]
-        )
+    def _config(self, trial: int) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._state.drawn.get(trial) or self._follower.header.setup["configurations"][trial]
         return found
 
-    def _sync(self, stage: StageRecord, controller: Controller) -> SyncInfo:
-        job, state = controller.job, controller.state
+    def _sync(self, stage: StageRecord) -> SyncInfo:
+        job, state = self._follower.controller.job, self._state
         bracket = job.bracket_of(stage.stage)
         goes_on = stage.ranking and stage.stage + 1 < bracket.end_stage
         return SyncInfo(
@@ -249,13 +245,9 @@ class Reader:
             cost_usd=bill_usd(job, state, state.now),
         )
 
-    def close(self) -> None:
-        """Close the journal."""
-        self._reader.close()
 
-
-class Follower:
-    """Thread of one callback; an observer of the driver, which wakes it."""
+class CallbackThread:
+    """Thread of one callback, which follows the journal; an observer of the driver, which wakes it."""
 
     def __init__(
         self,
@@ -271,10 +263,11 @@ class Follower:
         its last calls; None: no limit.
         """
         self._callback, self._state, self._save, self._last_s, self._clock = callback, state, save, last_s, clock
-        self._reader = Reader(folder)
-        already = deque(self._reader.read())
-        self._after = self._reader.seq
-        self._pending = deque([_Item(seq=-1, told=self._reader.run)])
+        self._follower = JournalFollower(folder)
+        self._translator = Translator(self._follower)
+        already = deque(self._translator.read())
+        self._after = self._follower.seq
+        self._pending = deque([_Item(seq=-1, told=self._translator.run)])
         if isinstance(callback, Tracker):
             self._after = callback.open(state if state is not None else {})
             self._pending += [item for item in already if item.seq > self._after]
@@ -307,13 +300,13 @@ class Follower:
             _log.warning("%s does not answer; %s", self._name, self._lacking())
 
     def _run(self) -> None:
-        with closing(self._reader):
+        with closing(self._follower):
             while True:
                 self._news.wait(RETRY_S if self._pending or self._unsaved else None)
                 self._news.clear()
                 is_last = self._closing.is_set()
                 try:
-                    self._pending += self._reader.read()
+                    self._pending += self._translator.read()
                     self._deliver(is_last)
                 except Exception:  # such as a journal that cannot be read, which the driver reports
                     _log.warning("%s has stopped", self._name, exc_info=True)
@@ -392,15 +385,15 @@ class Follower:
 
 
 @contextmanager
-def following(followers: Sequence[Follower]) -> Iterator[Sequence[Follower]]:
-    """Run followers, to be given to the driver as observers; at the end, wait for their last calls."""
-    for follower in followers:
-        follower.start()
+def calling(threads: Sequence[CallbackThread]) -> Iterator[Sequence[CallbackThread]]:
+    """Run the threads, to be given to the driver as observers; at the end, wait for their last calls."""
+    for thread in threads:
+        thread.start()
     try:
-        yield followers
+        yield threads
     finally:
-        for follower in followers:
-            follower.close()
+        for thread in threads:
+            thread.close()
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rubberband.errors import InputError
-from rubberband.executor.observed import Failure
+from rubberband.executor.follower import Failure
 from rubberband.executor.trial_log import Stretch, left_out_line, printed_bytes, read
 from rubberband.units import shown
 

@@ -24,18 +24,19 @@ from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import CheckpointError, JournalError, StoreAwayError
 from rubberband.executor import sampling
 from rubberband.executor.backend import Backend
-from rubberband.executor.callbacks import Callback, following
+from rubberband.executor.callbacks import Callback, calling
 from rubberband.executor.checkpoints import CheckpointStore, make_store, open_store, reopen_store
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import DriverResumed, Event
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Draw, Observer, drive
+from rubberband.executor.follower import open_journal
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.journal.journal import begin
-from rubberband.executor.journal.reading import JournalReader, explaining, read_whole
+from rubberband.executor.journal.reading import explaining, read_whole
 from rubberband.executor.result import Result, summarise
-from rubberband.executor.trackers import followers
+from rubberband.executor.trackers import callback_threads
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.virtual.backend import VirtualBackend, curves
 from rubberband.executor.virtual.fleet import Noise
@@ -209,9 +210,8 @@ def _run(
     """Drive it from where it is `settled`."""
     with ExitStack() as stack:
         stack.enter_context(folder.driving())
-        reader = JournalReader(folder)
-        stack.callback(reader.close)
-        journal, header = reader.journal, reader.header
+        journal, header = open_journal(folder)
+        stack.callback(journal.close)
         with explaining(folder):
             journal.require_whole()
         journal.sign(header.job)
@@ -228,7 +228,7 @@ def _run(
         if any(trial.iterations for trial in settled.trials):
             _say_what_changed(setup)
         # Left after the backend is closed: no instance is held while a tracker takes its time.
-        told = stack.enter_context(following(followers(folder, setup.experiment, setup.run, callbacks)))
+        told = stack.enter_context(calling(callback_threads(folder, setup.experiment, setup.run, callbacks)))
         with ExitStack() as views:
             backend = make_backend(folder, setup, header.job, journal.last_event_at(), store)
             views.callback(uninterrupted, backend.close)

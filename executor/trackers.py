@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from rubberband.atomic import write_atomically
 from rubberband.errors import InputError
-from rubberband.executor.callbacks import Callback, Follower, ReportInfo, RunInfo, SyncInfo, Tracker
+from rubberband.executor.callbacks import Callback, CallbackThread, ReportInfo, RunInfo, SyncInfo, Tracker
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result import Result
 from rubberband.spec.tracking import (
@@ -376,23 +376,23 @@ def _scalar(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else str(_text(value))
 
 
-def followers(
+def callback_threads(
     folder: ExperimentFolder, words: Mapping[str, Any], run: str, callbacks: Sequence[Callback] = ()
-) -> list[Follower]:
-    """Return the followers of an experiment's trackers and of the user's callbacks.
+) -> list[CallbackThread]:
+    """Return the threads of an experiment's trackers and of the user's callbacks.
 
     `words` are those of its file, `run` its id. Raises InputError if a tracker is not installed.
     """
     wanted = trackers_of(words)
     require_trackers(wanted)
-    found = [Follower(folder, callback) for callback in callbacks]
+    found = [CallbackThread(folder, callback) for callback in callbacks]
     for number, tracker in enumerate(wanted):
         file = folder.path / "tracking" / f"{number}-{tracker.type}.json"
         state: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             state = json.loads(file.read_text(encoding="utf-8"))
         made = _KINDS[tracker.type](tracker, folder.path, run)
-        found.append(Follower(folder, made, state=state, save=partial(_save, file, state), last_s=LAST_S))
+        found.append(CallbackThread(folder, made, state=state, save=partial(_save, file, state), last_s=LAST_S))
     return found
 
 

@@ -14,16 +14,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from rubberband.api.experiments.body import require_allowed
-from rubberband.api.experiments.following import Standing
+from rubberband.api.experiments.recording import Standing
 from rubberband.api.problems import CONFLICT, REFUSED, Problem, problem_of
 from rubberband.api.settings import Settings
 from rubberband.api.store.holding import elsewhere
 from rubberband.api.store.sql import Store
 from rubberband.errors import InputError, JournalError, RubberbandError
+from rubberband.executor.follower import JournalFollower, outcome_of
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import read_ending, read_mark
 from rubberband.executor.journal.inbox import Inbox
-from rubberband.executor.observed import Observed, outcome_of
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder, without_pool
 from rubberband.states import ExperimentState
@@ -95,33 +95,33 @@ class Gate:
             reason = self._reason(row, None)
             return Standing(state=ExperimentState.REFUSED, reason=reason) if reason else None
         try:
-            with closing(Observed(folder)) as observed:
-                observed.refresh(live=False)
-                reason, outcome = self._reason(row, observed), outcome_of(observed.controller)[0]
+            with closing(JournalFollower(folder)) as follower:
+                follower.refresh(live=False)
+                reason, outcome = self._reason(row, follower), outcome_of(follower.controller)[0]
         except RubberbandError:  # its process reports what is wrong with the journal
             return None
         return Standing(state=outcome or ExperimentState.INTERRUPTED, reason=reason) if reason else None
 
-    def resumption(self, row: Submission, folder: ExperimentFolder, observed: Observed | None) -> str | None:
+    def resumption(self, row: Submission, folder: ExperimentFolder, follower: JournalFollower | None) -> str | None:
         """Return the id of an automatic restart after the process ended; None if a user must resume it.
 
         The id stays the same until the experiment makes progress, and is used once. Waiting for the checkpoint store
-        does not count as an attempt. `observed` is the journal, if there is one. Raises JournalError.
+        does not count as an attempt. `follower` is that of the journal, if there is one. Raises JournalError.
         """
         now = time.time()
-        if not self._settings.auto_resume or not _goes_on(row, folder, observed, now):
+        if not self._settings.auto_resume or not _goes_on(row, folder, follower, now):
             return None
-        done = 0 if observed is None else observed.summary().iterations
+        done = 0 if follower is None else follower.summary().iterations
         mark = read_mark(folder)
         waited = f" waited {row.attempt}" if mark is not None and mark.waits_for else ""
         id = f"goes-on {row.name} {row.created_at!r} {done}{waited}"
         return None if self._store.has_acted(id, since=now - _ONCE_IN_S) else id
 
-    def _reason(self, row: Submission, observed: Observed | None) -> str:
+    def _reason(self, row: Submission, follower: JournalFollower | None) -> str:
         """Return why it may not start; empty if it may."""
         try:
-            if observed is not None:
-                require_going_on(observed, self._settings)
+            if follower is not None:
+                require_going_on(follower, self._settings)
             if row.words:
                 require_allowed(Experiment.kept(self._own_words(row)), self._settings)
         except Problem as problem:
@@ -138,9 +138,9 @@ class Gate:
         return without_pool(row.words, PoolFolder(path=Path(pool.folder)))
 
 
-def require_going_on(observed: Observed, settings: Settings) -> None:
+def require_going_on(follower: JournalFollower, settings: Settings) -> None:
     """Raise Problem REFUSED if a started experiment violates the providers or the max_cost allowed now."""
-    provider, max_cost_usd = observed.header.setup["provider"], observed.max_cost_usd
+    provider, max_cost_usd = follower.header.setup["provider"], follower.max_cost_usd
     most_usd, reason = settings.limits.max_cost_usd, ""
     if provider not in settings.providers:
         allowed = ", ".join(settings.providers)
@@ -149,11 +149,11 @@ def require_going_on(observed: Observed, settings: Settings) -> None:
         has = "none" if max_cost_usd is None else format_usd(max_cost_usd)
         reason = f"constraints.max_cost: {has} is not allowed here; at most {format_usd(most_usd)}"
     if reason:
-        by_hand = f"continue it with `rubberband resume {observed.folder.name}` on the machine where it was run"
+        by_hand = f"continue it with `rubberband resume {follower.folder.name}` on the machine where it was run"
         raise Problem(REFUSED, f"{reason}; {by_hand}")
 
 
-def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | None, now: float) -> bool:
+def _goes_on(row: Submission, folder: ExperimentFolder, follower: JournalFollower | None, now: float) -> bool:
     """Whether a submitted experiment lost its process in this home without an exit status, a pending cancel, an end in
     its journal or a deadline that has passed.
     """
@@ -164,8 +164,8 @@ def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | Non
         return False
     if any(request.kind == "cancel" for request in Inbox(folder.inbox).pending()):
         return False
-    if observed is not None:
-        return not observed.is_ending and not _is_late(observed)
+    if follower is not None:
+        return not follower.is_ending and not _is_late(follower)
     if loses_profile(row):
         return False
     deadline = row.words.get("constraints", {}).get("deadline")
@@ -173,8 +173,8 @@ def _goes_on(row: Submission, folder: ExperimentFolder, observed: Observed | Non
     return ends_at is None or isinstance(ends_at, float) or ends_at.timestamp() > now
 
 
-def _is_late(observed: Observed) -> bool:
-    summary = observed.summary()
-    if observed.header.kind.is_simulated or summary.deadline_s is None or summary.started_at is None:
+def _is_late(follower: JournalFollower) -> bool:
+    summary = follower.summary()
+    if follower.header.kind.is_simulated or summary.deadline_s is None or summary.started_at is None:
         return False
-    return summary.started_at + summary.deadline_s <= observed.present
+    return summary.started_at + summary.deadline_s <= follower.present

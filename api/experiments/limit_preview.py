@@ -76,14 +76,14 @@ def read_answer(answer: Json) -> RestAnswer:
 
 def _of_begun(asked: RestQuestion, home: Path) -> RestAnswer:
     # Imported here: most planning processes never need it.
+    from rubberband.executor.follower import JournalFollower, at_work
     from rubberband.executor.journal.folder import open_folder
-    from rubberband.executor.observed import Observed, at_work
 
     folder = open_folder(asked.name, home)
-    with closing(Observed(folder)) as observed:
-        observed.refresh(live=at_work(folder))
-        had = observed.limits_in_force
-        return RestAnswer(extension=observed.extension(asked.limits, driven=asked.driven), had=had)
+    with closing(JournalFollower(folder)) as follower:
+        follower.refresh(live=at_work(folder))
+        had = follower.limits_in_force
+        return RestAnswer(extension=follower.extension(asked.limits, driven=asked.driven), had=had)
 
 
 # Queued experiments are planned as if they started now. Pure.

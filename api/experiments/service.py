@@ -36,11 +36,11 @@ from rubberband.api.store.sql import Store
 from rubberband.app import allowance
 from rubberband.errors import DamagedJournalError
 from rubberband.executor.core.extending import Extension
+from rubberband.executor.follower import Failure, JournalFollower, at_work
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import explained, salvage
 from rubberband.executor.log_pages import PrintedLine, page, trial_files
-from rubberband.executor.observed import Failure, Observed, at_work
 from rubberband.executor.result import Result
 from rubberband.spec.experiment import Experiment
 from rubberband.states import AT_WORK, Action, ExperimentState, Fact, obstacle, pool_allots, possible
@@ -110,8 +110,8 @@ class Journals:
         if not self.exists(row.name):
             return None
         try:
-            with self._opened(row.name) as observed:
-                result, failures = observed.result(), tuple(observed.failures)
+            with self._opened(row.name) as follower:
+                result, failures = follower.result(), tuple(follower.failures)
         except DamagedJournalError:
             left = salvage(self._watcher.folder(row.name))
             if left is None:
@@ -149,34 +149,34 @@ class Journals:
                 settled = self.settled(row)
                 if settled is not None and not Inbox(self._watcher.folder(row.name).inbox).pending():
                     return settled.result.resumable
-                with self.opened(row.name) as observed:  # includes limits that were requested meanwhile
-                    return observed.goes_on()
+                with self.opened(row.name) as follower:  # includes limits that were requested meanwhile
+                    return follower.goes_on()
 
     @contextmanager
-    def opened(self, name: str) -> Iterator[Observed]:
+    def opened(self, name: str) -> Iterator[JournalFollower]:
         """Open the journal. Raises Problem: UNAVAILABLE, or CONFLICT if it is damaged."""
         try:
-            with self._opened(name) as observed:
-                yield observed
+            with self._opened(name) as follower:
+                yield follower
         except DamagedJournalError as error:
             raise problem_of(explained(self._watcher.folder(name), error)) from None
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[Observed]:
-        followed = self._watcher.observed(name)
+    def _opened(self, name: str) -> Iterator[JournalFollower]:
+        followed = self._watcher.follower(name)
         if followed is not None:
             yield followed
             return
         folder = self._watcher.folder(name)
         with ExitStack() as stack:
             try:
-                observed = stack.enter_context(closing(Observed(folder)))
-                observed.refresh(live=at_work(folder))
+                follower = stack.enter_context(closing(JournalFollower(folder)))
+                follower.refresh(live=at_work(folder))
             except DamagedJournalError:
                 raise
             except Exception as error:
                 raise Problem(UNAVAILABLE, f"the journal of {name!r} cannot be read: {error}") from error
-            yield observed
+            yield follower
 
 
 # Other limits for experiments: `rubberband.api.routes.experiments` plans them between `question` and `grant`.
@@ -207,10 +207,10 @@ class Extensions:
                 other = with_limits(row.words, cast("datetime | None", instant), max_cost_usd)
                 _require_runnable(Experiment.kept(other), self._settings)
                 return _of_waiting(row, other)
-            with self._journals.opened(name) as observed:
-                limits = observed.limits(deadline=instant, max_cost_usd=max_cost_usd)
+            with self._journals.opened(name) as follower:
+                limits = follower.limits(deadline=instant, max_cost_usd=max_cost_usd)
                 if max_cost_usd is not None:
-                    allowance.require_going_on(observed, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
+                    allowance.require_going_on(follower, self._settings.home, max_cost_usd=max_cost_usd, goes_on=False)
             return RestQuestion(name=name, limits=limits, driven=row.state is ExperimentState.RUNNING)
 
     def grant(self, question: RestQuestion, answer: RestAnswer, request: str) -> Extension | None:
@@ -258,8 +258,8 @@ class Extensions:
 
     def _still_has(self, question: RestQuestion, answer: RestAnswer) -> bool:
         """Whether the limits are still those for which the answer was planned."""
-        with self._journals.opened(question.name) as observed:
-            return observed.limits_in_force == answer.had
+        with self._journals.opened(question.name) as follower:
+            return follower.limits_in_force == answer.had
 
     def _asked(self, row: Submission, question: RestQuestion, request: str) -> bool:
         """Leave the request for the driver that runs or resumes it. First it counts with what that may cost."""
@@ -281,8 +281,8 @@ class Extensions:
         acted = self._store.has_acted(request, since=time.time() - KEY_GOOD_S)
         if not self._journals.exists(row.name):
             return _of_waiting(row, dict(row.words), is_granted=True) if acted and row.words else None
-        with self._journals.opened(row.name) as observed:
-            return observed.granted() if acted or observed.has_taken(request) else None
+        with self._journals.opened(row.name) as follower:
+            return follower.granted() if acted or follower.has_taken(request) else None
 
     def _instant(self, row: Submission, deadline: object) -> object:
         """Return the deadline; a duration counts from the submission, or from the start if it was run by hand."""
@@ -450,8 +450,8 @@ class Runs:
     def _has_taken(self, name: str, id: str) -> bool:
         if not self._journals.exists(name):
             return False
-        with self._journals.opened(name) as observed:
-            return observed.has_taken(id)
+        with self._journals.opened(name) as follower:
+            return follower.has_taken(id)
 
     def _withdraw(self, row: Submission, request: str) -> Submission:
         """Take it from the queue; an experiment that ran before gets the state in its journal."""
@@ -495,8 +495,8 @@ class Runs:
         """Queue an experiment again, if its state is still the same. Raises Problem where no money is left for it."""
         expected = None
         if self._budgets is not None and self._journals.exists(row.name):
-            with self._journals.opened(row.name) as observed:
-                expected = observed.resumed()
+            with self._journals.opened(row.name) as follower:
+                expected = follower.resumed()
         now, cost_usd = time.time(), None
         bill_usd = None if self._budgets is None else self._budgets.bill_usd(row)
         with self._watcher.promising:
@@ -519,9 +519,9 @@ class Runs:
             require_allowed(Experiment.kept(row.words), self._settings)
         if not folder.exists:
             return
-        with self._journals.opened(row.name) as observed, told_as_problems():
-            require_going_on(observed, self._settings)
-            allowance.require_going_on(observed, self._settings.home, max_cost_usd=observed.max_cost_usd)
+        with self._journals.opened(row.name) as follower, told_as_problems():
+            require_going_on(follower, self._settings)
+            allowance.require_going_on(follower, self._settings.home, max_cost_usd=follower.max_cost_usd)
 
     def possible(self, row: Submission) -> frozenset[Action]:
         """Return the actions that are possible now. Raises Problem if that depends on an unreadable journal."""
@@ -529,9 +529,9 @@ class Runs:
 
     def result(self, name: str) -> Result | None:
         """Return the result so far; None without a journal. Raises Problem NOT_FOUND."""
-        observed = self._watcher.observed(name)
-        if observed is not None:
-            return observed.result()
+        follower = self._watcher.follower(name)
+        if follower is not None:
+            return follower.result()
         settled = self._journals.settled(self._row(name))
         return None if settled is None else settled.result
 
@@ -563,9 +563,9 @@ class Runs:
             raise Problem(NOT_FOUND, f"experiment {name!r} has no trial {trial}; it has 0 to {last}")
 
     def _failures(self, row: Submission) -> Sequence[Failure]:
-        observed = self._watcher.observed(row.name)
-        if observed is not None:
-            return list(observed.failures)
+        follower = self._watcher.follower(row.name)
+        if follower is not None:
+            return list(follower.failures)
         settled = self._journals.settled(row)
         return () if settled is None else settled.failures
 

@@ -31,9 +31,9 @@ from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.demand import demand, overdue, plan_left
 from rubberband.executor.core.events import Recall
 from rubberband.executor.core.state import Job, State
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.observed import Observed
 from rubberband.planner.sharing import Allotments, Calendar, Capacity, Demand, Scale, make_policy, within
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
@@ -54,7 +54,7 @@ class Member:
     """A running experiment of the pool."""
 
     row: Submission
-    observed: Observed | None
+    follower: JournalFollower | None
     """None: it has no journal yet."""
     waits: bool = False
     """Whether its process waits for its checkpoint store, and holds nothing."""
@@ -290,9 +290,9 @@ class Sharing:
             self._tell_scale()
         failed: InputError | None = None
         for member in running:
-            if member.row.name in self._grants and member.observed is not None:
+            if member.row.name in self._grants and member.follower is not None:
                 try:
-                    self._ask(member.row, self._grants[member.row.name], member.observed)
+                    self._ask(member.row, self._grants[member.row.name], member.follower)
                 except InputError as error:  # the others do not wait for it
                     failed = error
         if failed is not None:
@@ -329,16 +329,16 @@ class Sharing:
         return {name: replace(one, waits=waits[name]) for name, one in found.items()}
 
     def _standing(self, member: Member, now: float) -> Standing | None:
-        observed, row = member.observed, member.row
-        if observed is None or observed.header.kind.is_simulated:
+        follower, row = member.follower, member.row
+        if follower is None or follower.header.kind.is_simulated:
             return None
-        job, state = observed.controller.job, observed.controller.state
+        job, state = follower.controller.job, follower.controller.state
         weight = self._pool.weights.get(row.owner, 1.0)
         least_s = LEAST_RENTED_START_S if KINDS[self._pool.provider].is_rented else 0.0
         return Standing(
             job=job,
             state=state,
-            now=observed.now,
+            now=follower.now,
             arrived_at=row.created_at,
             weight=weight,
             least_start_s=least_s,
@@ -353,9 +353,9 @@ class Sharing:
             return None
         return now - self._away_since.setdefault(key, now)
 
-    def _ask(self, row: Submission, grant: Grant, observed: Observed) -> None:
+    def _ask(self, row: Submission, grant: Grant, follower: JournalFollower) -> None:
         """Ask the driver to hold what it is granted, if it does not, and will not by itself."""
-        controller, asked = observed.controller, self._asked.get((row.name, row.attempt))
+        controller, asked = follower.controller, self._asked.get((row.name, row.attempt))
         waiting = Inbox(self._folder(row.name).inbox).pending(controller.state.requests)
         if is_to_ask(grant, asked, waiting, controller):
             self._put(row, grant)
@@ -389,8 +389,8 @@ def _away(one: Standing) -> tuple[bool, bool]:
 
 def _stage_of(member: Member) -> tuple[object, ...]:
     """Return the facts that make it decide again: another experiment, attempt, stage, or end."""
-    row, observed = member.row, member.observed
-    if observed is None:
+    row, follower = member.row, member.follower
+    if follower is None:
         return row.name, row.attempt
-    state = observed.controller.state
+    state = follower.controller.state
     return row.name, row.attempt, len(state.stages), state.course

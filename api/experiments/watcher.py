@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from rubberband.api.experiments.following import Follower, Sight, entries, standing
 from rubberband.api.experiments.gate import CUT_OFF, GOES_ON, Gate
 from rubberband.api.experiments.processes import NotStartedError, Processes
 from rubberband.api.experiments.queue import Queue
+from rubberband.api.experiments.recording import Recorder, Sight, entries, standing
 from rubberband.api.experiments.sharing import Member, Sharing
 from rubberband.api.experiments.spending import Spending
 from rubberband.api.problems import UNAVAILABLE, Problem
@@ -28,11 +28,11 @@ from rubberband.api.store.schema import TakenIn
 from rubberband.api.store.sql import Store
 from rubberband.errors import JournalError
 from rubberband.executor.core.forecast import Forecast
+from rubberband.executor.follower import JournalFollower, at_work, outcome_of, summary_of
 from rubberband.executor.journal.folder import ExperimentFolder, folders
 from rubberband.executor.journal.hosting import HostedRun
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import WholeJournal, read_at_once
-from rubberband.executor.observed import Observed, at_work, outcome_of, summary_of
 from rubberband.states import AT_WORK, ExperimentState
 from rubberband.values.submission import Submission
 from rubberband.views.words import printable
@@ -159,7 +159,7 @@ class Watcher:
         self._queue = Queue({} if settings.pool is None else settings.pool.weights)
         self._settled: dict[str, Stamp | float] = {}
         """All others: the stamp of the journal, or `changed_at` of the row until the journal is looked at."""
-        self._followers: dict[str, Follower] = {}
+        self._recorders: dict[str, Recorder] = {}
         self._spawned: set[tuple[str, int]] = set()
         self._by_hand: set[str] = set()
         """Experiments resumed by hand: they never restart automatically."""
@@ -190,8 +190,8 @@ class Watcher:
         self._kicked.set()
         if self._thread is not None:
             self._thread.join()
-        for follower in self._followers.values():
-            follower.close()
+        for recorder in self._recorders.values():
+            recorder.close()
         self._processes.let_go()
 
     def kick(self, name: str) -> None:
@@ -200,10 +200,10 @@ class Watcher:
             self._dirty[name] = None
         self._kicked.set()
 
-    def observed(self, name: str) -> Observed | None:
+    def follower(self, name: str) -> JournalFollower | None:
         """Return the journal of an experiment that is followed now."""
-        follower = self._followers.get(name)
-        return None if follower is None else follower.observed
+        recorder = self._recorders.get(name)
+        return None if recorder is None else recorder.follower
 
     def shares_pool(self, row: Submission) -> bool:
         """Whether a pool allots an experiment its instances."""
@@ -285,7 +285,7 @@ class Watcher:
             return
         at_work = [row for row in self._rows.values() if row.state in AT_WORK]
         try:
-            self._sharing.round([Member(row, self.observed(row.name), self._waits(row)) for row in at_work])
+            self._sharing.round([Member(row, self.follower(row.name), self._waits(row)) for row in at_work])
         except JournalError:
             raise
         except Exception:
@@ -360,9 +360,9 @@ class Watcher:
 
     def _settle(self, row: Submission) -> None:
         was_followed = self._rows.pop(row.name, None) is not None
-        follower = self._followers.pop(row.name, None)
-        if follower is not None:
-            follower.close()
+        recorder = self._recorders.pop(row.name, None)
+        if recorder is not None:
+            recorder.close()
         folder = self.folder(row.name)
         stamp = stamp_of(folder)
         # It may have been resumed and have written since: then it is looked at again.
@@ -372,18 +372,18 @@ class Watcher:
 
     def _follow(self, name: str) -> None:
         row = self._rows[name]
-        follower = self._followers.get(name)
-        if follower is None:
-            follower = self._followers[name] = Follower(self.folder(name), self._store, self._wake)
-        found = follower.step(row)
+        recorder = self._recorders.get(name)
+        if recorder is None:
+            recorder = self._recorders[name] = Recorder(self.folder(name), self._store, self._wake)
+        found = recorder.step(row)
         if found is None:
             if not self._is_refused(name):
                 self._spawn(row)
             return
         was_cut_off = found.state is ExperimentState.INTERRUPTED and row.state in AT_WORK
         may_go_on = was_cut_off and name not in self._by_hand
-        act = self._gate.resumption(found, self.folder(name), follower.observed) if may_go_on else None
-        journal = follower.observed
+        act = self._gate.resumption(found, self.folder(name), recorder.follower) if may_go_on else None
+        journal = recorder.follower
         expected = None if act is None or journal is None else journal.resumed()
         self._take(found)  # it closes the journal
         if was_cut_off:
@@ -441,7 +441,7 @@ class Watcher:
         return row.state in AT_WORK and row.attempt > 0 and not self._waits(row)
 
     def _waits(self, row: Submission) -> bool:
-        return (follower := self._followers.get(row.name)) is not None and follower.waits
+        return (recorder := self._recorders.get(row.name)) is not None and recorder.waits
 
     def _promised(self) -> Collection[str]:
         """The experiments that a pool has promised instances: they wait for no slot."""
@@ -572,21 +572,21 @@ class Watcher:
         """Add an experiment that was run by hand; its events come first, so that none is lost."""
         if self._is_known(folder.name):  # submitted meanwhile
             return
-        follower = Follower(folder, self._store, self._wake, patience=1)
+        recorder = Recorder(folder, self._store, self._wake, patience=1)
         try:
-            row = follower.first_row()
+            row = recorder.first_row()
         except JournalError:
-            follower.close()
+            recorder.close()
             raise
         if row is None:
-            follower.close()
+            recorder.close()
             return
         if not self._store.add(row):  # submitted at this moment
             row = self._store.submission(folder.name) or row
         if row.home:
-            follower.close()
+            recorder.close()
             return
-        self._followers[folder.name] = follower
+        self._recorders[folder.name] = recorder
         self._wake()
         self._rows[folder.name] = row
         self._take(row)

@@ -23,9 +23,9 @@ from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.pool import FileJournal, RemotePool
 from rubberband.cloud.pool.broker import Broker
 from rubberband.errors import DamagedJournalError, InputError, ProviderError, RubberbandError
+from rubberband.executor.follower import JournalFollower, at_work, summary_of
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.reading import salvage
-from rubberband.executor.observed import Observed, at_work, summary_of
 from rubberband.file_systems import EXCLUSIVE, locked
 from rubberband.installation import default_store
 from rubberband.spec.experiment import Experiment
@@ -85,13 +85,13 @@ def _require_allowed(
 
 
 def require_going_on(
-    observed: Observed, home: Path, *, max_cost_usd: float | None, no_cap: bool = False, goes_on: bool = True
+    follower: JournalFollower, home: Path, *, max_cost_usd: float | None, no_cap: bool = False, goes_on: bool = True
 ) -> None:
     """Raise InputError for an experiment that may not be resumed, or not be given another max_cost.
 
     `max_cost_usd` is the limit of its whole bill from now on. Without `goes_on` it is only given that.
     """
-    words, name = observed.header.setup["experiment"], observed.header.name
+    words, name = follower.header.setup["experiment"], follower.header.name
     if not is_rented(words):
         return
     resources = Experiment.kept(words).resources
@@ -107,7 +107,7 @@ def require_going_on(
     if goes_on:
         _require_place(policy, resources.region, types_of(resources), "resources.")
         _require_rate(policy, resources, None)
-    _require_month(policy, observed.folder, max_cost_usd, observed.summary())
+    _require_month(policy, follower.folder, max_cost_usd, follower.summary())
 
 
 def require_capped(pool: PoolFile) -> None:
@@ -279,12 +279,12 @@ def _experiment_usd(folder: ExperimentFolder, now: float) -> float:
     if not busy and folder.store is None and _changed_at(folder.journal) < month_begin(now):
         return 0.0
     try:
-        with closing(Observed(folder)) as observed:
-            words = observed.header.setup["experiment"]
+        with closing(JournalFollower(folder)) as follower:
+            words = follower.header.setup["experiment"]
             if not is_rented(words) or words["resources"].get("pool") is not None:
                 return 0.0  # a pool's bill has it
-            observed.refresh(live=busy)
-            summary, most_usd = observed.summary(), observed.max_cost_usd
+            follower.refresh(live=busy)
+            summary, most_usd = follower.summary(), follower.max_cost_usd
     except DamagedJournalError as error:
         left = salvage(folder)
         if left is None:

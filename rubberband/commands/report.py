@@ -85,7 +85,7 @@ def _read(folder: ExperimentFolder) -> Result:
         return read(folder)
     except DamagedJournalError as error:
         found = salvage(folder)
-        if found is None or not found.num_events:
+        if found is None or not found.events:
             raise
         typer.echo(f"warning: {error}", err=True)
         return found.result

@@ -150,27 +150,27 @@ def _require_money(folder: ExperimentFolder, *, no_cap: bool, yes: bool) -> None
     from rubberband.app.allowance import is_rented, require_going_on
     from rubberband.app.month_cap import require_money
     from rubberband.app.run import bound_of
+    from rubberband.executor.follower import JournalFollower
     from rubberband.executor.journal.reading import explaining
-    from rubberband.executor.observed import Observed
 
     if not folder.exists:
         return
-    with explaining(folder), closing(Observed(folder)) as observed:
-        observed.refresh(live=False)
-        if not observed.goes_on():
+    with explaining(folder), closing(JournalFollower(folder)) as follower:
+        follower.refresh(live=False)
+        if not follower.goes_on():
             return
-        require_going_on(observed, folder.home, max_cost_usd=observed.max_cost_usd, no_cap=no_cap)
-        words = observed.header.setup["experiment"]
+        require_going_on(follower, folder.home, max_cost_usd=follower.max_cost_usd, no_cap=no_cap)
+        words = follower.header.setup["experiment"]
         path, rented = words.get("resources", {}).get("pool"), is_rented(words)
         if path is None and not rented:
             return
-        spent, whole = observed.summary(), observed.resumed()
+        spent, whole = follower.summary(), follower.resumed()
         left_usd, left_s = whole.cost_usd - spent.cost_usd, whole.jct_s - spent.jct_s
         if path is not None:
             require_money(Path(path), left_usd, left_s, "the rest of it")
         if rented:
             told = f"{format_usd(spent.cost_usd)} spent, about {format_usd(left_usd)} more"
-            confirm_bill(f"{bound_of(observed.max_cost_usd, path)}, {told}", "go on", yes=yes)
+            confirm_bill(f"{bound_of(follower.max_cost_usd, path)}, {told}", "go on", yes=yes)
 
 
 def live_view(job: Job, clock: Callable[[], float], stack: ExitStack) -> Sequence[Observer]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
+from rubberband.executor.follower import JournalFollower, at_work, outcome_of
 from rubberband.executor.journal.folder import ExperimentFolder, open_folder
 from rubberband.executor.journal.hosting import pool_of
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
 from rubberband.executor.journal.reading import explaining
 from rubberband.executor.log_pages import PrintedLine, page, trial_files
-from rubberband.executor.observed import Observed, at_work, outcome_of
 from rubberband.states import Action, ExperimentState, Fact, obstacle, pool_allots
 from rubberband.values.submission import Submission
 from rubberband.views.experiment import experiment_detail, extension_view
@@ -27,39 +27,39 @@ FOLLOW_EVERY_S = 0.5
 class LocalExperiment:
     """Experiment of this machine."""
 
-    def __init__(self, folder: ExperimentFolder, observed: Observed) -> None:
-        self._folder, self._observed = folder, observed
+    def __init__(self, folder: ExperimentFolder, follower: JournalFollower) -> None:
+        self._folder, self._follower = folder, follower
 
     def look(self) -> dict[str, Any]:
         """Return the answer of `GET /v1/experiments/NAME`. Raises JournalError."""
-        observed, busy = self._observed, at_work(self._folder)
-        observed.refresh(live=busy)
-        header = observed.header
-        outcome, reason = outcome_of(observed.controller)
+        follower, busy = self._follower, at_work(self._folder)
+        follower.refresh(live=busy)
+        header = follower.header
+        outcome, reason = outcome_of(follower.controller)
         row = Submission(
             name=header.name,
             state=outcome or (ExperimentState.RUNNING if busy else ExperimentState.INTERRUPTED),
             created_at=header.created_at,
             changed_at=header.created_at,
             words=header.setup["experiment"],
-            reason=reason if outcome or busy else observed.controller.state.stopped,
-            summary=observed.summary(),
+            reason=reason if outcome or busy else follower.controller.state.stopped,
+            summary=follower.summary(),
         )
-        return experiment_detail(row, observed.result())
+        return experiment_detail(row, follower.result())
 
     def extension(self, deadline: str | None, max_cost_usd: float | None, *, granted: bool) -> dict[str, Any]:
         """Return the effect of other limits, and send them to the driver if `granted`. Raises InputError."""
         view, busy = self.look(), at_work(self._folder)
         if why := self._obstacle(view, "extend"):
             raise InputError(f"experiment {view['name']!r} is {view['state']}: {why}")
-        limits = self._observed.limits(deadline=deadline, max_cost_usd=max_cost_usd)
-        found = self._observed.extension(limits, driven=busy)
+        limits = self._follower.limits(deadline=deadline, max_cost_usd=max_cost_usd)
+        found = self._follower.extension(limits, driven=busy)
         if max_cost_usd is not None:
             from rubberband.app.allowance import require_going_on
 
-            require_going_on(self._observed, self._folder.home, max_cost_usd=max_cost_usd, goes_on=False)
+            require_going_on(self._follower, self._folder.home, max_cost_usd=max_cost_usd, goes_on=False)
         if granted:
-            pool = self._observed.header.setup["experiment"].get("resources", {}).get("pool")
+            pool = self._follower.header.setup["experiment"].get("resources", {}).get("pool")
             if pool is not None:
                 from rubberband.app.month_cap import require_money
 
@@ -89,9 +89,9 @@ class LocalExperiment:
 
         def holds(fact: Fact) -> bool:
             if fact == "limited":
-                limits = self._observed.limits_in_force
+                limits = self._follower.limits_in_force
                 return limits.deadline_s is not None or limits.max_cost_usd is not None
-            return fact != "open" or self._observed.goes_on()
+            return fact != "open" or self._follower.goes_on()
 
         return obstacle(view["state"], action, holds)
 
@@ -121,7 +121,7 @@ class LocalExperiment:
         if process:
             files: dict[int | None, Path] = {None: self._folder.process_log}
             return page(files, (), cursor=cursor, limit=PAGE_LINES, is_whole=is_whole)
-        failures = [failure for failure in self._observed.failures if trial in (None, failure.trial)]
+        failures = [failure for failure in self._follower.failures if trial in (None, failure.trial)]
         files = trial_files(self._folder.logs, trial)
         return page(files, failures, cursor=cursor, limit=PAGE_LINES, is_whole=is_whole)
 
@@ -135,5 +135,5 @@ def local_experiment(name: str) -> Iterator[LocalExperiment]:
     """Open an experiment of this machine. Raises InputError, with the existing names, if it is not here."""
     folder = open_folder(name)
     folder.require()
-    with explaining(folder), closing(Observed(folder)) as observed:
-        yield LocalExperiment(folder, observed)
+    with explaining(folder), closing(JournalFollower(folder)) as follower:
+        yield LocalExperiment(folder, follower)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -20,9 +21,9 @@ from rubberband.api.store.schema import Entry, StoredPlan, TakenIn, TokenRecord
 from rubberband.api.store.sql import Store
 from rubberband.executor import session
 from rubberband.executor.core.events import TrialReported
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.journal import Journal
-from rubberband.executor.journal.reading import JournalReader
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary
 from tests.builders.databases import DURABLE, database, programs, server
@@ -115,10 +116,10 @@ def journal_figures(home: Path, url: str | None, seconds: float) -> Iterator[tup
     events = sum(1 for _ in journal.events())
     yield "  events read and decoded", per_second(lambda: list(journal.events()), seconds, each=events)
     last = events - 1
-    reader = JournalReader(folder)
-    reader.seq = last
-    yield "  refreshes with nothing new", per_second(reader.refresh, seconds)
-    reader.close()
+    follower = JournalFollower(folder)
+    follower.seq = last
+    yield "  refreshes with nothing new", per_second(partial(follower.refresh, live=False), seconds)
+    follower.close()
     journal.close()
 
 

@@ -14,9 +14,9 @@ from rubberband.app.hosted import main
 from rubberband.executor import session
 from rubberband.executor.checkpoints import reopen_store
 from rubberband.executor.core.events import ReleaseInstance, StopTrial
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal import inbox
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.reading import JournalReader
 from rubberband.executor.result import Result
 from rubberband.executor.virtual.backend import VirtualBackend
 
@@ -55,9 +55,9 @@ run = session.run
 
 def run_with_its_store(folder: ExperimentFolder, **how: Any) -> Result:
     """`session.run` of a virtual experiment that needs its checkpoint store."""
-    reader = JournalReader(folder)
-    setup = session.Setup.from_json(reader.header.setup)
-    reader.close()
+    follower = JournalFollower(folder)
+    setup = session.Setup.from_json(follower.header.setup)
+    follower.close()
     reopen_store(setup.checkpoints, setup.store_mark, [])
     return run(folder, **how)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
-from rubberband.executor.journal.reading import JournalReader
 from rubberband.executor.ray.attempt import RAN_OUT
 from rubberband.executor.result import Result
 from tests.integration.command_line import PATIENCE_S, CommandLine
@@ -51,11 +51,11 @@ def check_the_bill(command_line: CommandLine, held_at_most_s: float) -> None:
         assert 0.0 < record["ended_at"] - record["running_at"] < held_at_most_s
         billed_s += record["ended_at"] - record["running_at"]
     assert result.actual_cost_usd == pytest.approx(billed_s * 36.0 / 3600.0, abs=0.001)
-    reader = JournalReader(folder)
+    follower = JournalFollower(folder)
     try:
-        instants = [event.occurred_at for _, event in reader.journal.events()]
+        instants = [event.occurred_at for _, event in follower.journal.events()]
     finally:
-        reader.close()
+        follower.close()
     assert instants == sorted(instants)
 
 

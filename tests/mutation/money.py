@@ -762,7 +762,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="profile-for-nothing",
         harm="the measuring of a profile is in no budget and no list",
-        file="executor/observed.py",
+        file="executor/follower.py",
         old="cost_usd = profile_usd + (bill_usd(job, state, at) if begun else 0.0)",
         new="cost_usd = bill_usd(job, state, at) if begun else 0.0",
         tests=("tests/unit/test_money_doors.py",),
@@ -778,7 +778,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="bill-of-earlier-months-in-this-one",
         harm="a run that goes on in the next month pays for both months there",
-        file="executor/observed.py",
+        file="executor/follower.py",
         old="month_cost_usd=cost_usd - _before_usd(header, job, state, month_at)",
         new="month_cost_usd=cost_usd",
         tests=("tests/unit/test_money_doors.py",),

@@ -444,7 +444,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="misreads-add-up",
         harm="an experiment on a slow disk is given up as unreadable after a day of single failures",
-        file="api/experiments/following.py",
+        file="api/experiments/recording.py",
         old="self._misreads, self.waits = 0, bool",
         new="self.waits = bool",
         tests=("tests/unit/test_service_runs_standing.py",),

@@ -35,9 +35,9 @@ from rubberband.commands import common
 from rubberband.commands.run import resume
 from rubberband.commands.standing import local_experiment
 from rubberband.errors import Cancelled, InfeasibleError, InputError
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
-from rubberband.executor.observed import Observed
 from rubberband.executor.session import cancel_on_signals
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
@@ -362,9 +362,9 @@ def on_ec2(home: Path, name: str, events: int | None = None, *, max_cost: float 
     resources = done.setup["experiment"]["resources"] | {"provider": "aws", "checkpoints": "s3://bucket/x"}
     setup = {**done.setup, "experiment": {**done.setup["experiment"], "resources": resources}}
     folder = replace(done.named(name), setup=setup).put(home, events)
-    with closing(Observed(folder)) as observed:
-        observed.refresh(live=False)
-        return observed.summary().cost_usd
+    with closing(JournalFollower(folder)) as follower:
+        follower.refresh(live=False)
+        return follower.summary().cost_usd
 
 
 def test_the_month_has_what_runs_have_spent_and_what_those_that_run_still_may(home: Path) -> None:

@@ -26,16 +26,17 @@ from rubberband.executor import callbacks as module
 from rubberband.executor import session, trackers
 from rubberband.executor.callbacks import (
     Callback,
+    CallbackThread,
     FailureInfo,
-    Follower,
-    Reader,
     ReportInfo,
     RunInfo,
     SyncInfo,
     Tracker,
-    following,
+    Translator,
+    calling,
 )
 from rubberband.executor.core.events import FailureKind
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.result import Result
 from rubberband.executor.virtual.fleet import Faults
@@ -120,8 +121,8 @@ def test_reports_of_other_schedulers_arrive_too(tmp_path: Path, scheduler: dict[
 def test_a_callback_hears_of_trials_that_failed_for_good(tmp_path: Path) -> None:
     failures: dict[tuple[int, int], FailureKind] = {(1, 1): "raised", (2, 1): "raised", (2, 2): "died"}
     found = recorded(faults=Faults(failures=failures))
-    with closing(Reader(found.put(tmp_path))) as reader:
-        told = [each.told for each in reader.read()]
+    with closing(JournalFollower(found.put(tmp_path))) as follower:
+        told = [each.told for each in Translator(follower).read()]
     (failed,) = [each for each in told if isinstance(each, FailureInfo)]
     assert (failed.trial, failed.iterations) == (2, 0)
     assert failed.config == found.setup["configurations"][2]
@@ -215,8 +216,7 @@ def test_a_tracker_that_cannot_be_reached_is_tried_again(
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.0)
     folder, flaky, state = recorded().put(tmp_path), Flaky(failures=3), dict[str, Any]()
-    follower = Follower(folder, flaky, state=state)
-    with following([follower]):
+    with calling([CallbackThread(folder, flaky, state=state)]):
         while flaky.failures:
             time.sleep(0.01)
     result = rubberband.load_result(folder.name, home=tmp_path)
@@ -226,7 +226,7 @@ def test_a_tracker_that_cannot_be_reached_is_tried_again(
         "again"
     ]
     again = Flaky(failures=0)
-    with following([Follower(folder, again, state=state)]):
+    with calling([CallbackThread(folder, again, state=state)]):
         pass
     assert again.written == []
 
@@ -235,7 +235,7 @@ def test_a_tracker_that_stays_away_is_reported_with_the_way_to_its_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, state = recorded().put(tmp_path), dict[str, Any]()
-    with following([Follower(folder, Flaky(failures=99), state=state)]):
+    with calling([CallbackThread(folder, Flaky(failures=99), state=state)]):
         pass
     assert caplog.messages[-1].endswith("reports; `rubberband export --reports` has them")
     assert "seq" not in state
@@ -248,7 +248,7 @@ def test_a_tracker_that_hangs_does_not_keep_the_result(tmp_path: Path, caplog: p
         def flush(self) -> None:
             free.wait(60.0)
 
-    with following([Follower(recorded().put(tmp_path), Hanging(0), state={}, last_s=0.05)]):
+    with calling([CallbackThread(recorded().put(tmp_path), Hanging(0), state={}, last_s=0.05)]):
         pass
     free.set()
     assert "the tracker flaky does not answer" in caplog.text
@@ -413,6 +413,6 @@ def test_a_message_of_a_tracker_has_one_line(tmp_path: Path, caplog: pytest.LogC
             raise ConnectionError("no\nroute")
 
     caplog.set_level(logging.WARNING)
-    with following([Follower(recorded().put(tmp_path), Wordy(1), state={})]):
+    with calling([CallbackThread(recorded().put(tmp_path), Wordy(1), state={})]):
         pass
     assert all("\n" not in message for message in caplog.messages)

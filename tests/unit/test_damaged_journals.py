@@ -75,12 +75,12 @@ def test_a_truncated_journal_is_reported_and_left_as_it_is(
         assert f"restore {folder.journal} from a backup, or " in line
     found = salvage(folder)
     report = run("report", "one")
-    if found is None or not found.num_events:
+    if found is None or not found.events:
         assert "none of its events can be read" in told(report)
     else:
         assert report.exit_code == 0
         assert "warning: the journal of 'one' is damaged" in report.stderr
-        assert f"its first {found.num_events} events can be read, up to 2" in report.stderr
+        assert f"its first {len(found.events)} events can be read, up to 2" in report.stderr
         assert "Best" in report.stdout or "best" in report.stdout
     listed = run("ps").stdout.splitlines()
     assert [line.split()[:2] for line in listed[1:]] == [["one", "unreadable"], ["two", "done"]]
@@ -94,7 +94,7 @@ def test_the_more_is_left_the_more_can_be_read(whole: bytes, folder: ExperimentF
     for end in range(len(whole) // 512):
         folder.journal.write_bytes(whole[: 512 * end])
         found = salvage(folder)
-        counts.append(-1 if found is None else found.num_events)
+        counts.append(-1 if found is None else len(found.events))
     folder.journal.write_bytes(whole)
     assert counts == sorted(counts)
     assert counts[0] == -1

@@ -21,9 +21,9 @@ from rubberband.errors import InputError, ProviderError
 from rubberband.executor.core.demand import demand
 from rubberband.executor.core.events import AllotmentChanged, CancelRequested, DriverResumed, DriverStopped, Started
 from rubberband.executor.core.state import Job
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import DriverRequest, Inbox
-from rubberband.executor.observed import Observed
 from rubberband.planner.sharing import Autoscaling
 from rubberband.states import ExperimentState
 from rubberband.values.profile import Spread
@@ -149,7 +149,7 @@ class Pool:
         for name, row in self.rows.items():
             header = SimpleNamespace(kind=SimpleNamespace(is_simulated=False))
             seen = SimpleNamespace(controller=self.stories[name].controller, header=header, now=self.now)
-            members.append(Member(row=row, observed=cast(Observed, seen), waits=name in self.waits))
+            members.append(Member(row=row, follower=cast(JournalFollower, seen), waits=name in self.waits))
         self.sharing.round(members)
         told: dict[str, DriverRequest] = {}
         for name in self.rows:

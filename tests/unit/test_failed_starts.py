@@ -26,7 +26,7 @@ from rubberband.executor.core.events import (
     Started,
     Tick,
 )
-from rubberband.executor.observed import outcome_of
+from rubberband.executor.follower import outcome_of
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState

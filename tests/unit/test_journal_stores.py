@@ -16,10 +16,11 @@ from rubberband.errors import InputError, JournalError, NameTakenError
 from rubberband.executor import session
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import CancelRequested, Event, TrialReported
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.database import Database
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.journal import Journal, journalled
-from rubberband.executor.journal.reading import JournalReader, read
+from rubberband.executor.journal.reading import read
 from rubberband.installation import default_store
 from tests.builders.jobs import EVENTS, JOB
 from tests.builders.sessions import Killed, dying_after, setup
@@ -175,42 +176,42 @@ def test_a_driver_whose_place_was_taken_does_nothing_more(store_url: str) -> Non
 
 
 @pytest.mark.parametrize("in_store", [True, False])
-def test_a_reader_follows_a_run_and_shows_each_event_once(store_url: str, tmp_path: Path, in_store: bool) -> None:
+def test_a_follower_reads_a_run_and_shows_each_event_once(store_url: str, tmp_path: Path, in_store: bool) -> None:
     folder = ExperimentFolder(home=tmp_path, name="test", store=store_url if in_store else None)
     with pytest.raises(InputError, match="not found"):
-        JournalReader(folder)
+        JournalFollower(folder)
     session.create(folder, JOB, setup(checkpoints=str(folder.checkpoints)))
-    reader = JournalReader(folder)
-    assert reader.refresh() == []
-    assert reader.result(0.0).outcome == "unfinished"
+    follower = JournalFollower(folder)
+    assert follower.refresh(live=False) == []
+    assert follower.result().outcome == "unfinished"
     seen = []
     with contextlib.suppress(Killed):
         session.run(folder, view=dying_after(5))
-    seen += reader.refresh()
+    seen += follower.refresh(live=False)
     assert seen
-    assert reader.result(reader.controller.state.now) == read(folder)
-    assert reader.refresh() == []
+    assert follower.result() == read(folder)
+    assert follower.refresh(live=False) == []
     result = session.run(folder)
-    seen += reader.refresh()
+    seen += follower.refresh(live=False)
     assert [seq for seq, _ in seen] == list(range(len(seen)))
-    assert reader.result(reader.controller.state.now) == result
-    assert reader.header.name == "test"
-    reader.close()
-    reader.close()
+    assert follower.result() == result
+    assert follower.header.name == "test"
+    follower.close()
+    follower.close()
 
 
-def test_a_reader_folds_nothing_of_what_it_cannot_read_whole(make: Callable[[str], ExperimentFolder]) -> None:
+def test_a_follower_folds_nothing_of_what_it_cannot_read_whole(make: Callable[[str], ExperimentFolder]) -> None:
     folder = make("test")
     session.run(folder)
-    reader = JournalReader(folder)
-    engine = reader.journal._database.engine
+    follower = JournalFollower(folder)
+    engine = follower.journal._database.engine
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE events SET kind = 'FromTheFuture' WHERE seq = 3")
     for _ in range(2):
         with pytest.raises(JournalError, match="unknown to this version"):
-            reader.refresh()
-    assert reader.seq == -1
-    reader.close()
+            follower.refresh(live=False)
+    assert follower.seq == -1
+    follower.close()
 
 
 def test_a_run_is_gone_on_with_where_it_was_begun(make: Callable[[str], ExperimentFolder], tmp_path: Path) -> None:

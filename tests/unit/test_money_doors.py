@@ -22,11 +22,11 @@ from rubberband.app.measure import noting
 from rubberband.errors import InputError
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.events import CancelRequested
+from rubberband.executor.follower import summary_of
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import Ending, write_ending
 from rubberband.executor.journal.inbox import Desk, DriverRequest, Inbox
 from rubberband.executor.journal.journal import Header
-from rubberband.executor.observed import summary_of
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin, month_end

@@ -19,9 +19,9 @@ from rubberband.app.run import tune
 from rubberband.commands.run import resume
 from rubberband.commands.standing import local_experiment
 from rubberband.errors import Cancelled, InfeasibleError, ProviderError
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
-from rubberband.executor.observed import Observed
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
 from rubberband.units import format_usd
@@ -160,7 +160,7 @@ def test_an_extension_by_hand_that_costs_more_than_is_left_is_not_granted(
         outlook = {"jct_s": 1.0, "cost_usd": 1.0}
         dearer = SimpleNamespace(added_usd=0.5, added_s=60.0, before=outlook, after=outlook)
         monkeypatch.setenv("RUBBERBAND_HOME", str(home))
-        monkeypatch.setattr(Observed, "extension", lambda *_, **__: dearer)
+        monkeypatch.setattr(JournalFollower, "extension", lambda *_, **__: dearer)
         with local_experiment(name) as experiment, pytest.raises(InfeasibleError, match=r"the extension costs 0\.50"):
             experiment.extension(None, 4.5, granted=True)
         assert Inbox(ExperimentFolder(home=home, name=name).inbox).pending() == []

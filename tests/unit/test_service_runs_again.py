@@ -149,7 +149,7 @@ def test_a_journal_that_is_read_slowly_holds_up_no_other_experiment(
         for name in ("slow", "quick"):
             runs.submit(experiment(name))
             house.wait(name, DONE)
-        until(lambda: all(runs._watcher.observed(name) is None for name in ("slow", "quick")))
+        until(lambda: all(runs._watcher.follower(name) is None for name in ("slow", "quick")))
         monkeypatch.setattr(Journals, "_read", slow)
         told: list[Any] = []
         reader = threading.Thread(target=lambda: told.append(runs.result("slow")))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.experiments.following import MISREADS, Follower, Sight, Standing, standing
+from rubberband.api.experiments.recording import MISREADS, Recorder, Sight, Standing, standing
 from rubberband.api.store.sql import open_store
 from rubberband.errors import InputError
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import (
     Ending,
@@ -21,7 +22,6 @@ from rubberband.executor.journal.hosting import (
     write_ending,
     write_order,
 )
-from rubberband.executor.observed import Observed
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission
 from tests.builders.power_cut import PowerCut
@@ -102,21 +102,21 @@ def test_a_journal_that_is_read_in_between_is_not_unreadable(tmp_path: Path, mon
     template(tmp_path)
     found = replace(row(RUNNING), name="template")
     assert store.add(found)
-    really, is_slow = Observed.refresh, iter([*[True] * (MISREADS - 1), False] * 2 + [True])
+    really, is_slow = JournalFollower.refresh, iter([*[True] * (MISREADS - 1), False] * 2 + [True])
 
-    def refresh(observed: Observed, *, live: bool) -> Any:
+    def refresh(follower: JournalFollower, *, live: bool) -> Any:
         if next(is_slow):
             raise OSError("Input/output error")
-        return really(observed, live=live)
+        return really(follower, live=live)
 
-    monkeypatch.setattr(Observed, "refresh", refresh)
-    follower, seen = Follower(folder, store, lambda: None), []
+    monkeypatch.setattr(JournalFollower, "refresh", refresh)
+    recorder, seen = Recorder(folder, store, lambda: None), []
     for _ in range(2 * MISREADS + 1):
-        step = follower.step(found)
+        step = recorder.step(found)
         assert step is not None
         found = step
         seen.append(found.state)
-    follower.close()
+    recorder.close()
     store.close()
     assert seen == [RUNNING] * (MISREADS - 1) + [DONE] * (MISREADS + 2)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.experiments.following import Follower
+from rubberband.api.experiments.recording import Recorder
 from rubberband.api.plans.process import planned, question_of
 from rubberband.api.store.sql import open_store
 from rubberband.app.cases import cases
@@ -17,8 +17,8 @@ from rubberband.app.run import plan_job, run_experiment
 from rubberband.app.sizing import SHARES, size
 from rubberband.app.terms import EstimateAnswer, Terms, answer
 from rubberband.errors import InfeasibleError, InputError
+from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import open_folder
-from rubberband.executor.journal.reading import JournalReader
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import Sha
 from rubberband.states import ExperimentState
@@ -216,8 +216,8 @@ def test_a_run_is_sized_before_it_starts_and_its_journal_has_the_number(tmp_path
     assert len(result.trials) == found.number
     assert result.actual_jct_s <= 600.0
     assert result.actual_cost_usd <= 2.0
-    with contextlib.closing(JournalReader(open_folder("sized", tmp_path))) as reader:
-        scheduled = reader.header.setup["experiment"]["search"]["scheduler"]
+    with contextlib.closing(JournalFollower(open_folder("sized", tmp_path))) as follower:
+        scheduled = follower.header.setup["experiment"]["search"]["scheduler"]
     assert scheduled["num_samples"] == found.number
     with pytest.raises(InfeasibleError, match=r"no search fits, not even 1 configuration: max_cost 0\.0010"):
         run_experiment(experiment(limits={"max_cost": 0.001}), open_folder("other", tmp_path))
@@ -255,12 +255,12 @@ def test_the_service_shows_the_size_once_a_run_has_it(tmp_path: Path) -> None:
         )
     )
     result = run_experiment(asked, folder)
-    follower = Follower(folder, store, lambda: None)
-    row = follower.step(submission)
+    recorder = Recorder(folder, store, lambda: None)
+    row = recorder.step(submission)
     assert row is not None
     for found in (row, store.submission("sized")):
         assert found is not None
         assert found.words["search"]["scheduler"]["num_samples"] == len(result.trials)
         assert found.words["constraints"] == asked.to_words()["constraints"]
-    follower.close()
+    recorder.close()
     store.close()

@@ -16,8 +16,8 @@ from rubberband.cloud import steady
 from rubberband.cloud.local import instance
 from rubberband.cloud.local.instance import STARTED, Record, load, release_marker, save
 from rubberband.cloud.steady import steady_clock, time_of
+from rubberband.executor.follower import FRESH_S, JournalFollower
 from rubberband.executor.journal.reading import read
-from rubberband.executor.observed import FRESH_S, Observed
 from tests.builders.journalled_runs import recorded
 
 HALF_AN_HOUR_S = 1800.0
@@ -105,13 +105,13 @@ def test_a_reader_sees_no_progress_of_time_money_or_lateness(
     folder = run.put(tmp_path)
     folder.instances.mkdir()
     steady_clock(folder.instances)
-    with closing(Observed(folder)) as observed:
-        observed.refresh(live=True)
-        before = observed.result().actual_jct_s, observed.present
+    with closing(JournalFollower(folder)) as follower:
+        follower.refresh(live=True)
+        before = follower.result().actual_jct_s, follower.present
         step(monkeypatch, by_s)
         time.sleep(FRESH_S)  # a result is given again until then
-        observed.refresh(live=True)
-        after = observed.result().actual_jct_s, observed.present
+        follower.refresh(live=True)
+        after = follower.result().actual_jct_s, follower.present
         with folder.driving():
             jct_s = read(folder).actual_jct_s
     assert all(0.0 <= late - early < HALF_AN_HOUR_S / 2 for early, late in zip(before, after, strict=True))

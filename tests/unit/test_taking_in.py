@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.api.experiments.following import Follower
+from rubberband.api.experiments.recording import Recorder
 from rubberband.api.experiments.watcher import Newcomers, taken_in
 from rubberband.api.store.sql import Store, open_store
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -54,7 +54,7 @@ def copied(journal: Path, home: Path, name: str, *, age_s: float = 0.0, events: 
 def test_reading_at_once_gives_the_same_as_following(journal: Path, tmp_path: Path, events: int | None) -> None:
     folder = copied(journal, tmp_path, "one", events=events)
     store = open_store(None, tmp_path)
-    followed = Follower(folder, store, lambda: None, clock=lambda: 5.0).first_row()
+    followed = Recorder(folder, store, lambda: None, clock=lambda: 5.0).first_row()
     found = taken_in(read_at_once(folder), at=5.0, events_s=30 * DAY_S)
     assert found.submission == followed
     assert [(one.seq, one.kind, one.occurred_at, one.data) for one in found.entries] == [

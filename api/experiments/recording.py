@@ -1,4 +1,4 @@
-"""One experiment, followed for the watcher: its state by its folder, and the events of its journal for the feed."""
+"""One experiment, recorded for the watcher: its state by its folder, and the events of its journal for the feed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rubberband.api.store.schema import Entry
 from rubberband.api.store.sql import Store
 from rubberband.errors import DamagedJournalError, JournalError, RubberbandError
 from rubberband.executor.core.events import Event
+from rubberband.executor.follower import JournalFollower, at_work, outcome_of, summary_of
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import Ending, Mark, read_ending, read_mark
 from rubberband.executor.journal.journal import Header, encode_event
 from rubberband.executor.journal.reading import explained, salvage
-from rubberband.executor.observed import Observed, at_work, outcome_of, summary_of
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin
 from rubberband.values.submission import Submission, Summary
@@ -124,8 +124,8 @@ MISREADS = 5
 """A journal is unreadable after this many failed reads in a row."""
 
 
-class Follower:
-    """Follows one experiment. For one thread; others may read `observed`."""
+class Recorder:
+    """Records one experiment in the service's store. For one thread; others may read `follower`."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Follower:
         self._patience = patience
         self._folder, self._store, self._wake = folder, store, wake
         self._clock, self._experiments_clock = clock or time.time, clock
-        self.observed: Observed | None = None
+        self.follower: JournalFollower | None = None
         """Journal, once there is one."""
         self.waits = False
         """Whether its process waits for its checkpoint store, and holds nothing."""
@@ -152,7 +152,7 @@ class Follower:
         self._pending: list[tuple[int, Event]] = []
         self._misreads = 0
         self._summarised_at = 0.0
-        self._summarised_count = -1
+        self._summarised_seq = -1
 
     def step(self, row: Submission) -> Submission | None:
         """Record news; return the row as stored now, or None if the process of this attempt was never started.
@@ -169,11 +169,11 @@ class Follower:
             name=self._folder.name, state=ExperimentState.RUNNING, created_at=header_at, changed_at=header_at
         )
         found = self._seen(row)
-        if found is None or (self.observed is None and found.state is not ExperimentState.UNREADABLE):
+        if found is None or (self.follower is None and found.state is not ExperimentState.UNREADABLE):
             return None
         created_at, summary = header_at, Summary()
-        if self.observed is not None:
-            created_at, summary = self.observed.header.created_at, self.observed.summary()
+        if self.follower is not None:
+            created_at, summary = self.follower.header.created_at, self.follower.summary()
         elif (left := salvage(self._folder)) is not None:
             created_at = left.header.created_at
             summary = summary_of(left.header, left.controller, left.controller.state.now)
@@ -191,18 +191,18 @@ class Follower:
     def _sight(self) -> Sight:
         # A process is looked for first: one that ends after that is judged by the next look.
         busy = at_work(self._folder)
-        if self.observed is None:
+        if self.follower is None:
             if not self._folder.exists:
                 return self._sight_of(busy)
             told = self._store.last_seqs([self._folder.name]).get(self._folder.name, -1)
-            self.observed, self._told = Observed(self._folder, clock=self._experiments_clock), told
+            self.follower, self._told = JournalFollower(self._folder, clock=self._experiments_clock), told
         mark = read_mark(self._folder)
-        fresh = self.observed.refresh(live=busy and not (mark is not None and mark.waits_for))
+        fresh = self.follower.refresh(live=busy and not (mark is not None and mark.waits_for))
         self._pending += [(seq, event) for seq, event in fresh if seq > self._told]
         return self._sight_of(busy)
 
     def _sight_of(self, busy: bool) -> Sight:
-        controller = None if self.observed is None else self.observed.controller
+        controller = None if self.follower is None else self.follower.controller
         outcome, reason = (None, "") if controller is None else outcome_of(controller)
         return Sight(
             at_work=busy,
@@ -217,8 +217,8 @@ class Follower:
     def _tell(self) -> None:
         told = 0
         try:
-            while self.observed is not None and (batch := self._pending[told : told + BATCH]):
-                self._store.append(entries(self.observed.header, batch))
+            while self.follower is not None and (batch := self._pending[told : told + BATCH]):
+                self._store.append(entries(self.follower.header, batch))
                 told += len(batch)
                 self._wake()
         finally:
@@ -267,16 +267,16 @@ class Follower:
         """Return what it counts with once the profile that it was submitted without is measured, and it is planned."""
         is_planned = row.state is ExperimentState.STARTING and found.state is ExperimentState.RUNNING
         spends_all = row.words.get("constraints", {}).get("spend") is not None
-        if self.observed is None or not is_planned or row.words.get("profile") is not None or spends_all:
+        if self.follower is None or not is_planned or row.words.get("profile") is not None or spends_all:
             return None
-        return self.observed.summary().planned_cost_usd
+        return self.follower.summary().planned_cost_usd
 
     def _sized_words(self, row: Submission) -> Mapping[str, Any] | None:
         """Return the words with the scheduler that is run, if its size was auto; None if they have it already."""
         search = row.words.get("search", {})
-        if self.observed is None or "auto" not in search.get("scheduler", {}).values():
+        if self.follower is None or "auto" not in search.get("scheduler", {}).values():
             return None
-        scheduler = self.observed.header.setup["experiment"]["search"]["scheduler"]
+        scheduler = self.follower.header.setup["experiment"]["search"]["scheduler"]
         return {**row.words, "search": {**search, "scheduler": scheduler}}
 
     def _measuring(self, row: Submission) -> Summary | None:
@@ -294,20 +294,20 @@ class Follower:
 
     def _summary(self, row: Submission, *, at_once: bool) -> Summary | None:
         """Return its summary if it changed and is due."""
-        if self.observed is None:
+        if self.follower is None:
             return self._measuring(row) if at_once else None
-        now, count = time.monotonic(), self.observed.count
-        due_s = IDLE_S if count == self._summarised_count else BUSY_S
+        now, seq = time.monotonic(), self.follower.seq
+        due_s = IDLE_S if seq == self._summarised_seq else BUSY_S
         if not at_once and now - self._summarised_at < due_s:
             return None
-        self._summarised_at, self._summarised_count = now, count
-        summary = self.observed.summary()
+        self._summarised_at, self._summarised_seq = now, seq
+        summary = self.follower.summary()
         return None if summary == row.summary else summary
 
     def close(self) -> None:
         """Close the journal."""
-        observed, self.observed = self.observed, None
+        follower, self.follower = self.follower, None
         self._pending = []
-        if observed is not None:
+        if follower is not None:
             with suppress(JournalError):
-                observed.close()
+                follower.close()

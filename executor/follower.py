@@ -1,4 +1,4 @@
-"""A follower of one experiment's journal: its summary, result and limits as it grows, for several threads.
+"""The follower of one experiment's journal: its events, summary, result and limits as it grows, for several threads.
 
 Instants are Unix time; a virtual run, whose clock starts at 0, counts from its creation.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rubberband.cloud.steady import time_of
+from rubberband.errors import DamagedJournalError
 from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
@@ -23,9 +24,8 @@ from rubberband.executor.core.trials import best_trial
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.hosting import is_hosted
 from rubberband.executor.journal.inbox import Inbox, asked_limits
-from rubberband.executor.journal.journal import Header
-from rubberband.executor.journal.reading import JournalReader
-from rubberband.executor.result import Result, jct_s
+from rubberband.executor.journal.journal import Header, Journal
+from rubberband.executor.result import Result, jct_s, summarise
 from rubberband.states import ExperimentState
 from rubberband.units import month_begin
 from rubberband.values.submission import Summary
@@ -113,43 +113,66 @@ class Failure:
     lines: tuple[str, ...]
 
 
-class Observed:
-    """A followed journal. Safe to use from several threads; only `refresh` reads it."""
+def open_journal(folder: ExperimentFolder) -> tuple[Journal, Header]:
+    """Open the journal of an experiment. Raises InputError if that is missing, JournalError if it cannot be read."""
+    folder.require()
+    journal = Journal(folder.journal_url, folder.name)
+    try:
+        header = journal.header()
+        if header is None:
+            raise DamagedJournalError(f"the journal of {folder.name!r} is damaged (its first entry is missing)")
+    except BaseException:
+        journal.close()
+        raise
+    return journal, header
+
+
+class JournalFollower:
+    """One experiment's journal, folded as far as it was read. One thread reads it; others may ask about it."""
 
     def __init__(self, folder: ExperimentFolder, *, clock: Callable[[], float] | None = None) -> None:
-        """Open the journal; `clock` replaces the experiment's own. Raises JournalError or InputError."""
+        """Open the journal; nothing is folded yet. `clock` replaces the experiment's own.
+
+        Raises InputError if the experiment is missing, JournalError if it cannot be read.
+        """
         self.folder, self._clock = folder, clock or partial(time_of, folder.instances)
         self._lock = threading.RLock()
-        self._reader = JournalReader(folder)
-        self._live = False
+        self.journal, self.header = open_journal(folder)
+        self.controller = Controller(self.header.job)
+        """The state as far as it was read; only for the thread that reads."""
+        self.seq = -1
+        """Sequence number of the last folded event; -1 before the first."""
         self.failures: list[Failure] = []
-        self.count = 0
-        """Number of events that were read."""
+        self._live = False
         self._latest: tuple[int, float, Result] | None = None
 
-    @property
-    def header(self) -> Header:
-        return self._reader.header
-
-    @property
-    def controller(self) -> Controller:
-        """The state as far as it was read; only for the thread that refreshes."""
-        return self._reader.controller
-
     def refresh(self, *, live: bool) -> list[tuple[int, Event]]:
-        """Read the new events, with sequence numbers. `live`: a driver runs, so that time passes between events.
+        """Fold the events that were journalled since, and return them with their sequence numbers.
 
-        Raises JournalError.
+        `live`: a driver runs, so that time passes between events. It takes one query if nothing is new. Raises
+        JournalError if they cannot be read; then nothing is folded.
         """
         with self._lock:
             self._live = live and not self.header.kind.is_simulated
-            events = self._reader.refresh()
-            self.count += len(events)
-            for seq, event in events:
-                if isinstance(event, TrialFailed):
-                    said = f"attempt {event.attempt} {event.kind}: {event.message}\n{event.details}"
-                    self.failures.append(Failure(seq=seq, trial=event.trial, lines=tuple(said.splitlines())))
-            return events
+            found = list(self.journal.events(after=self.seq))
+            for seq, event in found:
+                self._fold(seq, event)
+            return found
+
+    def each(self, *, live: bool = False) -> Iterator[tuple[int, Event]]:
+        """Fold the events that were journalled since, each before it is yielded; none is kept. Raises JournalError."""
+        self._live = live and not self.header.kind.is_simulated
+        for seq, event in self.journal.events(after=self.seq):
+            with self._lock:
+                self._fold(seq, event)
+            yield seq, event
+
+    def _fold(self, seq: int, event: Event) -> None:
+        self.controller.handle(event)
+        self.seq = seq
+        if isinstance(event, TrialFailed):
+            said = f"attempt {event.attempt} {event.kind}: {event.message}\n{event.details}"
+            self.failures.append(Failure(seq=seq, trial=event.trial, lines=tuple(said.splitlines())))
 
     @property
     def now(self) -> float:
@@ -171,11 +194,11 @@ class Observed:
         with self._lock:
             now = self._clock()
             if self._latest is not None:
-                count, at, latest = self._latest
-                if count == self.count and 0.0 <= now - at < FRESH_S:
+                seq, at, latest = self._latest
+                if seq == self.seq and 0.0 <= now - at < FRESH_S:
                     return latest
-            result = self._reader.result(self.now)
-            self._latest = self.count, now, result
+            result = summarise(self.controller.job, self.controller.state, self.header.setup, self.now)
+            self._latest = self.seq, now, result
             return result
 
     def limits(self, *, deadline: object, max_cost_usd: float | None) -> Limits:
@@ -278,7 +301,7 @@ class Observed:
     def close(self) -> None:
         """Close the journal. The state that was read remains."""
         with self._lock:
-            self._reader.close()
+            self.journal.close()
 
 
 def at_work(folder: ExperimentFolder) -> bool:
