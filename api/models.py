@@ -237,24 +237,10 @@ class Costs(Answer):
     instances: list[dict[str, Any]]
 
 
-class Widening(Answer):
-    """A decision on what was left of the limits, where that is spent on a wider search."""
-
-    at_s: float
-    bracket: int | None
-    """The bracket that was added; null: none fitted."""
-    trials: int
-    """Configurations that it added."""
-    reason: str
-    jct_s: float
-    cost_usd: float
-
-
 class Decisions(Answer):
-    """Decisions at each SYNC, brackets that were added, and extensions of the limits."""
+    """Decisions at each SYNC, and extensions of the limits."""
 
     items: list[dict[str, Any]]
-    widened: list[Widening]
     extensions: list[GrantedLimits]
 
 
@@ -493,16 +479,6 @@ DECISIONS: dict[str, Any] = {
             "present_cost_usd": 0.22,
             "jct_s": 124.0,
             "cost_usd": 0.22,
-        }
-    ],
-    "widened": [
-        {
-            "at_s": 41.5,
-            "bracket": 1,
-            "trials": 12,
-            "reason": "12 more configurations fit into the 18m10s and 3.00 USD that are left",
-            "jct_s": 1130.0,
-            "cost_usd": 2.95,
         }
     ],
     "extensions": [_EXTENDED],

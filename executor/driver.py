@@ -31,7 +31,7 @@ from rubberband.executor.core.events import (
     TrialsDrawn,
 )
 from rubberband.executor.core.fleet import GONE
-from rubberband.executor.core.replanning import decide, decide_within, widen
+from rubberband.executor.core.replanning import decide, decide_within
 from rubberband.executor.core.state import Job, State, TrialStatus
 from rubberband.executor.journal.inbox import Desk, Requests
 from rubberband.executor.journal.journal import EventLog
@@ -141,7 +141,7 @@ def _first_draws(controller: Controller, backend: Backend, draw: Draw | None) ->
 
 
 def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Event:
-    """Return the configurations that the first lane without a stage needs, or else another bracket, or its plan."""
+    """Return the configurations that the first lane without a stage needs, or else its plan."""
     job, state = controller.job, controller.state
     if waiting := state.to_draw():
         assert draw is not None, "a job that draws comes with a sampler"
@@ -149,12 +149,10 @@ def _decision(controller: Controller, backend: Backend, draw: Draw | None) -> Ev
     lane = state.planning()
     if lane is None:
         return decide_within(job, state, backend.now())
-    following = rules.next_stage(lane)
-    if trials := () if following == lane.end_stage else rules.to_draw(job, state, following):
+    if trials := rules.to_draw(job, state, rules.next_stage(lane)):
         assert draw is not None, "a job that draws comes with a sampler"
         return draw(job, state, state.drawn, trials, backend.now)
-    now = backend.now()
-    return widen(job, state, now) or decide(job, state, now)
+    return decide(job, state, backend.now())
 
 
 def _take_in(

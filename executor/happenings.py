@@ -28,22 +28,6 @@ class DecisionResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WideningResult:
-    """Decision on what was left of the limits, where that is spent on a wider search."""
-
-    at_s: float
-    """From the start."""
-    bracket: int | None
-    """The bracket that was added; None: none fitted any more."""
-    trials: int
-    """Configurations that it added."""
-    reason: str
-    jct_s: float
-    """Expected for the whole run from then on."""
-    cost_usd: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExtensionResult:
     """More time or money that the user granted after the start; None is no limit."""
 

@@ -5,7 +5,7 @@ A view of the journal at any moment, also while the experiment runs or after a c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,7 +40,6 @@ from rubberband.executor.happenings import (
     ReplacementResult,
     RungResult,
     SetbackResult,
-    WideningResult,
 )
 from rubberband.executor.sampling import Seeds, configurations
 from rubberband.units import counted
@@ -270,8 +269,6 @@ class Result:
     """The lines that add up to `actual_cost_usd`."""
     goodput: GoodputProfile | None = None
     """The model of adaptive training at the latest replan; None if none was measured."""
-    widened: tuple[WideningResult, ...] = ()
-    """Decisions on what was left of the limits, in order; empty if it is not spent."""
     extensions: tuple[ExtensionResult, ...] = ()
     """In order."""
     resumed_s: tuple[float, ...] = ()
@@ -449,7 +446,6 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         side_usd_per_hour=job.offer.side_usd_per_hour,
         bill=bill_lines(job, state, at),
         goodput=state.profile.goodput,
-        widened=tuple(_widened(job, state)),
         extensions=tuple(copied(ExtensionResult, one, at_s=_after(state, one.at)) for one in state.granted),
         resumed_s=tuple(_after(state, at) for at in state.resumed_at),
         setbacks=tuple(copied(SetbackResult, one, at_s=_after(state, one.at)) for one in state.setbacks),
@@ -466,14 +462,6 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         rungs=tuple(_rungs(job, state)),
         also=tuple(Objective(**one) for one in setup.get("experiment", {}).get("search", {}).get("also", ())),
     )
-
-
-def _widened(job: Job, state: State) -> Iterator[WideningResult]:
-    added = (bracket.bracket for bracket in job.brackets if bracket.is_added)
-    for one in state.widened:
-        trials = one.stages[0].trials if one.stages else 0
-        at_s = one.occurred_at - state.started_at
-        yield copied(WideningResult, one, at_s=at_s, bracket=next(added) if trials else None, trials=trials)
 
 
 def _instead_of_spot(state: State) -> str:

@@ -300,7 +300,7 @@ def _drawing(setup: Setup, controller: Controller) -> tuple[Setup, Draw | None]:
 
     Raises InputError if that is not installed.
     """
-    if not controller.job.draws and controller.job.widening is None:
+    if not controller.job.draws:
         return setup, None
     search = Experiment.kept(setup.experiment).search
     search.require_sampler()

@@ -27,7 +27,6 @@ from rubberband.views.words import (
     usd,
     usd_decimals,
     went_back,
-    widened,
 )
 
 _NOT_BEGUN = {
@@ -89,7 +88,7 @@ class Happening:
     what: str
     told: str
     kind: str
-    """`sync`, `kept`, `changed`, `widened`, `extended`, `resumed`, `setback` or `pause`."""
+    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback` or `pause`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,15 +340,12 @@ def _unneeded(result: Result, stage: StageResult, before: int) -> int:
 
 
 def happenings(result: Result) -> list[Happening]:
-    """Return ends of stages, replans, added brackets, extensions, resumes, setbacks and pauses, in order."""
+    """Return ends of stages, replans, extensions, resumes, setbacks and pauses, in order."""
     found = [*_syncs(result)]
     for at_s in result.resumed_s:
         told = "its process restarted from its journal"
         found.append(Happening(at_s=at_s, what="resumed", told=told, kind="resumed"))
     found += [_decided(result, decision) for decision in result.decisions]
-    for one in result.widened:
-        what = "search widened" if one.trials else "search not widened"
-        found.append(Happening(at_s=one.at_s, what=what, told=widened(one), kind="widened"))
     for granted in result.extensions:
         told = extended(granted) or "unchanged"
         found.append(Happening(at_s=granted.at_s, what="extended", told=told, kind="extended"))

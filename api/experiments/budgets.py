@@ -136,18 +136,16 @@ class Budgets:
         self.require(row, cost_usd, now, START, bill_usd=self.bill_usd(row), jct_s=jct_s, promise=promise)
 
     def most_usd(self, experiment: Experiment, owner: str, planned_usd: float | None) -> float:
-        """Return what an experiment costs before it began: its plan, or its max_cost where that is to be spent.
+        """Return what an experiment costs before it began: its plan.
 
         Without a profile there is no plan yet, and max_cost covers the profile, too. Raises Problem REFUSED if it has
         none, and a budget or a cap limits it.
         """
         constraints = experiment.constraints
-        if planned_usd is not None and constraints.spend is None:
-            return planned_usd
-        if constraints.max_cost_usd is not None:
-            return max(planned_usd or 0.0, constraints.max_cost_usd)
         if planned_usd is not None:
             return planned_usd
+        if constraints.max_cost_usd is not None:
+            return constraints.max_cost_usd
         limit = "" if self._pool.budgets_usd.get(owner) is None else f"budget of {owner}"
         if experiment.resources.provider == self._pool.provider and self._pool.max_usd_per_month is not None:
             limit = limit or f"max_usd_per_month of pool {self._pool.name}"

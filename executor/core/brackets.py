@@ -18,8 +18,6 @@ class Bracket:
     num_stages: int
     first_trial: int = 0
     lane: int = 0
-    is_added: bool = False
-    """Whether it was added while the job ran: its configurations are drawn when it begins."""
 
     @property
     def end_stage(self) -> int:

@@ -28,7 +28,6 @@ from rubberband.executor.core.events import (
     LimitsChanged,
     Outcome,
     RestPlanned,
-    SearchWidened,
     Started,
     StopTrial,
     Tick,
@@ -176,8 +175,6 @@ class Controller:
                 self._note_resumed(event)
             case RestPlanned():
                 self._note_planned(event)
-            case SearchWidened():
-                self._note_widened(event)
             case TrialsDrawn():
                 self._note_drawn(event)
             case CancelRequested():
@@ -283,23 +280,6 @@ class Controller:
         lane.max_instances = max(lane.max_instances, widest)
         self._begin_stage(lane, event.stage)
 
-    def _note_widened(self, event: SearchWidened) -> None:
-        """Another bracket follows the last one, in the last lane; or none does, and the search is over."""
-        state, lane = self.state, self.state.planning()
-        if lane is None:
-            return
-        state.widened.append(event)
-        if not event.stages:
-            self._end_lane(lane)
-            return
-        self.job, last = rules.widened(self.job, event), state.lanes[-1]
-        state.widen(self.job, self.job.brackets[-1], event)
-        if lane is not last:
-            last.max_instances = max(last.max_instances, lane.max_instances)
-            instances.hand_over(state, lane, last)
-            lane.phase, last.phase = Phase.FINISHED, Phase.PLANNING
-            allotting.share_out(self.job, state)
-
     def _note_drawn(self, event: TrialsDrawn) -> None:
         """Configurations of a bracket's trials are there; it begins now, unless its plan is made first."""
         state = self.state
@@ -322,9 +302,7 @@ class Controller:
             self._commands += stragglers.replace_hung(self.job, self.state, lane, trial)
         if self.state.just_woke:  # what is told next may have cost less than it would have by now
             return
-        if now >= rules.added_ends_at(self.job, self.state) + rules.DEADLINE_GRACE_S:
-            self._end("failed", "the deadline is reached")
-        elif (reason := rules.over_budget(self.job, self.state, ticked)) is not None:
+        if (reason := rules.over_budget(self.job, self.state, ticked)) is not None:
             self._end("budget", reason)
 
     def _forgive_a_pause(self, tick: Tick) -> None:
@@ -443,7 +421,7 @@ class Controller:
 
     def _go_to(self, lane: Lane, stage: int) -> None:
         """The lane goes on with a stage, once its rest is planned, or is over."""
-        if stage == lane.end_stage and not rules.may_widen(self.job, self.state, lane):
+        if stage == lane.end_stage:
             self._end_lane(lane)
         elif (self.job.replan and not self._passes(lane, stage)) or rules.to_draw(self.job, self.state, stage):
             lane.phase = Phase.PLANNING
@@ -491,8 +469,6 @@ class Controller:
         state = self.state
         if state.course in ("ending", "finished"):
             return
-        if outcome in ("budget", "failed") and rules.own_search_is_over(self.job, state):
-            outcome, reason = "done", f"the bracket that was added last did not finish: {reason}"
         state.course, state.outcome, state.reason = "ending", outcome, reason
         state.exhausted_usd = self.job.max_cost_usd if outcome == "budget" else None
         self._commands += [attempts.stop(self.job, state, trial) for trial in state.running()]

@@ -14,7 +14,7 @@ from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.values.adaptive import BatchLimits, BatchMode, BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
-from rubberband.values.plan import Market, Plan, Stage, StagePrediction
+from rubberband.values.plan import Market, Plan, StagePrediction
 from rubberband.values.profile import Profile
 
 FailureKind = Literal["raised", "not_a_number", "no_metric", "hung", "died", "checkpoint", "gpu"]
@@ -306,24 +306,6 @@ class RestPlanned(Event):
     """Cost of the whole experiment by it."""
     own: Mapping[int, OwnSpeed] = field(default_factory=dict)
     """How fast each trial that goes on is, beside the profile; empty in older journals, and where all are alike."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchWidened(Event):
-    """At a SYNC, time and money that are left are spent on another bracket, which follows the last one."""
-
-    stages: tuple[Stage, ...]
-    """Stages of the bracket; empty: none fits, and the search ends."""
-    plan: Plan
-    """The whole plan, the bracket included; the stages before those that are left are as they were."""
-    predicted: tuple[StagePrediction, ...]
-    """Prediction of the stages that are left, the bracket's included; without the head node."""
-    reason: str
-    """One line for the user."""
-    jct_s: float
-    """End of the run by the plan, in seconds from the start."""
-    cost_usd: float
-    """Cost of the whole experiment by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,34 +8,22 @@ from __future__ import annotations
 
 import copy
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from rubberband.errors import RubberbandError
 from rubberband.executor.core import rules
 from rubberband.executor.core.budget import bill_usd, held_s
-from rubberband.executor.core.events import RestPlanned, SearchWidened
+from rubberband.executor.core.events import RestPlanned
 from rubberband.executor.core.forecast import assumed, forecast, lane_factor, later_stages, stage_left
 from rubberband.executor.core.measured import MeasuredTerms, measured
 from rubberband.executor.core.state import Job, Lane, Phase, State, TrialStatus
-from rubberband.planner.problem import Problem
 from rubberband.planner.replan import Replanned, replan
 from rubberband.planner.reserve import Reserve
-from rubberband.planner.sampling import steady
-from rubberband.planner.search import best_or_none
-from rubberband.planner.sizing import largest
-from rubberband.planner.table import gangs_of
-from rubberband.spec.search import MAX_TRIALS, Sha
-from rubberband.units import counted, format_duration, format_usd
-from rubberband.values.offer import Offer
-from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Prediction, Stage, StagePrediction
+from rubberband.units import counted
+from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Prediction, Stage, StagePrediction
 from rubberband.values.profile import Profile
-
-ADDED_MARGIN = 0.05
-"""This part of the time that is left stays where a bracket was added: it must not make a run late whose instances start
-somewhat slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,26 +175,16 @@ def share_a_head(job: Job, state: State) -> bool:
 def best_rest(job: Job, state: State, standing: Remainder) -> Replanned:
     """The best plan of those that leave their reserve, if there is one. Raises RubberbandError if none can exist.
 
-    With a bracket that was added, a plan that leaves the margin comes first. A plan that a pool promises stays as long
-    as it keeps the deadline: another one may need GPUs at times when others are promised them.
+    A plan that a pool promises stays as long as it keeps the deadline: another one may need GPUs at times when others
+    are promised them.
     """
-    found = _best_within_margin(job, state, standing)
+    found = _replanned(job, state, standing)
     if not found.changed or not rules.is_promised(job, standing.lane):
         return found
     if job.deadline_s is not None and standing.spent_s + found.present.jct_s > job.deadline_s:
         return found
     plan = Plan(stages=state.plan.stages[: standing.lane.end_stage])
     return replace(found, plan=plan, prediction=found.present, changed=False, reason="plan unchanged: it is promised")
-
-
-def _best_within_margin(job: Job, state: State, standing: Remainder) -> Replanned:
-    terms = limits(job)
-    if terms.deadline_s is not None and job.bracket_of(standing.lane.end_stage - 1).is_added:
-        left_s = max(0.0, terms.deadline_s - standing.spent_s)
-        found = _within(replace(terms, deadline_s=terms.deadline_s - ADDED_MARGIN * left_s), job, state, standing)
-        if found.keeps:
-            return found
-    return _within(terms, job, state, standing)
 
 
 def reserve(job: Job, state: State, lane: Lane) -> Reserve:
@@ -216,7 +194,8 @@ def reserve(job: Job, state: State, lane: Lane) -> Reserve:
     return replace(job.reserve, ready=len(state.held(lane).ready), beside_usd=beside_usd)
 
 
-def _within(terms: PlanningConstraints, job: Job, state: State, standing: Remainder) -> Replanned:
+def _replanned(job: Job, state: State, standing: Remainder) -> Replanned:
+    terms = limits(job)
     speeds, lane, offer, objective = standing.seen.speeds, standing.lane, standing.seen.offer, job.objective
     are_all = speeds is not None and len(speeds.factors) == standing.stages[standing.done].trials
     if job.is_divided or state.allotment is not None:
@@ -330,203 +309,3 @@ def _as_before(job: Job, state: State, lane: Lane, now: float, reason: str) -> R
         jct_s=expected.jct_s,
         cost_usd=expected.cost_usd,
     )
-
-
-# The search widened by what is left of the limits: the largest further bracket that time and money allow. Pure.
-#
-# It is decided at a SYNC of the only lane that still goes on. The lane's rest and the bracket after it are planned as
-# one chain, with the instances that are held, by the limits less what is spent, and by the confidence of one more
-# bracket.
-
-_STEP = 16
-"""Sizes grow by this part of themselves: each one that is looked at is a plan to find, while instances are held."""
-_TIE = 1e-4
-"""This part of the money stays: a run that is done at the very instant at which it is spent may be stopped instead."""
-_ROOM = 3.0
-"""Factor below the mean that a plan which keeps the limits may reach, if times vary."""
-
-
-def widen(job: Job, state: State, now: float) -> SearchWidened | None:
-    """Return the bracket that is added after the SYNC that has just been, as of `now`.
-
-    None: the lane goes on as it is. Without `stages`, none fits and the lane is over: then so is the search.
-    """
-    lane = next(lane for lane in state.lanes if lane.phase is Phase.PLANNING)
-    if not rules.may_widen(job, state, lane):
-        return None
-    standing = after_sync(job, state, lane, now)
-    choice = _Choice.of(job, state, standing, now)
-    trials, planned = choice.widest()
-    if planned is None:
-        return _unwidened(choice, now) if standing.done == lane.end_stage else None
-    return SearchWidened(
-        occurred_at=now,
-        stages=choice.added(trials),
-        plan=Plan(stages=(*state.plan.stages[: len(job.stages) - len(choice.rest)], *planned.plan.stages)),
-        predicted=tuple(
-            replace(stage, start_s=standing.spent_s + stage.start_s)
-            for stage in rules.without_head(job.offer, planned.prediction.stages)
-        ),
-        reason=f"{_configurations(trials)} fit{'s' * (trials == 1)} into the {choice.left_words} that are left",
-        jct_s=standing.spent_s + planned.prediction.jct_s,
-        cost_usd=choice.spent_usd + planned.prediction.cost_usd,
-    )
-
-
-def _unwidened(choice: _Choice, now: float) -> SearchWidened:
-    """The end of the search: what is left is too little for another bracket, or the limits do not bind it."""
-    state, job = choice.state, choice.job
-    asked = choice.shape.num_samples
-    assert isinstance(asked, int), "the smallest bracket has a number"
-    unbound = "the limits allow any number of configurations, so that none is added"
-    not_fit = "do not fit" if asked > 1 else "does not fit"
-    too_little = f"{_configurations(asked)} {not_fit} into the {choice.left_words} that are left"
-    return SearchWidened(
-        occurred_at=now,
-        stages=(),
-        plan=state.plan,
-        predicted=(),
-        reason=unbound if choice.is_unbound else too_little,
-        jct_s=now - state.started_at,
-        cost_usd=bill_usd(job, state, now),
-    )
-
-
-def _words(left_s: float | None, left_usd: float | None) -> str:
-    words = [] if left_s is None else [format_duration(round(left_s, 1))]
-    return " and ".join([*words, *([] if left_usd is None else [format_usd(left_usd)])])
-
-
-def _configurations(count: int) -> str:
-    return f"{counted(count, 'more configuration')}"
-
-
-@dataclass(slots=True, kw_only=True)
-class _Choice:
-    """The search for the size of one bracket."""
-
-    job: Job
-    state: State
-    standing: Remainder
-    shape: Sha
-    rest: tuple[Stage, ...]
-    """The lane's stages that are left."""
-    left: PlanningConstraints
-    """The limits less what is spent, and a margin."""
-    left_words: str
-    """The time and money left, for the user."""
-    spent_usd: float
-    most_instances: int
-    is_unbound: bool = False
-    _known: dict[int, Planned | None] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, job: Job, state: State, standing: Remainder, now: float) -> _Choice:
-        """Return the choice at a lane's standing; its rest comes first."""
-        asked, spent_usd = limits(job), bill_usd(job, state, now)
-        assert job.widening is not None, "the search may be widened"
-        left_s = None if asked.deadline_s is None else max(0.0, asked.deadline_s - standing.spent_s)
-        left_usd = None if asked.max_cost_usd is None else max(0.0, asked.max_cost_usd - spent_usd)
-        left = replace(
-            asked,
-            deadline_s=None if left_s is None else left_s * (1.0 - ADDED_MARGIN),
-            max_cost_usd=None if left_usd is None else left_usd * (1.0 - _TIE),
-            confidence=asked.confidence ** (1.0 / (len(job.all_brackets()) + 1)),
-        )
-        return cls(
-            job=job,
-            state=state,
-            standing=standing,
-            shape=job.widening,
-            rest=standing.stages[standing.done :],
-            left=left,
-            left_words=_words(left_s, left_usd),
-            spent_usd=spent_usd,
-            most_instances=max(rules.most_instances(job, state), rules.least_instances(job, state, standing.lane)),
-        )
-
-    def added(self, trials: int) -> tuple[Stage, ...]:
-        """Return the stages of a bracket."""
-        return self.shape.model_copy(update={"num_samples": trials}).brackets()[0]
-
-    def widest(self) -> tuple[int, Planned | None]:
-        """Return the trials of the largest bracket that fits, with the plan of all that is left; None if none does."""
-        starts, sizes = self._sizes()
-        if not sizes or self.is_unbound:
-            return 0, None
-        at = largest(
-            [sizes.index(start) for start in starts],
-            len(sizes) - 1,
-            lambda at: self._planned(sizes[at]) is not None,
-            lambda at: self._may_fit(sizes[at]),
-            lambda start: self._on_average(sizes, start),
-        )
-        return (0, None) if at is None else (sizes[at], self._planned(sizes[at]))
-
-    def _sizes(self) -> tuple[list[int], list[int]]:
-        """Return the sizes from which on a larger bracket never needs less, and all that are looked at."""
-        least, most = self.shape.num_samples, MAX_TRIALS - self.job.num_trials
-        assert isinstance(least, int), "the smallest bracket has a number"
-        starts = [least, *(start for start in self.shape.falls("num_samples") if least < start <= most)]
-        self.is_unbound = self._may_fit(most)
-        end = bisect_left(range(most + 1), True, key=lambda trials: trials >= least and not self._may_fit(trials))
-        sizes = {start for start in starts if start < end}
-        size = least
-        while size < end:
-            sizes.add(size)
-            size += max(1, size // _STEP)
-        return [start for start in starts if start in sizes], sorted(sizes)
-
-    def _may_fit(self, trials: int) -> bool:
-        """Return whether a bracket and the rest fit if no GPU that is paid for is ever idle."""
-        profile, offer = self.standing.seen.profile, self.standing.seen.offer
-        gangs = gangs_of(profile, offer, self.left)
-        least_s = min((gpus * profile.iteration_s(gpus) for gpus in gangs), default=0.0)
-        stages = (*self.rest, *self.added(trials))
-        instances_s = least_s * sum(stage.trials * stage.iterations for stage in stages) / offer.gpus
-        instances_s /= _ROOM if self._varies else 1.0 + 1e-9
-        late = self.left.deadline_s is not None and instances_s > self.left.deadline_s * self.most_instances
-        usd = instances_s * offer.least_price_usd_per_s
-        return not late and (self.left.max_cost_usd is None or usd <= self.left.max_cost_usd)
-
-    @property
-    def _offer(self) -> Offer:
-        return replace(self.standing.seen.offer, max_instances=self.most_instances)
-
-    @property
-    def _varies(self) -> bool:
-        return self._problem(()).varies
-
-    def _problem(self, stages: tuple[Stage, ...]) -> Problem:
-        return Problem(
-            stages=(*self.rest, *stages),
-            profile=self.standing.seen.profile,
-            offer=self._offer,
-            constraints=self.left,
-            held=self.standing.held,
-            reserve=reserve(self.job, self.state, self.standing.lane),
-        )
-
-    def _on_average(self, sizes: list[int], start: int) -> int:
-        """Return about the index of the largest bracket that fits on mean times; one of `start` does for sure."""
-        profile, offer = steady(self.standing.seen.profile, self._offer)
-        if (spot := self._offer.spot) is not None:
-            offer = replace(offer, spot=replace(spot, interruptions_per_hour=0.0))
-
-        def fits(at: int) -> bool:
-            problem = replace(self._problem(self.added(sizes[at])), profile=profile, offer=offer)
-            return self._kept(problem) is not None
-
-        return start + bisect_left(range(start, len(sizes)), True, key=lambda at: not fits(at))
-
-    def _planned(self, trials: int) -> Planned | None:
-        if trials not in self._known:
-            self._known[trials] = self._kept(self._problem(self.added(trials)))
-        return self._known[trials]
-
-    def _kept(self, problem: Problem) -> Planned | None:
-        """Return the best plan that keeps the limits and leaves its reserve; None without any."""
-        try:
-            return best_or_none(problem)
-        except RubberbandError:
-            return None

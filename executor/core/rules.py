@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rubberband.executor.core import budget
-from rubberband.executor.core.brackets import Bracket
-from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged, SearchWidened
+from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.purse import Purse
-from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
+from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState
 from rubberband.planner.model import least_instances as instances_for
 from rubberband.units import MONEY_SLACK_USD, counted, format_usd
 from rubberband.values.offer import Offer, gang_sizes, slots
-from rubberband.values.plan import Plan, StagePrediction
+from rubberband.values.plan import StagePrediction
 
 SHORTEST_HANG_S = 60.0
 """A trial that trains is never taken to hang before this long without a report, unless the user set a timeout."""
@@ -27,8 +26,6 @@ SHORTEST_HOLD_S = 0.01
 """An instance that can be paid for no longer than that, or not until it is ready, is not worth asking for."""
 BLAMELESS_FAILURES: frozenset[FailureKind] = frozenset({"checkpoint", "died", "gpu", "hung"})
 """Failures that come of stores and machines as often as of a trial's code: the user may have them tried again."""
-DEADLINE_GRACE_S = 0.001
-"""A SYNC at the deadline's very instant goes before its end."""
 SMALLEST_WAIT_S = 1e-6
 """A stop that is so near is reached: sums of instants are no more exact than that."""
 
@@ -54,76 +51,12 @@ def raised(limit: float | None, asked: float | None) -> float | None:
     return None if limit is None or asked is None else max(limit, asked)
 
 
-def widened(job: Job, event: SearchWidened) -> Job:
-    """The job with the bracket that was added; what was left and the bracket count as planned as of then."""
-    known, count = job.all_brackets(), len(event.stages)
-    added = Bracket(
-        bracket=len(known),
-        first_stage=len(job.stages),
-        num_stages=count,
-        first_trial=job.num_trials,
-        lane=max(bracket.lane for bracket in known),
-        is_added=True,
-    )
-    before = job.prediction.stages if job.is_divided else without_head(job.offer, job.prediction.stages)
-    first = len(job.stages) + count - len(event.predicted)
-    later_s = _planned_s(event.predicted) - _planned_s(before[first:])
-    dearer_usd = sum(stage.cost_usd for stage in event.predicted) - sum(stage.cost_usd for stage in before[first:])
-    prediction = replace(
-        job.prediction,
-        stages=(*before[:first], *event.predicted),
-        jct_s=job.prediction.jct_s + later_s,
-        cost_usd=job.prediction.cost_usd + dearer_usd + job.offer.head_cost_usd(later_s),
-    )
-    return replace(
-        job,
-        stages=(*job.stages, *event.stages),
-        plan=Plan(stages=(*job.plan.stages[:first], *event.plan.stages[first:])),
-        prediction=prediction,
-        brackets=(*known, added),
-        lane_instances=job.lane_instances or (job.offer.max_instances,),
-    )
-
-
-def _planned_s(stages: Sequence[StagePrediction]) -> float:
-    return sum(stage.provisioning_s + stage.duration_s for stage in stages)
-
-
 def without_head(offer: Offer, stages: Sequence[StagePrediction]) -> tuple[StagePrediction, ...]:
     """The stages without the cost of the head node, which is the job's where that has several brackets."""
     return tuple(
         replace(stage, cost_usd=stage.cost_usd - offer.head_cost_usd(stage.provisioning_s + stage.duration_s))
         for stage in stages
     )
-
-
-def may_widen(job: Job, state: State, lane: Lane) -> bool:
-    """Whether another bracket may be added after a lane's SYNC: no other lane goes on, and none was added already.
-
-    Brackets are appended to the last lane; it may be over, and takes then over what another one holds at its end.
-    """
-    if job.widening is None or not job.replan or state.active() != [lane] or lane.bracket is not lane.brackets[-1]:
-        return False
-    return lane is state.lanes[-1] or next_stage(lane) == lane.end_stage
-
-
-def added_ends_at(job: Job, state: State) -> float:
-    """Return when an added bracket is cut off since its time is over: at the deadline; infinite without any."""
-    if job.deadline_s is None or not job.brackets or not job.brackets[-1].is_added:
-        return math.inf
-    return state.started_at + job.deadline_s if own_search_is_over(job, state) else math.inf
-
-
-def own_search_is_over(job: Job, state: State) -> bool:
-    """Whether all that is left are brackets that were added: without them the search is done too, and has a winner."""
-    if job.widening is None:
-        return False
-    following = [
-        (lane, lane.stage.stage if lane.stage.ended_at is None else next_stage(lane)) for lane in state.active()
-    ]
-    if not all(stage == lane.end_stage or job.bracket_of(stage).is_added for lane, stage in following):
-        return False
-    return any(trial.status is TrialStatus.COMPLETED for trial in state.trials)
 
 
 def can_go_on(job: Job, state: State) -> bool:
@@ -183,7 +116,6 @@ def look_ahead(job: Job, state: State) -> tuple[float, float | None]:
             earliest = due_at
         if now < lane.relaunch_at < earliest and lane.phase is not Phase.FINISHED:
             earliest = lane.relaunch_at
-    earliest = min(earliest, added_ends_at(job, state) + DEADLINE_GRACE_S)
     if purse is not None:
         earliest = min(earliest, purse.refresh_at(now), max(now, purse.stops_at(now, job.release_margin_s)))
     return ends_at, earliest if earliest < math.inf else None
@@ -493,9 +425,7 @@ def is_drawn(job: Job, state: State, trial: TrialState) -> bool:
 def to_draw(job: Job, state: State, stage: int) -> tuple[int, ...]:
     """The trials that a sampler has to draw before a stage begins: those of a new bracket, or none."""
     bracket = job.bracket_of(stage)
-    if job.ladder is not None or not (job.draws or bracket.is_added):
-        return ()
-    if stage != bracket.first_stage or bracket.first_trial in state.drawn:
+    if not job.draws or job.ladder is not None or stage != bracket.first_stage or bracket.first_trial in state.drawn:
         return ()
     return job.trials_of(bracket)
 

@@ -13,14 +13,13 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from rubberband.executor.core.brackets import Bracket
-from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned, SearchWidened
+from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
 from rubberband.executor.core.fleet import Fleet, Held, InstanceRecord
 from rubberband.executor.core.history import Allotted, Granted, Pause, Promotion, Setback
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.planner.reserve import Reserve
-from rubberband.spec.search import Sha
 from rubberband.values.adaptive import BatchUse
 from rubberband.values.asynchronous import AsyncUse
 from rubberband.values.balance import BalanceUse
@@ -90,8 +89,6 @@ class Job:
     balances: bool = True
     """Whether a gang of unequal workers is faster than one of its slowest: they divide a batch by their speeds, or do
     not wait for each other."""
-    widening: Sha | None = None
-    """The smallest bracket on which time and money that are left are spent; None: they are not."""
 
     @property
     def is_divided(self) -> bool:
@@ -372,8 +369,6 @@ class State:
     """Corrected by what was measured, at the latest replan."""
     fleet: Fleet = field(default_factory=Fleet)
     decisions: list[RestPlanned] = field(default_factory=list)
-    widened: list[SearchWidened] = field(default_factory=list)
-    """Decisions on what was left of the limits."""
     drawn: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Trial -> its configuration, where a sampler that learns draws them."""
     undrawn: tuple[int, ...] = ()
@@ -479,15 +474,6 @@ class State:
     def record_of(self, stage: int) -> StageRecord | None:
         """Return the record of a stage of the job; None if it has not begun."""
         return next((record for record in self.stages if record.stage == stage), None)
-
-    def widen(self, job: Job, bracket: Bracket, event: SearchWidened) -> None:
-        """Append a bracket to the last lane; `job` has it already."""
-        lane, trials = self.lanes[-1], job.trials_of(bracket)
-        lane.brackets = (*lane.brackets, bracket)
-        self.trials += [TrialState(trial=trial) for trial in trials]
-        self.lane_of = (*self.lane_of, *[lane.lane] * len(trials))
-        self.plan = event.plan
-        self.predicted = (*self.predicted[: len(job.stages) - len(event.predicted)], *event.predicted)
 
     def put(self, trial: TrialState, status: TrialStatus) -> None:
         """Give a trial its status, always by this method, as indexes follow it; one that runs has its gang."""

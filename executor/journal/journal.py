@@ -33,6 +33,8 @@ _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subcla
 _SIGNED = re.compile(r'\{"version":(?P<version>\d+),"written_by":"(?P<by>[^"]*)",')
 _FOREIGN = {"unexpected_keyword_argument", "literal_error"}
 """Errors of pydantic about values that only another version writes."""
+_GONE = re.compile(r',"(?:is_added":false|widening":(?:null|\{[^{}]*\}))')
+"""Fields of earlier jobs that say nothing any more."""
 
 with_config(ConfigDict(extra="forbid"))(Event)  # a limit that is not known must not be dropped
 
@@ -56,13 +58,19 @@ class UnknownWordsError(JournalError):
     """The journal has words that this version does not know."""
 
 
+class RemovedWordsError(UnknownWordsError):
+    """The journal has words of an earlier version that none reads any more."""
+
+
 def encode_event(event: Event) -> tuple[str, str]:
     """Return an event as (kind, JSON object)."""
     return type(event).__name__, _adapter(type(event)).serializer.to_json(event).decode()
 
 
 def decode_event(kind: str, body: str) -> Event:
-    """Return the event that was encoded. Raises UnknownWordsError for those of a newer version, JournalError."""
+    """Return the event that was encoded. Raises UnknownWordsError for those of another version, JournalError."""
+    if kind == "SearchWidened":
+        raise RemovedWordsError("a search that was widened while it ran (constraints.spend)")
     if kind not in _KINDS:
         raise UnknownWordsError(f"an event {kind!r}")
     event: Event = _decode(_KINDS[kind], body)
@@ -81,6 +89,7 @@ def decode_job(body: str) -> Job:
     A job without `replan` is of a version without replanning: its journal has no RestPlanned after a SYNC. One without
     a signature is of an early version, and may have fields that were removed since.
     """
+    body = _GONE.sub("", body)
     signed = _SIGNED.match(body)
     if signed is None:
         job: Job = _decode(Job, body)
@@ -100,6 +109,11 @@ def written_by(job: str) -> str:
 def from_elsewhere(name: str, error: UnknownWordsError, by: str) -> JournalError:
     """Return the error of a journal with words that this version does not know, as `by` wrote it."""
     which = f"version {by}" if by else "another version"
+    if isinstance(error, RemovedWordsError):
+        return JournalError(
+            f"the journal of {name!r} was written by {which} of rubberband and has {error}, which was removed; run the "
+            "experiment again, with num_samples: auto"
+        )
     return JournalError(
         f"the journal of {name!r} was written by {which} of rubberband and has {error}, unknown to this version "
         f"({rubberband.__version__}); install that version, or a newer one"

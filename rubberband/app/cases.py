@@ -13,11 +13,11 @@ from rubberband.planner.reserve import Reserve
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import LognormalDelay, delay_of
 from rubberband.spec.samplers import canonical, num_configurations
-from rubberband.units import counted, format_duration, format_usd
+from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
 from rubberband.values.asynchronous import AsyncProfile
 from rubberband.values.offer import Offer, gang_sizes
-from rubberband.values.plan import Market, PlanningConstraints, Prediction
+from rubberband.values.plan import Market, PlanningConstraints
 from rubberband.values.profile import Profile, adding_up_words, mixed_factor, relative_speed
 from rubberband.values.start_times import StartTimes, remark
 
@@ -295,21 +295,6 @@ def sampler_notes(experiment: Experiment, at_once: int) -> list[str]:
     return [
         f"sampler: {name} draws none of the {trials} trials, as {why}, and all are drawn at random; {remedy}, or "
         f"give {needed} evaluated_rewards."
-    ]
-
-
-def spending_notes(experiment: Experiment, limits: PlanningConstraints, prediction: Prediction) -> list[str]:
-    """Return a remark on what a plan leaves of its limits, where that is spent on a wider search."""
-    if experiment.constraints.spend is None:
-        return []
-    left = []
-    if limits.deadline_s is not None:
-        left.append(format_duration(round(max(0.0, limits.deadline_s - prediction.jct_s))))
-    if limits.max_cost_usd is not None:
-        left.append(format_usd(max(0.0, limits.max_cost_usd - prediction.cost_usd)))
-    mean = " on average" if prediction.jct is not None else ""
-    return [
-        f"spend: the plan leaves {' and '.join(left)}{mean}; at a SYNC, as many more configurations are added as fit."
     ]
 
 

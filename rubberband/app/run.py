@@ -21,7 +21,6 @@ from rubberband.app.cases import (
     batch_notes,
     repeat_notes,
     sampler_notes,
-    spending_notes,
     stand_in_speeds,
     with_start_times,
 )
@@ -54,7 +53,7 @@ from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_duration, format_usd, shown
-from rubberband.values.plan import PlanningConstraints, Policy
+from rubberband.values.plan import Policy
 
 START_ATTEMPTS = 3
 """A run stops buying for now after this number of instances in a row that never became ready."""
@@ -78,11 +77,6 @@ def plan_job(
     `profiles` is one for all types, or type -> profile; `table` and `room` are those of `rubberband.app.cases.cases`.
     `now` is Unix time. Raises InfeasibleError if no plan meets the constraints; its remedies cost at most `most_usd`.
     """
-    if experiment.constraints.spend is not None and policy != "optimal":
-        raise InputError(
-            f"constraints.spend: remaining plans again at every SYNC, and the policy {policy} does not; use the policy "
-            "optimal, or leave it out"
-        )
     used = spent or Spent()
     cases_of = CasesLeft(profiles, used, time.time() if now is None else now, table, room)
     options = cases_of(experiment)
@@ -131,7 +125,6 @@ def _job(experiment: Experiment, case: Case, planned: JobPlan, policy: Policy) -
         brackets=brackets,
         lane_instances=tuple(lane.max_instances for lane in planned.lanes) if brackets else (),
         balances=experiment.gains_from_mixtures,
-        widening=None if experiment.constraints.spend is None else experiment.search.widening(),
     )
 
 
@@ -347,10 +340,7 @@ def _planned(
     notes = [*repeat_notes(experiment), *sampler_notes(experiment, len(lanes_of(job)))]
     notes += batch_notes(experiment, job.profile.goodput)
     notes += async_notes(experiment, job.profile, {stage.gpus_per_trial for stage in job.plan.stages})
-    left = spending_notes(
-        experiment, PlanningConstraints(deadline_s=job.deadline_s, max_cost_usd=job.max_cost_usd), job.prediction
-    )
-    for line in (*notes, _plan_line(job), *left):
+    for line in (*notes, _plan_line(job)):
         announce(line)
     return experiment, job
 

@@ -22,7 +22,6 @@ from rubberband.app.cases import (
     mixture_notes,
     repeat_notes,
     sampler_notes,
-    spending_notes,
     with_start_times,
 )
 from rubberband.cloud.catalogue import Table, offers, price_source, row_source, spot_source, types_of
@@ -229,11 +228,10 @@ def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Cas
     """Return remarks on the plan; none without one."""
     if best.job is None:
         return []
-    spending = spending_notes(experiment, best.constraints, best.job.prediction)
     sizes = {stage.gpus_per_trial for stage in best.job.plan.stages}
     workers = async_notes(experiment, best.profile, sizes)
     mixed = mixture_notes(experiment, best.case, options, max(sizes))
-    return [*sampler_notes(experiment, len(best.job.lanes)), *spending, *workers, *mixed]
+    return [*sampler_notes(experiment, len(best.job.lanes)), *workers, *mixed]
 
 
 def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:

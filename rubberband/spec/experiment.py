@@ -41,6 +41,7 @@ from rubberband.spec.fields import (
     word_error,
 )
 from rubberband.spec.profile_file import InlineProfile, load_profile
+from rubberband.spec.removed import without_removed
 from rubberband.spec.resources import Resources
 from rubberband.spec.search import PROBE, Search
 from rubberband.spec.tracking import Trackers
@@ -65,9 +66,6 @@ class Constraints(Words):
     """Probability of keeping both limits that a plan must reach if the profile is noisy."""
     objective: Literal["min_cost", "min_time"] = "min_cost"
     """The cheapest plan within the deadline, or the fastest within the budget; both limits hold either way."""
-    spend: Literal["remaining"] | None = None
-    """`remaining` widens the search at a SYNC by as many configurations as what is left of the limits pays for; by
-    default it is not spent. For sha and hyperband."""
     iteration_timeout_s: Annotated[Duration, Field(gt=0)] | None = Field(None, alias="iteration_timeout")
     """A trial without a report for this time counts as hung; by default it follows from the profile."""
     max_failures: Tally = 1
@@ -297,8 +295,6 @@ class Experiment(Words):
     def _agrees(self) -> Experiment:
         _check_limits(self.search, self.constraints)
         _check_money(self.constraints, self.resources)
-        if self.constraints.spend is not None:
-            _check_spend(self.search, self.constraints, self.resources)
         if isinstance(self.profile, ProfilesByType):
             _check_profiles(self.profile, self.resources)
         _check_batch(self.batch, self.resources)
@@ -307,11 +303,11 @@ class Experiment(Words):
 
     @classmethod
     def kept(cls, words: Mapping[str, Any]) -> Experiment:
-        """Return an experiment that was accepted before, maybe under a name that is refused now, such as -.
+        """Return an experiment that was accepted before, maybe with a name or keys that are refused now.
 
         Raises InputError for words that this version does not read.
         """
-        return cls(**{**words, "name": "any"}).model_copy(update={"name": words.get("name", "")})
+        return cls(**{**without_removed(words), "name": "any"}).model_copy(update={"name": words.get("name", "")})
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -531,22 +527,6 @@ def _check_limits(search: Search, constraints: Constraints) -> None:
             "write a number",
             at=("search", "scheduler", search.auto),
         )
-
-
-def _check_spend(search: Search, constraints: Constraints, resources: Resources) -> None:
-    """Refuse to spend what is left where it never ends, or where no bracket can be added."""
-    price, kind, fix = resources.price_usd_per_hour, search.scheduler.type, "or leave it out"
-    wrong = None
-    if constraints.deadline is None and constraints.max_cost_usd is None:
-        wrong = f"there are no limits to spend; set constraints.deadline or constraints.max_cost, {fix}"
-    elif constraints.deadline is None and not price and (price is not None or resources.kind.is_this_machine):
-        wrong = f"instances cost nothing here, so that max_cost ends no search; set constraints.deadline, {fix}"
-    elif kind not in ("sha", "hyperband"):
-        wrong = f"{kind} takes no further bracket; use the scheduler sha or hyperband, {fix}"
-    elif search.sampler.type == "grid":
-        wrong = f"the grid has no further configurations; use sampler: {{type: random}}, {fix}"
-    if wrong is not None:
-        raise fault(f"remaining: {wrong}", at=("constraints", "spend"))
 
 
 def _check_money(constraints: Constraints, resources: Resources) -> None:

@@ -30,6 +30,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from rubberband.errors import InputError
+from rubberband.spec.removed import REMOVED
 from rubberband.units import (
     MAX_USD,
     format_instant,
@@ -145,7 +146,7 @@ def word_error(error: ValidationError) -> WordError:
     first = details[0]
     path = _path(first)
     more = "" if len(details) == 1 else f" (and {len(details) - 1} more)"
-    return WordError(path, f"{_reason(first)}{more}")
+    return WordError(path, f"{REMOVED.get(dotted(path)) or _reason(first)}{more}")
 
 
 def dotted(path: Path) -> str:

@@ -471,20 +471,6 @@ class Search(Words):
         """The key of the scheduler that is sized to the limits; None if all are numbers."""
         return auto_key(self.scheduler)
 
-    def widening(self) -> Sha:
-        """Return the smallest bracket by which the search may be widened: enough configurations to drop some."""
-        scheduler = self.scheduler
-        assert isinstance(scheduler, Sha | Hyperband), "other searches are not widened"
-        grace_period = scheduler.grace_period if isinstance(scheduler, Sha) else 1
-        fewest = scheduler.reduction_factor if grace_period != scheduler.max_t else 1
-        return Sha(
-            type="sha",
-            num_samples=fewest,
-            grace_period=grace_period,
-            max_t=scheduler.max_t,
-            reduction_factor=scheduler.reduction_factor,
-        )
-
     @property
     def num_trials(self) -> int:
         """Trials that are started, over all brackets."""

@@ -184,10 +184,10 @@ def _some(value: object, names: Sequence[str]) -> dict[str, Any]:
 
 
 def decisions(result: Result | None) -> dict[str, Any]:
-    """Return the decisions at each SYNC, the brackets that were added, and the changes of the limits."""
+    """Return the decisions at each SYNC, and the changes of the limits."""
     if result is None:
-        return {"items": [], "widened": [], "extensions": []}
-    return {"items": plain(result.decisions), "widened": plain(result.widened), "extensions": extensions(result)}
+        return {"items": [], "extensions": []}
+    return {"items": plain(result.decisions), "extensions": extensions(result)}
 
 
 def extension_view(extension: Extension) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from rubberband.executor.core.events import (
     InstanceRefused,
     InstanceReleased,
     LimitsChanged,
-    SearchWidened,
     Tick,
     TrialReported,
     TrialsDrawn,
@@ -95,8 +94,6 @@ class Narrator:
             return [f"stopped: {printable(event.reason)}"]
         if isinstance(event, TrialsDrawn):
             return [_drawn(event)] if self._begun else []
-        if isinstance(event, SearchWidened) and event.stages:
-            return [f"bracket {len(self._job.brackets) - 1} is added: {printable(event.reason)}"]
         said: list[str] = []
         if not self._begun:
             self._begun = True
@@ -118,7 +115,6 @@ class Narrator:
         said += self._replaced(state)
         said += self._promoted(state)
         said += self._synced(state)
-        said += [f"no bracket is added: {printable(event.reason)}"] if isinstance(event, SearchWidened) else []
         said += self._decided(state)
         said += self._recalled(state)
         about_instances = self._handed_on(state) + self._scaled(state) + self._training(state)

@@ -36,7 +36,6 @@ from rubberband.views.words import (
     usd,
     usd_decimals,
     went_back,
-    widened,
     worker_values,
 )
 
@@ -169,7 +168,6 @@ def comparison(result: Result) -> TextTable:
         whole = f", {usd(result.whole_cost_usd)} USD in all" if result.profiling_cost_usd else ""
         notes.append(f"Profiling before the start took {took} more{whole}; the limits here are what it left.")
     notes += [f"After {duration(granted.at_s)} it was extended: {extended(granted)}." for granted in result.extensions]
-    notes += [f"After {duration(one.at_s)} {widened(one)}." for one in result.widened]
     notes += [f"After {duration(setback.at_s)} {went_back(setback)}." for setback in result.setbacks]
     notes += [f"After {duration(pause.at_s)} {stood_still(pause)}." for pause in result.pauses]
     notes += [f"After {duration(one.at_s)} {replaced(one)}." for one in result.replacements]

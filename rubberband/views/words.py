@@ -15,7 +15,6 @@ from rubberband.executor.happenings import (
     PauseResult,
     ReplacementResult,
     SetbackResult,
-    WideningResult,
 )
 from rubberband.executor.result import Result, TrialResult
 from rubberband.units import counted, duration
@@ -134,11 +133,6 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     every = [str(name) for name in names]
     left = len(every) - most
     return ", ".join(every[:most]) + (f" and {left} more" if left > 0 else "")
-
-
-def widened(one: WideningResult) -> str:
-    """Return `bracket 1 was added: …` or `no bracket was added: …`."""
-    return f"{'no bracket' if one.bracket is None else f'bracket {one.bracket}'} was added: {printable(one.reason)}"
 
 
 def decided(changed: bool, reason: str) -> str:

@@ -50,7 +50,6 @@ FAMILIES: dict[Family, str] = {
     "27 trials": "27 trials (stages 27/9/3/1 of 1/2/6/18 iterations)",
     "brackets": "2 to 4 brackets in up to 3 lanes",
     "asha": "trials that climb rungs",
-    "brackets that widen": "2 to 4 brackets, and others where money is left",
     "brackets that learn": "2 to 4 brackets, whose configurations tpe draws",
     "asha that learns": "trials that climb rungs, and whose configurations tpe draws",
     "allotments": "any of them without a sampler, while it is allotted fewer and more instances at random",

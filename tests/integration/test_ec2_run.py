@@ -299,20 +299,3 @@ def test_a_rehearsal_in_bad_weather_as_a_user_types_it(tmp_path: Path) -> None:
     assert re.search(r"taken\s+away\s+by\s+the\s+provider", told)  # named, among what --verbose shows
     assert "still there" not in told
     assert re.search(r"the bill: 0\.\d+ USD for \d+ instances", told)
-
-
-@pytest.mark.long
-def test_a_wider_search_keeps_deadline_and_budget(command_line: Ec2CommandLine) -> None:
-    wider = (
-        *TALKATIVE,
-        "search.scheduler={type: sha, num_samples: 4, max_t: 4, reduction_factor: 2}",
-        "constraints={deadline: 150s, max_cost: 0.12, spend: remaining}",
-        "resources.max_instances=2",
-        "resources.provision_delay=10s",
-        "resources.init_delay=30s",
-    )
-    driver = command_line.start("run", "digits.yaml", *words(*ON_EC2, *wider))
-    output, result = finished(command_line, driver)
-    assert "bracket 1 was added" in output
-    assert len(result.trials) == 4 + sum(one.trials for one in result.widened) > 4
-    assert result.actual_jct_s <= 150.0

@@ -17,6 +17,8 @@ _HOOKS = ("tests/unit/test_lightning_hooks.py",)
 
 _TRAINER = ("tests/unit/test_transformers.py",)
 
+_REMOVED = ("tests/unit/test_removed.py",)
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="training-data-by-the-trial",
@@ -217,5 +219,29 @@ MUTANTS: tuple[Mutant, ...] = (
         old="if trainer.state.global_step < trainer.state.max_steps:",
         new="if False:",
         tests=_TRAINER,
+    ),
+    Mutant(
+        name="removed-keys-stop-old-experiments",
+        harm="an experiment that was accepted with a key that is gone cannot be resumed",
+        file="rubberband/spec/removed.py",
+        old='if f"{above}{key}" not in REMOVED',
+        new="if above is not None",
+        tests=_REMOVED,
+    ),
+    Mutant(
+        name="removed-keys-are-slips",
+        harm="who writes a removed key is told of another one, and not what to use",
+        file="rubberband/spec/fields.py",
+        old="REMOVED.get(dotted(path)) or _reason(first)",
+        new="_reason(first)",
+        tests=_REMOVED,
+    ),
+    Mutant(
+        name="jobs-of-before-are-refused",
+        harm="no journal that an earlier version wrote can be read",
+        file="executor/journal/journal.py",
+        old='    body = _GONE.sub("", body)\n',
+        new="",
+        tests=_REMOVED,
     ),
 )

@@ -324,7 +324,7 @@ class Run:
                     observers=[self._observe],
                     cancelled=lambda: next(self._rounds) == self._cancel_at,
                     requests=self.inbox,
-                    draw=self._draw if self.case.job.draws or self.case.job.widening else None,
+                    draw=self._draw if self.case.job.draws else None,
                 )
             except DriverDied:
                 if not self._comes_back():
@@ -353,7 +353,6 @@ class Run:
         known = [trial for trial in trials if trial in drawn or state.trials[trial].attempt]
         assert not known, f"trials {known} have configurations, and are to be drawn again"
         event = sampling.draw(SEARCH, job, state, drawn, trials, now)
-        self.seen["bracket added"] += any(b.is_added and b.first_trial == trials[0] for b in job.brackets)
         self.seen["drawn at random" if event.reason.startswith("at random") else "drawn from results"] += 1
         self.backend.count()
         return event

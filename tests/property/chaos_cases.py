@@ -15,7 +15,7 @@ from rubberband.executor.core.events import FailureKind
 from rubberband.executor.core.state import Job
 from rubberband.executor.virtual.fleet import AttemptFate, Messages, TrialEnd
 from rubberband.planner.model import predict
-from rubberband.spec.search import Search, Sha, asha, sha
+from rubberband.spec.search import Search, asha, sha
 from rubberband.values.offer import SECONDS_PER_HOUR, Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Market, Plan, Prediction, Stage, StagePlan, StagePrediction
 from rubberband.values.profile import Profile
@@ -40,15 +40,14 @@ Family = Literal[
     "asha",
     "brackets that learn",
     "asha that learns",
-    "brackets that widen",
     "allotments",
 ]
 """All but the first two are drawn only where they are asked for: two to four brackets in up to three lanes, trials that
-climb rungs, both with configurations that a sampler draws from results, brackets to which others are added where money
-is left, and any of those without a sampler while it is allotted fewer and more instances at random."""
-_ALLOTTED: tuple[Family, ...] = ("27 trials", "random", "brackets", "asha", "brackets that widen")
+climb rungs, both with configurations that a sampler draws from results, and any of those
+without a sampler while it is allotted fewer and more instances at random."""
+_ALLOTTED: tuple[Family, ...] = ("27 trials", "random", "brackets", "asha", "brackets")
 FAMILIES: tuple[Family, ...] = get_args(Family)
-_DIVIDED: tuple[Family, ...] = ("brackets", "brackets that learn", "brackets that widen")
+_DIVIDED: tuple[Family, ...] = ("brackets", "brackets that learn")
 LEARNING: tuple[Family, ...] = ("brackets that learn", "asha that learns")
 
 SEARCH = Search.model_validate(
@@ -233,17 +232,9 @@ def random_case(source: Random, family: Family | None = None, *, replan: bool | 
         brackets=() if divided is None else divided.brackets,
         lane_instances=() if divided is None else divided.quotas,
         draws=family in LEARNING,
-        widening=_widening(family, room),
     )
     weather = source.choices(list(WEATHERS), weights=[1, 2, 5, 2])[0]
     return Case(job=job, weather=weather, family=family)
-
-
-def _widening(family: Family, room: float | None) -> Sha | None:
-    """Return the smallest bracket to add, where there is a cap: without one a deadline alone would allow hundreds."""
-    if family != "brackets that widen" or room is None:
-        return None
-    return Sha(type="sha", num_samples=2, max_t=4, reduction_factor=2)
 
 
 def climb_prediction(stage: Stage, choice: StagePlan, profile: Profile, offer: Offer) -> Prediction:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 from rubberband.executor.core import rules
@@ -14,7 +13,6 @@ from rubberband.executor.core.events import (
     Event,
     LimitsChanged,
     RestPlanned,
-    SearchWidened,
     TrialReported,
 )
 from rubberband.executor.core.forecast import forecast
@@ -116,8 +114,6 @@ class PlanWatch:
         """One more event."""
         if isinstance(event, RestPlanned) and controller.state.decisions[-1:] == [event]:
             self._decided(event, controller)
-        if isinstance(event, SearchWidened) and controller.state.widened[-1:] == [event] and event.stages:
-            self._widened(event, controller)
         self._obeyed(controller)
         self.wrong += self._trained.lost(event, controller)
 
@@ -164,16 +160,6 @@ class PlanWatch:
         expected = forecast(job, state, event.occurred_at)
         close = abs(expected.jct_s - event.jct_s) <= ROUNDING_S + SHARE * event.jct_s
         self._require(close, f"the decision says {event.jct_s} s in all, and the forecast {expected.jct_s}")
-
-    def _widened(self, event: SearchWidened, controller: Controller) -> None:
-        job, state = controller.job, controller.state
-        first = len(event.plan.stages) - len(event.predicted)
-        self._require(event.plan.stages[:first] == self._plan.stages[:first], "a bracket changes the past")
-        self._plan = event.plan
-        spent_usd = bill_usd(job, state, event.occurred_at)
-        self._require(event.cost_usd >= spent_usd - MONEY_SLACK_USD, "a bracket is added, and costs nothing")
-        self._require(event.cost_usd <= (job.max_cost_usd or math.inf), f"a bracket for {event.cost_usd} USD is added")
-        self._require(event.jct_s <= (job.deadline_s or math.inf), f"a bracket is added that ends at {event.jct_s} s")
 
     def _obeyed(self, controller: Controller) -> None:
         state = controller.state

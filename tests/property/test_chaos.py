@@ -60,17 +60,6 @@ def test_brackets_in_lanes_keep_all_that_one_does(seeds: int, replan: bool) -> N
     assert not found, "\n".join(found)
 
 
-def test_brackets_that_are_added_keep_all_that_others_do() -> None:
-    found = failures(range(18, 30), check_every=5, replan=True, family="brackets that widen")
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.long
-def test_five_hundred_with_brackets_that_are_added() -> None:
-    found = failures(range(MANY // 2), check_every=10, replan=True, family="brackets that widen")
-    assert not found, "\n".join(found)
-
-
 def test_a_driver_that_slept_while_instances_started_goes_on() -> None:
     """Their leases expired meanwhile, which is no failure to start."""
     seeds = (4066, 12389, 16615)

@@ -122,7 +122,7 @@ def test_the_slack_is_to_the_forecast_while_it_runs_and_to_the_end_after_it(serv
 PARTS: dict[str, Any] = {
     "trials": {"items": [], "next": None},
     "allocations": {"instances": [], "busy": [], "planned": []},
-    "decisions": {"items": [], "extensions": [], "widened": []},
+    "decisions": {"items": [], "extensions": []},
     "logs": {"lines": [], "next": "0"},
 }
 
