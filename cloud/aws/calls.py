@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -115,6 +115,8 @@ class Purchase:
     """Limit of the price on the spot market."""
     placement_group: str | None = None
     """Cluster in which it is close to others."""
+    efa_cards: tuple[int, ...] = ()
+    """Network cards with an Elastic Fabric Adapter."""
 
 
 def client_token(experiment: str, run: str, instances: Sequence[str], attempt: int, choice: Purchase) -> str:
@@ -195,7 +197,11 @@ def launch_request(
         tags=tags,
     )
     request |= {"MinCount": at_least, "MaxCount": instances, "ClientToken": token}
-    request["SubnetId"] = machines.subnets[choice.zone]
+    subnet = machines.subnets[choice.zone]
+    if choice.efa_cards:
+        request["NetworkInterfaces"] = list(_interfaces(subnet, request.pop("SecurityGroupIds"), choice.efa_cards))
+    else:
+        request["SubnetId"] = subnet
     if choice.placement_group is not None:
         request["Placement"] = {"GroupName": choice.placement_group}
     if choice.market == "on_demand" and machines.reservation is not None:
@@ -209,6 +215,21 @@ def launch_request(
             options["MaxPrice"] = f"{choice.on_demand_usd_per_hour:.6f}"
         request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
     return request
+
+
+def _interfaces(subnet: str, groups: list[str], efa_cards: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield network interfaces of which one has an IP address, as EC2's guide recommends ("Maximize network bandwidth
+    on Amazon EC2 instances with multiple network cards"): so no route and no name of an interface is new."""
+    many = [(0, 0, "interface"), *((card, 0 if card else 1, "efa-only") for card in efa_cards)]
+    for card, device, kind in [(0, 0, "efa")] if list(efa_cards) == [0] else many:
+        yield {
+            "NetworkCardIndex": card,
+            "DeviceIndex": device,
+            "InterfaceType": kind,
+            "SubnetId": subnet,
+            "Groups": groups,
+            "DeleteOnTermination": True,
+        }
 
 
 def machine_request(

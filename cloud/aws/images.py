@@ -59,6 +59,8 @@ class TypeFacts:
     """Such as `T4`; empty without GPUs."""
     clusters: bool
     """Whether cluster placement groups support it."""
+    efa_cards: tuple[int, ...] = ()
+    """Indices of its network cards that can have an Elastic Fabric Adapter; none without GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +89,23 @@ def type_facts(session: AwsSession, instance_type: str, key: str = "resources.in
             gpus=sum(int(gpu["Count"]) for gpu in gpus),
             gpu_model=str(gpus[0].get("Name", "")) if gpus else "",
             clusters="cluster" in one.get("PlacementGroupInfo", {}).get("SupportedStrategies", ()),
+            efa_cards=_efa_cards(one.get("NetworkInfo", {})) if gpus else (),
         )
     known = [one["InstanceType"] for one in described_types(session, ["*"])]
     raise InputError(
         f"{key}: EC2 has no type {shown(instance_type)} in {session.region}; {nearest(instance_type, sorted(known))}"
     )
+
+
+def _efa_cards(network: Mapping[str, Any]) -> tuple[int, ...]:
+    if not network.get("EfaSupported"):
+        return ()
+    cards = sorted(network.get("NetworkCards", ()), key=lambda card: int(card["NetworkCardIndex"]))
+    if any("InterfaceTypes" in card for card in cards):
+        cards = [card for card in cards if "efa-only" in card.get("InterfaceTypes", ())]
+    else:  # as boto3 before 1.43 shows them; where one has no adapter, it is the first
+        cards = cards[-int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)) :]
+    return tuple(int(card["NetworkCardIndex"]) for card in cards)
 
 
 def find_image(session: AwsSession, word: str | None, facts: TypeFacts, *, installs: bool) -> Image:

@@ -356,4 +356,5 @@ def _from_json(plain: dict[str, Any]) -> Intent:
 
 def _attempt(instance: str, plain: dict[str, Any]) -> LaunchAttempt:
     names = tuple(plain.get("names", (instance,)))  # former versions requested each instance alone, without names
-    return LaunchAttempt(**{**plain, "choice": Purchase(**plain["choice"]), "names": names})
+    choice = {**plain["choice"], "efa_cards": tuple(plain["choice"].get("efa_cards", ()))}
+    return LaunchAttempt(**{**plain, "choice": Purchase(**choice), "names": names})

@@ -22,6 +22,7 @@ from rubberband.cloud import start_limits
 from rubberband.cloud.aws import calls
 from rubberband.cloud.aws.calls import Machines, NodeStart, Purchase
 from rubberband.cloud.aws.errors import FAILURES, MORE_ROOM, Verdict, explain, verdict
+from rubberband.cloud.aws.fabric import Fabric, fabric_of
 from rubberband.cloud.aws.fleet import Ec2Fleet
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.intents import Intent, LaunchAttempt
@@ -46,6 +47,7 @@ class Choices:
         self._offers = tuple(offers)
         self._clusters: dict[tuple[str, str], str | None] = {}
         """(type, zone) -> its placement group; None: there is none."""
+        self._fabric: Fabric | None = None
 
     def turns(self, market: Market, count: int) -> Iterator[tuple[Purchase, int]]:
         """Yield the choices in the order to try them, each with its least number of instances.
@@ -57,7 +59,7 @@ class Choices:
             for choice in self._of(market):
                 yield choice, 1
             return
-        choices = list(self._of(market))
+        choices = self._joined(list(self._of(market)))
         for share in dict.fromkeys((count, -(-count // 2), 1)):
             for choice in choices:
                 for group in dict.fromkeys((self._cluster(choice), None)):
@@ -67,9 +69,28 @@ class Choices:
 
     def home(self) -> str | None:
         """Return the zone in which the run's instances are, or may be."""
-        living = [intent.last for intent in self._fleet.intents.living()]
-        zones = Counter(last.choice.zone for last in living if last and last.outcome != "refused")
+        zones = Counter(choice.zone for choice in self._living())
         return max(zones, key=lambda zone: zones[zone], default=None)
+
+    def _living(self) -> list[Purchase]:
+        living = [intent.last for intent in self._fleet.intents.living()]
+        return [last.choice for last in living if last and last.outcome != "refused"]
+
+    def _joined(self, choices: Sequence[Purchase]) -> list[Purchase]:
+        """Return the choices with their Elastic Fabric Adapters, unless instances without any run. Raises ProviderError
+        if EC2 does not say what can be had: instances of two networks do not reach each other."""
+        if self._fabric is None:
+            types = [offer.instance_type for offer in self._offers]
+            try:
+                self._fabric = fabric_of(self._fleet.session, self._machines, types)
+            except FAILURES as error:
+                raise ProviderError(f"EC2 does not describe the network of {types[0]}: {explain(error)}") from error
+            if self._fabric.note:
+                _log.warning("%s", self._fabric.note)
+        if not all(choice.efa_cards for choice in self._living()):
+            return list(choices)
+        cards = self._fabric.cards
+        return [replace(one, efa_cards=cards.get((one.instance_type, one.zone), ())) for one in choices]
 
     def _cluster(self, choice: Purchase) -> str | None:
         """Return the placement group of a choice, if its type supports one."""

@@ -30,6 +30,7 @@ from rubberband.cloud.aws.calls import (
 )
 from rubberband.cloud.aws.client import check_region, instances
 from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, in_one_line, lacks_rights, missing_action
+from rubberband.cloud.aws.fabric import Fabric, fabric_of
 from rubberband.cloud.aws.guards import delete, guard
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.network import OwnInstance, choose_subnets, ensure_cluster, own_address, own_place
@@ -165,6 +166,7 @@ class _Checks:
     resources: Resources
     place: OwnInstance | None
     on_head: bool
+    together: bool
 
     @property
     def markets(self) -> tuple[Market, ...]:
@@ -179,11 +181,13 @@ def preflight(
     session: AwsSession | None = None,
     place: OwnInstance | None = None,
     on_head: bool = True,
+    together: bool = True,
 ) -> list[str]:
     """Return notes for the user, one line each, if the experiment can run on EC2.
 
     `place` is where this machine is in EC2, by default as its metadata service says. Not `on_head`, a head will be the
-    driver, and this machine's place is not checked. Raises InputError (one line: the
+    driver, and this machine's place is not checked. `together`: trials that span instances have these placed close to
+    each other, as in any run but in a pool's. Raises InputError (one line: the
     problem, its value, the remedy) for the first problem: credentials, this machine's clock, region, types, images,
     network, roles and permissions, quota, the checkpoint store, or the place of the driver.
     """
@@ -194,6 +198,7 @@ def preflight(
         resources=resources,
         place=place or own_place(),
         on_head=on_head,
+        together=together,
     )
     sign_in(checks.session)
     with _with_names_of_the_policy(resources.aws), in_one_line():
@@ -235,7 +240,7 @@ def _looked_at(checks: _Checks, offers: Sequence[Offer]) -> Iterator[str]:
     if checks.on_head or checks.resources.checkpoints is None or is_bucket(checks.resources.checkpoints):
         yield from check_store(checks.session, checks.resources)  # a network mount is there on the head only
     for offer in offers:
-        yield from _look_at_launch(checks, offer)
+        yield from _look_at_launch(checks, offer, offers)
     yield from _look_at_end(checks)
     yield from _look_at_guard(checks)
 
@@ -280,15 +285,19 @@ def _look_at_quota(checks: _Checks, types: Sequence[str]) -> Iterator[str]:
     yield from (room.note() for room in rooms if room.instances < most)
 
 
-def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:
+def _look_at_launch(checks: _Checks, offer: Offer, offers: Sequence[Offer]) -> Iterator[str]:
     words = checks.resources.aws
     machines = resolve(
         checks.session, words, offer.instance_type, checkpoints=checks.resources.checkpoints, place=checks.place
     )
-    for market in checks.markets:
-        _dry_run(checks.session, machines, offer, market)
     most_gpus = checks.resources.gpus_per_trial.max
-    may_span = checks.resources.max_instances > 1 and (most_gpus is None or most_gpus > offer.gpus)
+    may_span = checks.together and checks.resources.max_instances > 1 and (most_gpus is None or most_gpus > offer.gpus)
+    types = dict.fromkeys(one.instance_type for one in (offer, *offers) if one.gpus == offer.gpus)
+    fabric = fabric_of(checks.session, machines, list(types)) if may_span else Fabric()
+    if fabric.note:
+        yield fabric.note
+    for market in checks.markets:
+        _dry_run(checks.session, machines, offer, market, fabric)
     if may_span and machines.reservation is None:
         # A trial may span instances, which are then launched into a cluster placement group.
         zone = next(iter(machines.subnets))
@@ -307,10 +316,12 @@ def _look_at_launch(checks: _Checks, offer: Offer) -> Iterator[str]:
         )
 
 
-def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Market) -> None:
+def _dry_run(session: AwsSession, machines: Machines, offer: Offer, market: Market, fabric: Fabric) -> None:
+    zone = next(iter(machines.subnets))
     choice = Purchase(
         instance_type=offer.instance_type,
-        zone=next(iter(machines.subnets)),
+        zone=zone,
+        efa_cards=fabric.cards.get((offer.instance_type, zone), ()),
         market=market,
         price_usd_per_hour=offer.price_usd_per_hour,
         on_demand_usd_per_hour=offer.price_usd_per_hour,

@@ -64,12 +64,24 @@ await_driver() { # what is installed without it is torch's build for the CPU
     done
 }
 
+use_fabric() { # with EFA, NCCL joins instances by a plug-in that Amazon's images have
+    local root="${RUBBERBAND_ROOT:-}" folder found=
+    compgen -G "$root/sys/class/infiniband/*" > /dev/null || return 0
+    for folder in "$root"/opt/amazon/{ofi-nccl/lib,ofi-nccl/lib/*-linux-gnu,efa/lib}; do
+        [[ ! -d "$folder" ]] || found+="$folder:"
+    done
+    # Without huge pages, as processes that load data are forked, and then there are not enough of them.
+    export LD_LIBRARY_PATH="$found${LD_LIBRARY_PATH:-}" FI_EFA_USE_HUGE_PAGE=0
+    ulimit -l unlimited 2> /dev/null || true
+}
+
 join() {
     say "joining $HEAD_ADDRESS as $INSTANCE"
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$DIR/ray-token" RUBBERBAND_LEASE="$DIR/lease"
     # The driver's Python and this one are of one minor version, and may differ in the patch.
     export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor "${RAY_SETTINGS[@]}"
     ulimit -n 65536 2> /dev/null || true
+    use_fabric
     # shellcheck disable=SC2086
     python3 -m ray.scripts.scripts start --block --include-log-monitor=false --address="$HEAD_ADDRESS" \
         --labels "rubberband/instance=$INSTANCE" --num-cpus="$GPUS" --num-gpus="$GPUS" ${RUBBERBAND_RAY_OPTIONS:-}

@@ -144,7 +144,7 @@ def _offered(pool: PoolFile, home: Path, announce: Callable[[str], None]) -> Off
         if held := reservation_of(session, resources.aws.reservation, types_of(resources)[0]):
             table = with_reservation(table, held, resources)
         found = offer(resources, table=table)
-        for note in (*table.notes, *preflight(resources, [found], session=session)):
+        for note in (*table.notes, *preflight(resources, [found], session=session, together=False)):
             announce(note.replace("resources.", ""))
     except InputError as error:  # a pool file has these words at its top
         raise InputError(str(error).replace("resources.", "")) from None

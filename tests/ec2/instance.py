@@ -83,6 +83,11 @@ class Instance:
     software_usd_per_hour: float = 0.0
     """What its image costs, beside the rent."""
     public_address: bool = False
+    """An instance of several interfaces gets none, whatever its subnet says."""
+    fabric: tuple[int, ...] = ()
+    """Network cards with an Elastic Fabric Adapter."""
+    keeps_interfaces: bool = False
+    """Whether a network interface is left when it has ended."""
     nat_gb: float = 0.0
     """What it gets through a NAT gateway."""
     placement_group: str | None = None

@@ -39,6 +39,8 @@ class Order:
     market: Market
     max_price: str | None
     placement_group: str | None
+    interfaces: tuple[Mapping[str, Any], ...]
+    """Those that were asked for one by one; empty: one, as the subnet has it."""
     reservation: Reservation | None
     profile: str | None
     key_name: str | None
@@ -74,6 +76,7 @@ def order_of(world: World, params: Mapping[str, Any], now: float) -> Order:
         market=market,
         max_price=max_price,
         placement_group=_placement_group(world, params, machine),
+        interfaces=_interfaces(params, machine),
         reservation=_reservation(world, params, machine, subnet, now),
         profile=_profile(world, params.get("IamInstanceProfile", {})),
         key_name=_key(world, params.get("KeyName")),
@@ -175,6 +178,30 @@ def _interface(params: Mapping[str, Any]) -> Mapping[str, Any]:
         message = "Network interfaces and an instance-level subnet ID may not be specified on the same request"
         raise FakeError("InvalidParameterCombination", message)
     return interfaces[0] if interfaces else {}
+
+
+def _interfaces(params: Mapping[str, Any], machine: MachineType) -> tuple[Mapping[str, Any], ...]:
+    interfaces = tuple(params.get("NetworkInterfaces", ()))
+    places = [(one.get("NetworkCardIndex", 0), one.get("DeviceIndex")) for one in interfaces]
+    if any(device is None for _, device in places):
+        raise FakeError("MissingParameter", "The request must contain the parameter deviceIndex")
+    if len(interfaces) > 1 and any("AssociatePublicIpAddress" in one for one in interfaces):
+        message = "The associatePublicIPAddress parameter cannot be specified when launching with multiple network "
+        raise FakeError("InvalidParameterCombination", f"{message}interfaces.")
+    if interfaces and (len(set(places)) < len(places) or (0, 0) not in places):
+        message = "Each network interface requires a unique network card and device index, the primary one 0 and 0."
+        raise FakeError("InvalidParameterCombination", message)
+    for one, (card, device) in zip(interfaces, places, strict=True):
+        kind = one.get("InterfaceType", "interface")
+        if card >= machine.network_cards:
+            message = f"Network card index {card} exceeds the limit for '{machine.name}'."
+            raise FakeError("InvalidParameterValue", message)
+        if kind != "interface" and card not in machine.efa_cards:
+            message = f"Network card index {card} of '{machine.name}' does not support the interface type '{kind}'."
+            raise FakeError("InvalidParameterCombination", message)
+        if (card, device, kind) == (0, 0, "efa-only"):
+            raise FakeError("InvalidParameterCombination", "The primary network interface cannot be efa-only.")
+    return tuple({"InterfaceType": "interface", **one} for one in interfaces)
 
 
 def _groups(world: World, params: Mapping[str, Any], subnet: Subnet) -> tuple[Group, ...]:

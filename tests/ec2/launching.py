@@ -157,6 +157,7 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
     pending_s = drawn(world.pending_s, world.rng) if fault.pending_s is None else fault.pending_s
     invisible_s = drawn(world.visible_after_s, world.rng) if fault.visible_after_s is None else fault.visible_after_s
     held = order.reservation
+    public = order.subnet.public and len(order.interfaces) < 2
     block = held if held is not None and held.kind == "capacity-block" else None
     return Instance(
         reservation="" if held is None else held.reservation_id,
@@ -193,8 +194,10 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
         further_gb=order.image.volume_gb * len(order.image.lasting_disks),
         tenancy=world.vpcs[order.subnet.vpc_id].tenancy,
         software_usd_per_hour=_software_usd(world, order),
-        public_address=order.subnet.public,
-        nat_gb=0.0 if order.subnet.public else world.downloads_gb,
+        public_address=public,
+        nat_gb=0.0 if public else world.downloads_gb,
+        fabric=tuple(one.get("NetworkCardIndex", 0) for one in order.interfaces if "efa" in one["InterfaceType"]),
+        keeps_interfaces=not all(one.get("DeleteOnTermination") for one in order.interfaces),
         placement_group=order.placement_group,
         max_price=order.max_price if spot else None,
         spot_request_id=world.new_id("sir") if spot else None,

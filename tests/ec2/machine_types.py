@@ -25,6 +25,9 @@ class MachineType:
     price_usd_per_hour: float
     spot_share: float
     """Of the on-demand price, on average."""
+    network_cards: int = 1
+    efa_cards: tuple[int, ...] = ()
+    """Those that can have an Elastic Fabric Adapter."""
 
     @property
     def family(self) -> str:
@@ -97,6 +100,14 @@ FREE_PLAN = frozenset(f"{family}.{size}" for family in ("t3", "t4g") for size in
     "m7i-flex.large",
 }
 """All that an account on the Free plan may launch (accounts since 2025-07-15)."""
+_EFA_CARDS = {
+    **dict.fromkeys(("g4dn.8xlarge", "g4dn.12xlarge", "g4dn.16xlarge", "p3dn.24xlarge"), 1),
+    **dict.fromkeys(("g5.8xlarge", "g5.12xlarge", "g5.24xlarge", "g5.48xlarge", "g6.12xlarge", "g6.48xlarge"), 1),
+    "p4d.24xlarge": 4,
+    "p4de.24xlarge": 4,
+    "p5.48xlarge": 32,
+}
+"""How many network cards a type has, where each can have an EFA (EC2 User Guide, "Elastic Fabric Adapter")."""
 
 
 def _parsed(row: str) -> MachineType:
@@ -111,6 +122,8 @@ def _parsed(row: str) -> MachineType:
         network=" ".join(network),
         price_usd_per_hour=float(price),
         spot_share=float(share),
+        network_cards=_EFA_CARDS.get(name, 1),
+        efa_cards=tuple(range(_EFA_CARDS.get(name, 0))),
     )
 
 
@@ -131,11 +144,24 @@ def as_described(machine: MachineType) -> dict[str, Any]:
         "VCpuInfo": {"DefaultVCpus": machine.vcpus, "DefaultCores": max(1, machine.vcpus // 2)},
         "MemoryInfo": {"SizeInMiB": machine.memory_mib},
         "PlacementGroupInfo": {"SupportedStrategies": list(machine.placement_strategies)},
-        "NetworkInfo": {"NetworkPerformance": machine.network, "MaximumNetworkInterfaces": 4},
+        "NetworkInfo": {
+            "NetworkPerformance": machine.network,
+            "MaximumNetworkInterfaces": 4 * machine.network_cards,
+            "MaximumNetworkCards": machine.network_cards,
+            "NetworkCards": [_as_card(machine, index) for index in range(machine.network_cards)],
+            "EfaSupported": bool(machine.efa_cards),
+        },
     }
+    if machine.efa_cards:
+        described["NetworkInfo"]["EfaInfo"] = {"MaximumEfaInterfaces": len(machine.efa_cards)}
     if machine.gpus:
         one = {"Name": machine.gpu_model, "Manufacturer": "NVIDIA", "Count": machine.gpus}
         total_mib = machine.gpus * machine.gpu_memory_mib
         memory = {"MemoryInfo": {"SizeInMiB": machine.gpu_memory_mib}}
         described["GpuInfo"] = {"Gpus": [{**one, **memory}], "TotalGpuMemoryInMiB": total_mib}
     return described
+
+
+def _as_card(machine: MachineType, index: int) -> dict[str, Any]:
+    fabric = ["efa", "efa-only"] if index in machine.efa_cards else []
+    return {"NetworkCardIndex": index, "MaximumNetworkInterfaces": 4, "InterfaceTypes": ["interface", *fabric]}

@@ -117,7 +117,9 @@ def delete_security_group(request: Request) -> dict[str, Any]:
     """DeleteSecurityGroup: refused while an instance that is not terminated has it, or another group names it."""
     group = _changed(request, "ec2:DeleteSecurityGroup")
     world = request.world
-    instances = (one for one in world.instances.values() if one.state(request.now) != "terminated")
+    instances = (
+        one for one in world.instances.values() if one.keeps_interfaces or one.state(request.now) != "terminated"
+    )
     worn = any(group.group_id == worn_id for one in instances for worn_id, _ in one.groups)
     others = (one for one in world.groups.values() if one is not group)
     if worn or any(rule.peer == group.group_id for one in others for rule in one.ingress + one.egress):
@@ -132,6 +134,12 @@ def authorize_ingress(request: Request) -> dict[str, Any]:
     """AuthorizeSecurityGroupIngress."""
     group = _changed(request, "ec2:AuthorizeSecurityGroupIngress")
     return _authorized(request, group, group.ingress)
+
+
+def authorize_egress(request: Request) -> dict[str, Any]:
+    """AuthorizeSecurityGroupEgress."""
+    group = _changed(request, "ec2:AuthorizeSecurityGroupEgress")
+    return _authorized(request, group, group.egress)
 
 
 def _changed(request: Request, action: str) -> Group:
@@ -277,4 +285,5 @@ NETWORKS: Mapping[tuple[str, str], Operation] = {
     ("ec2", "CreateSecurityGroup"): create_security_group,
     ("ec2", "DeleteSecurityGroup"): delete_security_group,
     ("ec2", "AuthorizeSecurityGroupIngress"): authorize_ingress,
+    ("ec2", "AuthorizeSecurityGroupEgress"): authorize_egress,
 }

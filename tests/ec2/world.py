@@ -295,6 +295,16 @@ class World:
         """Such as `i-0a1b2c3d4e5f60718`."""
         return f"{prefix}-{self.rng.getrandbits(68):017x}"
 
+    def fabric_works(self, instance: Instance) -> bool:
+        """Whether others of its groups reach its Elastic Fabric Adapters, whose traffic is neither TCP nor UDP: a rule
+        for addresses does not let it through."""
+        for group_id, _ in instance.groups:
+            group = self.groups[group_id]
+            rules = [Rule("-1", -1, -1, "group", group_id)]
+            if all(rule in group.ingress and rule in group.egress for rule in rules):
+                return True
+        return False
+
     def offers(self, machine: MachineType, zone: str) -> bool:
         """Whether a zone has such machines: us-east-1e has old ones only, the largest are in the first three zones."""
         if machine.gpus and zone == "us-east-1e":

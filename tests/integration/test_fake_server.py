@@ -78,6 +78,7 @@ def a_life(clients: Callable[[str], Any]) -> list[tuple[str, str, Any]]:
     group = ask("ec2", "create_security_group", GroupName="ours", Description="x", VpcId=vpc)["GroupId"]
     rule = {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "UserIdGroupPairs": [{"GroupId": group}]}
     ask("ec2", "authorize_security_group_ingress", GroupId=group, IpPermissions=[rule])
+    ask("ec2", "authorize_security_group_egress", GroupId=group, IpPermissions=[rule])
     ask("ec2", "describe_security_groups", GroupIds=[group])
     tags = [{"ResourceType": "placement-group", "Tags": [{"Key": "rubberband:owner", "Value": "a"}]}]
     for _ in range(2):

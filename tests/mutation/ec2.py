@@ -10,6 +10,7 @@ _IMAGES = ("tests/unit/test_own_images.py",)
 _SETUP = ("tests/unit/test_aws_setup.py",)
 _RESERVATIONS = ("tests/unit/test_aws_reservations.py",)
 _RESOLVING = ("tests/unit/test_aws_resolving.py",)
+_FABRIC = ("tests/unit/test_aws_fabric.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -339,6 +340,62 @@ MUTANTS: tuple[Mutant, ...] = (
         old="(*_images(session, chosen_owner), *_elsewhere(session, chosen_owner))",
         new="_elsewhere(session, chosen_owner)",
         tests=_IMAGES,
+    ),
+    Mutant(
+        name="dedicated-hardware-is-kept",
+        harm="an instance on dedicated hardware costs 2 USD an hour more than the bill counts",
+        file="cloud/aws/calls.py",
+        old='    if tenancy != "default":\n',
+        new="    if False:\n",
+        tests=("tests/unit/test_aws_launching.py",),
+    ),
+    Mutant(
+        name="look-keeps-the-wrong-machine",
+        harm="what a look finds not to be what was asked for runs on, and is paid",
+        file="cloud/aws/fleet.py",
+        old="        wrong = calls.amiss(machine, intent.last.choice)\n",
+        new='        wrong = ""\n',
+        tests=("tests/unit/test_aws_launching.py",),
+    ),
+    Mutant(
+        name="several-interfaces-in-a-public-subnet",
+        harm="an instance of p5 gets no public address, cannot install anything and is paid until its lease ends",
+        file="cloud/aws/fabric.py",
+        old="if card == 0) if public else facts.efa_cards",
+        new="if public or True)",
+        tests=_FABRIC,
+    ),
+    Mutant(
+        name="efa-without-a-way-out",
+        harm="EFA's traffic is dropped: every trial that spans instances hangs in its first step",
+        file="cloud/aws/fabric.py",
+        old='        ("IpPermissionsEgress", ec2.authorize_security_group_egress),\n',
+        new="",
+        tests=_FABRIC,
+    ),
+    Mutant(
+        name="one-instance-with-efa-one-without",
+        harm="NCCL of two instances has two networks: trials that span them hang",
+        file="cloud/aws/launching.py",
+        old="        if not all(choice.efa_cards for choice in self._living()):\n            return list(choices)\n",
+        new="",
+        tests=_FABRIC,
+    ),
+    Mutant(
+        name="stand-in-without-efa",
+        harm="a type that stands in has no EFA and the others have: trials that span them hang",
+        file="cloud/aws/fabric.py",
+        old="    if lacking := [one.instance_type for one in facts if not one.efa_cards]:\n",
+        new="    if lacking := list[str]():\n",
+        tests=_FABRIC,
+    ),
+    Mutant(
+        name="interfaces-outlive-their-instance",
+        harm="32 network interfaces of each p5 stay, and the security group cannot be deleted",
+        file="cloud/aws/calls.py",
+        old='            "Groups": groups,\n            "DeleteOnTermination": True,\n',
+        new='            "Groups": groups,\n',
+        tests=_FABRIC,
     ),
     Mutant(
         name="dedicated-vpc-is-rented-in",

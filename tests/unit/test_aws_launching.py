@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rubberband.cloud.aws import intents
+from rubberband.cloud.aws.calls import Purchase, amiss
 from rubberband.cloud.aws.intents import Intents, renew_requests, runs_in
 from rubberband.cloud.aws.pricing import spot_prices
 from rubberband.errors import ProviderError
@@ -295,6 +296,53 @@ def test_an_ignored_spot_flag_is_an_error_and_ends_it(world: World) -> None:
     with pytest.raises(ProviderError, match="bought on demand and on the spot market was asked for"):
         driver.launch("a", "spot")
     assert world.living == []
+
+
+def test_an_instance_on_dedicated_hardware_is_ended_at_once(world: World) -> None:
+    (vpc,) = world.fake.world.vpcs
+    world.fake.world.vpcs[vpc] = replace(world.fake.world.vpcs[vpc], tenancy="dedicated")
+    with pytest.raises(ProviderError, match="it is on dedicated hardware, which costs more"):
+        world.driver().launch("a")
+    assert world.living == []
+
+
+def test_a_look_ends_what_is_not_what_was_asked_for(world: World) -> None:
+    driver = world.driver()
+    driver.launch("a")
+    assert world.look(driver)["a"].state == "pending"
+    (instance,) = world.fake.living
+    instance.tenancy = "dedicated"
+    world.look(driver)
+    assert world.living == []
+
+
+BOUGHT = Purchase(
+    instance_type="g5.xlarge", zone="us-east-1a", market="spot", price_usd_per_hour=0.4, on_demand_usd_per_hour=1.0
+)
+AS_BOUGHT = {
+    "InstanceType": "g5.xlarge",
+    "InstanceLifecycle": "spot",
+    "Placement": {"Tenancy": "default"},
+    "MetadataOptions": {"HttpTokens": "required"},
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown", "words"),
+    [
+        (BOUGHT, {}, ""),
+        (replace(BOUGHT, market="on_demand"), {"InstanceLifecycle": "capacity-block"}, ""),
+        (BOUGHT, {"InstanceType": "g5.48xlarge"}, "it is a g5.48xlarge and g5.xlarge was asked for"),
+        (BOUGHT, {"InstanceLifecycle": "scheduled"}, "it was bought on demand and on the spot market was asked for"),
+        (replace(BOUGHT, market="on_demand"), {}, "it was bought on the spot market and on demand was asked for"),
+        (BOUGHT, {"Placement": {"Tenancy": "host"}}, "it is on host hardware"),
+        (BOUGHT, {"MetadataOptions": {"HttpTokens": "optional"}}, "answers without a token"),
+    ],
+)
+def test_an_instance_is_compared_with_the_request_for_it(choice: Purchase, shown: Any, words: str) -> None:
+    wrong = amiss({**AS_BOUGHT, **shown}, choice)
+    assert words in wrong
+    assert bool(words) == bool(wrong)
 
 
 def test_a_request_is_known_after_a_power_cut(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ PREFLIGHT = [
 GUARD = ["iam:PassRole", "scheduler:CreateSchedule", "scheduler:DeleteSchedule", "scheduler:UpdateSchedule"]
 """What a run can do without, as the checks before it note."""
 OTHERWISE = {
+    "ec2:AuthorizeSecurityGroupEgress": "EFA between instances of a trial; without it a note says so",
     "ec2:DeletePlacementGroup": "rubberband down",
     "ec2:DeleteSecurityGroup": "rubberband down",
     "ec2:DescribePlacementGroups": "rubberband down",

@@ -621,3 +621,16 @@ def test_a_head_that_was_stopped_and_started_again_has_its_whole_time(machine: M
 def test_a_head_that_is_never_idle_has_no_timer(machine: Machine) -> None:
     machine.boot(head_script("us-east-1", BOOT.installation, (), (), idle_s=0.0))
     assert not any("rubberband-idle" in line for line in machine.called)
+
+
+@pytest.mark.parametrize("has_device", [True, False])
+def test_where_there_is_efa_nccl_finds_amazons_plug_in(machine: Machine, has_device: bool) -> None:
+    for folder in ("ofi-nccl/lib", "efa/lib"):
+        (machine.root / "opt/amazon" / folder).mkdir(parents=True)
+    if has_device:
+        (machine.root / "sys/class/infiniband/efa_0").mkdir(parents=True)
+    machine.program("python3", 'echo "paths=${LD_LIBRARY_PATH:-}" >> "$LOG"')
+    machine.boot(worker_script(BOOT, START))
+    machine.work()
+    paths = [line for line in machine.called if line.startswith("paths=")][-1]
+    assert ("opt/amazon/ofi-nccl/lib" in paths) == ("opt/amazon/efa/lib" in paths) == has_device

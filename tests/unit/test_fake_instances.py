@@ -98,6 +98,12 @@ def test_a_token_whose_launch_was_refused_is_free(rental: Rental) -> None:
     assert rental.launch(ClientToken="t", InstanceType="p3.8xlarge")
 
 
+def interfaces(*kinds: str, **words: Any) -> dict[str, Any]:
+    """One of each kind, on network cards of their own."""
+    asked = [{"InterfaceType": kind, "NetworkCardIndex": card, "DeviceIndex": 0} for card, kind in enumerate(kinds)]
+    return {"NetworkInterfaces": [{**one, **words} for one in asked]}
+
+
 @settings(max_examples=40, deadline=None)
 @given(tokens=st.lists(st.sampled_from(["a", "b", "c", None]), max_size=12))
 def test_there_is_one_instance_for_each_token_and_one_for_each_call_without(tokens: list[str | None]) -> None:
@@ -124,6 +130,14 @@ def test_there_is_one_instance_for_each_token_and_one_for_each_call_without(toke
         ({"Placement": {"AvailabilityZone": "us-east-1e"}}, "Unsupported", "us-east-1a, us-east-1b"),
         ({"MinCount": 2}, "InvalidParameterValue", "minCount"),
         ({"ClientToken": "x" * 65}, "InvalidParameterValue", "clientToken"),
+        (interfaces("efa"), "InvalidParameterCombination", "does not support the interface type 'efa'"),
+        (
+            interfaces("interface", "interface", AssociatePublicIpAddress=True),
+            "InvalidParameterCombination",
+            "multiple",
+        ),
+        ({"InstanceType": "p4d.24xlarge", **interfaces("efa-only")}, "InvalidParameterCombination", "primary"),
+        ({"InstanceType": "p4d.24xlarge", **interfaces(*["interface"] * 5)}, "InvalidParameterValue", "card index 4"),
         ({"InstanceMarketOptions": spot("cheap")}, "InvalidParameterValue", "maxPrice"),
         ({"InstanceMarketOptions": spot("0.01")}, "SpotMaxPriceTooLow", "0.01"),
     ],
