@@ -1,7 +1,8 @@
 """Instances of one run: EC2's view compared with the requests, and their termination.
 
-It never launches. EC2 is eventually consistent: an instance that is not shown counts as absent only after two looks
-and the visibility window. A shown instance that was not requested (or was given up) is terminated at once.
+It never launches. EC2 is eventually consistent: an instance that it has accepted and does not show counts as ended only
+once its lease is over, since it may train all the while. A request without an answer launched nothing if two looks and
+the visibility window show nothing. A shown instance that was not requested (or was given up) is terminated at once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rubberband.cloud.aws.client import described
 from rubberband.cloud.aws.errors import FAILURES, Verdict, explain, lacks_rights, verdict
 from rubberband.cloud.aws.intents import Intent, Intents, LaunchAttempt, Run
 from rubberband.cloud.aws.pricing import SpotHours
+from rubberband.cloud.start_limits import firmware_s
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 
@@ -70,7 +72,7 @@ class Ec2Fleet:
         self._looked_at: float | None = None
         self.hours = SpotHours(session, intents)
         self._pending_at: dict[str, float] = {}
-        self._missed: dict[str, tuple[int, float]] = {}
+        self._missed: set[str] = set()
         self._refused_at: dict[tuple[str, str, Market], float] = {}
         """(type, zone, market) -> when it had no more."""
         self._told_to_end: set[str] = set()
@@ -133,7 +135,7 @@ class Ec2Fleet:
         elif attempt.instance_id != machine["InstanceId"]:
             self.end_stray(machine)
             return None
-        self._missed.pop(name, None)
+        self._missed.discard(name)
         self._follow(name, machine, at)
         return name
 
@@ -210,9 +212,16 @@ class Ec2Fleet:
         intent = self.intents.get(name)
         if intent is None or intent.last is None:
             return math.inf
-        began_at = intent.last.asked_at if intent.running_at is None else intent.running_at
+        if intent.running_at is None:  # no driver has reached it
+            return self._boot_end(intent)
         until = self._latest_until if name in self._met else self._former_until
-        return max(until, began_at + intent.last.lease_s) + SHUTDOWN_S
+        return max(until + SHUTDOWN_S, self._boot_end(intent))
+
+    def _boot_end(self, intent: Intent) -> float:
+        """Return when an instance has ended itself, with the lease that it boots with."""
+        assert intent.last is not None, "an attempt is written before its request"
+        began_at = intent.last.asked_at if intent.running_at is None else intent.running_at
+        return began_at + firmware_s(intent.last.choice.instance_type) + intent.last.lease_s + SHUTDOWN_S
 
     def _finish(
         self, name: str, ended_at: float, reason: str, *, preempted: bool = False, sold_out: bool = False
@@ -232,22 +241,27 @@ class Ec2Fleet:
         if last is None or last.outcome == "refused":
             self._finish(name, at, "the driver was interrupted while requesting it")
             return
-        count, first_at = self._missed.get(name, (0, at))
-        self._missed[name] = (count + 1, first_at)
-        believed = count >= 1 or at > self.latest_end(name)  # else EC2 may omit it for a moment
+        is_over = at > self.latest_end(name) + VISIBILITY_S  # it may have been pending for minutes
+        believed = name in self._missed or is_over  # else EC2 may omit it for a moment
+        self._missed.add(name)
+        if not is_over and intent.running_at is not None:  # the driver takes it for alive, and may reach it
+            self._met.add(name)
         if not believed or at - last.asked_at < VISIBILITY_S:
             return
         if last.outcome != "accepted" and not self._take_for_forgotten(name, at):
             self._finish(name, at, "the request was interrupted, and launched no instance")
         elif shown := self._by_id(last.instance_id):  # EC2 removes the tags of ended instances after a while
             self._follow(name, shown[0], at)
-        else:
-            self._vanished(name, first_at)
+        elif is_over:  # until then it may train, with a lease that is renewed: EC2 omits it
+            self._vanished(name, at)
 
     def _vanished(self, name: str, at: float) -> None:
         """Finish an instance that EC2 has forgotten: it ended with its lease at the latest."""
-        self._runs(name, {}, at)
-        self._finish(name, min(at, self.latest_end(name)), "EC2 no longer lists it")
+        latest_at = self.latest_end(name)
+        if self.intents.known(name).running_at is None:  # it may have been requested long before the last request
+            self._runs(name, {}, at)
+            latest_at = min(latest_at, self._boot_end(self.intents.known(name)))
+        self._finish(name, min(at, latest_at), "EC2 no longer lists it")
 
     def _take_for_forgotten(self, name: str, at: float) -> bool:
         """Return whether an unanswered request is so old that EC2 may have forgotten its instance.

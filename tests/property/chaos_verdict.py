@@ -34,7 +34,7 @@ def after_the_end(run: Run, finish: Finish | None) -> list[str]:
         validate(run.controller, is_told=False)
         wrong += run.replayed()
         wrong += _trained_in_vain(run.controller.state)
-        wrong += _ranked_otherwise(run.controller.state)
+        wrong += ranked_otherwise(run.controller.state)
         if run.controller.state.phase is not Phase.FINISHED:
             wrong.append(f"it ended in phase {run.controller.state.phase}")
         hindered = finish.outcome != "done" and run.case.job.max_cost_usd is None
@@ -63,7 +63,7 @@ def _trained_in_vain(state: State) -> list[str]:
     return wrong
 
 
-def _ranked_otherwise(state: State) -> list[str]:
+def ranked_otherwise(state: State) -> list[str]:
     """Name the stages that end otherwise than without faults: a trial with a lower number is better."""
     synced = [record for record in state.stages if record.ended_at is not None]
     of_halving = [one for one in synced if state.lanes[state.lane_of[one.trials[0]]].rungs is None]

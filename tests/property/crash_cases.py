@@ -195,8 +195,10 @@ def undisturbed(markets: str, cap: Cap) -> Point:
 
 
 @lru_cache
-def job_of(markets: str, cap: Cap) -> Job:
+def job_of(markets: str, cap: Cap, iteration_s: float | None = None) -> Job:
     """Three trials on three instances, then the better one alone; `brackets` has two brackets more."""
+    caps_usd = CAP_OF_HOURS_USD if markets in ITERATION_S or (iteration_s or 0.0) > 100.0 else CAP_USD
+    iteration_s = iteration_s or ITERATION_S.get(markets, 20.0)
     offer = Offer(
         instance_type=TYPE,
         gpus=1,
@@ -207,7 +209,7 @@ def job_of(markets: str, cap: Cap) -> Job:
         spot=Spot(price_usd_per_hour=0.42, interruptions_per_hour=0.1),
         side_costs=side_costs(Resources(), None, gpus=True, provision_delay_s=20.0),
     )
-    profile = Profile(seconds_per_iteration={1: ITERATION_S.get(markets, 20.0)}, trial_startup_s=2.0)
+    profile = Profile(seconds_per_iteration={1: iteration_s}, trial_startup_s=2.0)
     first, later = MARKETS[markets]
     plan = Plan(stages=(_on(3, first), _on(1, later)))
     job = Job(
@@ -219,7 +221,7 @@ def job_of(markets: str, cap: Cap) -> Job:
         profile=profile,
         metric="score",
         mode="max",
-        max_cost_usd=(CAP_OF_HOURS_USD if markets in ITERATION_S else CAP_USD)[cap],
+        max_cost_usd=caps_usd[cap],
         release_margin_s=30.0,
         replan=False,
         lease_s=LEASE_S,

@@ -10,15 +10,18 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.cloud.provider import InstanceDescription
+from rubberband.cloud.start_limits import start_limits
 from rubberband.errors import NoCapacityError, ProviderError
 from rubberband.executor import backend
 from rubberband.executor.backend import living, released, running
 from rubberband.executor.core.events import (
     DriverResumed,
     Event,
+    InstanceInterrupted,
     InstanceLost,
     InstancePriced,
     InstanceReady,
@@ -27,9 +30,12 @@ from rubberband.executor.core.events import (
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Agenda, Faults
 from rubberband.values.plan import Market
-from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, World
+from tests.property.crash_world import BOOT_LEASE_S, LEASE_S, STEP_S, TYPE, World
 
 RETRY_S = 2.0
+NODE_DEAD_S = 40.0
+"""Ray takes a node for dead that has not answered for so long."""
+READY_S = start_limits([TYPE]).ready_s
 
 
 @dataclass(slots=True)
@@ -39,6 +45,9 @@ class _Hold:
     running: bool = False
     reached: bool = False
     """Its worker puts the lease off."""
+    useless_at: float = math.inf
+    """It is given up then, unless a worker lives on it."""
+    interrupted: bool = False
     over: bool = False
     hour_prices_usd: tuple[float, ...] | None = None
 
@@ -54,6 +63,7 @@ class CloudFleet:
         self._looked_at = -math.inf
         self._looks = self._closing = False
         self.hold_until = -math.inf
+        self._began_at = world.clock.now()
         world.while_asleep = self._do_what_threads_do
 
     @property
@@ -74,6 +84,18 @@ class CloudFleet:
         for name, hold in self._holds.items():
             if hold.reached and not hold.over:
                 self._world.beat(name, until)
+                self._reach(name, hold)
+            if self._now() >= hold.useless_at and not hold.over:
+                hold.over = True
+                self._begin(partial(self._lose, name, hold, self._now() + LEASE_S, _NO_USE))
+
+    def _reach(self, name: str, hold: _Hold) -> None:
+        """The worker tells of an interruption; Ray tells of a node that does not answer."""
+        if self._world.is_noticed(name) and not hold.interrupted:
+            hold.interrupted = True
+            self._tell(InstanceInterrupted(occurred_at=self._now(), instance=name, free_if_taken=True))
+        if not self._world.is_hung(name):
+            hold.useless_at = self._now() + NODE_DEAD_S
 
     def _now(self) -> float:
         return self._world.clock.now()
@@ -115,11 +137,29 @@ class CloudFleet:
         for name, error in failed.items():
             hold = self._holds[name]
             was_over, hold.over = hold.over, True
-            if not was_over:
-                sold_out = isinstance(error, NoCapacityError)
-                self._tell(
-                    InstanceRefused(occurred_at=self._now(), instance=name, reason=str(error), sold_out=sold_out)
-                )
+            if not was_over:  # a lost answer is no refusal: it is released
+                self._begin(partial(self._lose, name, hold, self._now() + LEASE_S, error))
+
+    def _lose(self, instance: str, hold: _Hold, until: float, why: ProviderError) -> Event | None:
+        """Give back what is of no use, or was not launched."""
+        status: InstanceDescription | None = None
+        try:
+            status = self._provider.release(instance, fault=str(why))
+        except ProviderError:
+            if not self._is_unknown(instance) and self._now() < until:
+                self._agenda.add(self._now() + RETRY_S, lambda _: self._lose(instance, hold, until, why))
+                return None
+        if not hold.running and (status is None or status.running_at is None):
+            sold_out = isinstance(why, NoCapacityError)
+            return InstanceRefused(occurred_at=self._now(), instance=instance, reason=str(why), sold_out=sold_out)
+        if status is not None and status.running_at is not None and not hold.running:
+            hold.running, hold.hour_prices_usd = True, status.hour_prices_usd
+            self._tell(running(status, status.running_at, self._now()))
+        if status is not None:
+            self._priced(hold, status)
+        ended_at = (status and status.ended_at) or self._now()
+        self._tell(InstanceLost(occurred_at=self._now(), instance=instance, ended_at=ended_at, reason=str(why)))
+        return None
 
     def release(self, instance: str) -> None:
         """Give an instance back; InstanceReleased follows."""
@@ -177,7 +217,7 @@ class CloudFleet:
         self._priced(hold, status)
         if status.ended_at is not None:
             hold.over = True
-            self._tell(_ended(status, self._now()))
+            self._tell(_ended(status, self._now(), self._began_at))
 
     def _priced(self, hold: _Hold | None, status: InstanceDescription) -> None:
         prices = status.hour_prices_usd
@@ -190,13 +230,15 @@ class CloudFleet:
         self._agenda.add(self._now(), lambda _: event)
 
     def _assemble(self, instance: str, hold: _Hold) -> None:
+        hold.useless_at = self._now() + READY_S
+
         def ready(now: float) -> Event | None:
             if hold.over:
                 return None
             if not self._world.works(instance):
                 self._agenda.add(now + STEP_S, ready)
                 return None
-            hold.reached = True
+            hold.reached, hold.useless_at = True, now + NODE_DEAD_S
             return InstanceReady(occurred_at=now, instance=instance)
 
         self._agenda.add(self._now() + self._world.job.offer.init_delay_s, ready)
@@ -260,10 +302,19 @@ class CloudBackend(VirtualBackend):
             self._world.advance_to(min(instant, self.now() + STEP_S))
 
 
-def _ended(status: InstanceDescription, at: float) -> Event:
+_NO_USE = ProviderError("its Ray node stopped answering")
+
+
+def _ended(status: InstanceDescription, at: float, began_at: float) -> Event:
     reason = status.reason or "ended by another user or process"
     if status.running_at is None:
-        return InstanceRefused(occurred_at=at, instance=status.instance, reason=reason)
+        return InstanceRefused(
+            occurred_at=at,
+            instance=status.instance,
+            reason=reason,
+            failed_start=not (status.preempted or status.sold_out) and status.requested_at >= began_at,
+            sold_out=status.sold_out,
+        )
     assert status.ended_at is not None
     return InstanceLost(
         occurred_at=at,
@@ -271,4 +322,5 @@ def _ended(status: InstanceDescription, at: float) -> Event:
         ended_at=status.ended_at,
         reason=reason,
         preempted=status.preempted,
+        overslept=status.overslept(at),
     )

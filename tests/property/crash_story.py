@@ -23,12 +23,13 @@ from rubberband.executor import sampling
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
-from rubberband.executor.core.state import Phase
+from rubberband.executor.core.state import Job, Phase
 from rubberband.executor.driver import drive, replay
 from tests.builders.aws_account import START_AT
 from tests.builders.invariants import validate
 from tests.builders.memory import MemoryJournal
 from tests.ec2 import FakeCall, Fault
+from tests.ec2.instance import Instance
 from tests.ec2.spot_prices import HOUR_S
 from tests.property.chaos_cases import SEARCH
 from tests.property.crash_cases import (
@@ -77,6 +78,7 @@ class Story:
     here: str
     told: Callable[[str], None] = lambda line: None
     ended: str = ""
+    reason: str = ""
     drivers: int = 0
     died_in: list[str] = field(default_factory=list)
     """What drivers and sweeps asked for when they died."""
@@ -89,7 +91,7 @@ class Story:
     def __post_init__(self) -> None:
         """An account in which nothing has happened."""
         point = self.point
-        self.job = job_of(point.markets, point.cap)
+        self.job = self._job()
         self.world = World(
             Path(self.here),
             self.job,
@@ -103,6 +105,9 @@ class Story:
         self.kill_at, self.kills_after = point.kill_at, point.after
         self.kills_left = (point.kill_at >= 0) + (point.again >= 0)
 
+    def _job(self) -> Job:
+        return job_of(self.point.markets, self.point.cap)
+
     # The weather
 
     def fault(self, call: FakeCall) -> Fault | None:
@@ -110,10 +115,8 @@ class Story:
         point = self.point
         if not self.world.head.has_driver:
             return self._last_word(call)
-        begins_at = point.kill_at + point.offset
-        met = WEATHERS[point.weather](call) if begins_at <= call.index < begins_at + point.lasts else None
+        met = self._met(call)
         fault = replace(met or Fault(), visible_after_s=point.hidden_s)
-        fault = replace(fault, stale_s=min(fault.stale_s, VISIBILITY_S - point.hidden_s))
         dies = call.index == self.kill_at and self.kills_left > 0
         if dies:
             self.kills_left -= 1
@@ -123,6 +126,12 @@ class Story:
             self.died_in.append(call.operation)
         self._tell(f"{call.service} {call.operation} {_names(call)}{_shown(fault)}")
         return fault
+
+    def _met(self, call: FakeCall) -> Fault | None:
+        point = self.point
+        begins_at = point.kill_at + point.offset
+        met = WEATHERS[point.weather](call) if begins_at <= call.index < begins_at + point.lasts else None
+        return met and replace(met, stale_s=min(met.stale_s, VISIBILITY_S - point.hidden_s))
 
     def _last_word(self, call: FakeCall) -> Fault:
         """What other threads of a driver were at when it was killed."""
@@ -152,7 +161,11 @@ class Story:
             except RubberbandError as error:
                 self._tell(f"told the user: {error}")
                 self._leave()
-                self.world.sleep(10.0)
+                self._wait()
+
+    def _wait(self) -> None:
+        """Until the user tries again."""
+        self.world.sleep(10.0)
 
     def _live(self) -> None:
         """One driver, or one sweep."""
@@ -188,7 +201,7 @@ class Story:
             self._tell(f"told the user: {error}")
             self.swept_from = len(self.world.fake.calls)
         else:
-            self.ended = finish.outcome
+            self.ended, self.reason = finish.outcome, finish.reason
 
     def _is_cancelled(self) -> bool:
         """By the user, who wants to go on with it where the driver dies of all things then."""
@@ -224,7 +237,7 @@ class Story:
         self.kill_at, self.kills_after = len(world.fake.calls) + point.again, not point.after
         if point.then == "nobody":
             self.ended = "left alone"
-            world.sleep(2.0 * BOOT_LEASE_S + point.hung * SLACK_S)
+            world.sleep(2.0 * BOOT_LEASE_S + bool(world.hung) * SLACK_S)
         elif point.then in ("sweep", "down") and self.swept_from is None:
             self.swept_from = len(world.fake.calls)
 
@@ -240,7 +253,7 @@ class Story:
         swept = sweep([world.directory], lambda _: world.session, clock=world.clock.now, sleep=world.sleep)
         self._tell(str(swept))
         if swept.troubles:
-            self.world.sleep(10.0)
+            self._wait()
         else:
             self.ended = "swept"
 
@@ -283,7 +296,10 @@ class Story:
             if self.ended == "left alone" and (machine.ended_at or math.inf) > begins_at + most_s:
                 yield f"{name_of(machine)} outlives its lease"
             if not hung and machine.ended_at is not None and machine.ended_at == machine.guard_at:
-                yield f"{name_of(machine)} was ended by its guard"
+                yield from self._ended_by_its_guard(machine)
+
+    def _ended_by_its_guard(self, machine: Instance) -> Iterator[str]:
+        yield f"{name_of(machine)} was ended by its guard"
 
     def _bought_twice(self) -> Iterator[str]:
         bought = Counter(name_of(machine) for machine in self.world.fake.instances)

@@ -107,6 +107,8 @@ class World(Account):
         self._orphaned_at: dict[str, float] = {}
         self.hung: set[str] = set()
         """Ids of machines whose guest does nothing any more: no lease of theirs ends them."""
+        self.at_each_step: Callable[[], None] = lambda: None
+        """What happens to machines, whoever is awake."""
 
     def sleep(self, seconds: float) -> None:
         """Time passes, step by step."""
@@ -120,6 +122,7 @@ class World(Account):
         """Time passes; machines whose head is gone shut down."""
         while self.clock.now() < instant:
             self.clock.advance_to(min(instant, self.clock.now() + STEP_S))
+            self.at_each_step()
             for machine in self.fake.living:
                 self._shut_down_if_orphaned(machine)
 
@@ -145,15 +148,27 @@ class World(Account):
     def works(self, name: str) -> bool:
         """Whether workers can live on the instance."""
         now = self.clock.now()
-        return any(now >= one.running_at + self.boot_s and self.has_joined(one) for one in self._named(name))
+        return any(
+            now >= one.running_at + self.boot_s and self.has_joined(one) and one.instance_id not in self.hung
+            for one in self.named(name)
+        )
+
+    def is_hung(self, name: str) -> bool:
+        """Whether nothing answers on the instance."""
+        return any(one.instance_id in self.hung for one in self.named(name))
+
+    def is_noticed(self, name: str) -> bool:
+        """Whether the metadata service of an instance tells that EC2 takes it away."""
+        return any(one.notice_at is not None for one in self.named(name))
 
     def beat(self, name: str, until: float) -> None:
         """What the driver's worker on an instance does."""
-        for machine in self._named(name):
+        for machine in self.named(name):
             if self.has_joined(machine):
                 self.fake.extend_lease(machine.instance_id, until)
 
-    def _named(self, name: str) -> list[Instance]:
+    def named(self, name: str) -> list[Instance]:
+        """Those of this name that live."""
         return [one for one in self.fake.living if name_of(one) == name]
 
     def check(self) -> None:

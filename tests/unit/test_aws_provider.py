@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rubberband.cloud.aws.fleet import PATIENCE_S
+from rubberband.cloud.aws.fleet import PATIENCE_S, SHUTDOWN_S, VISIBILITY_S
 from rubberband.cloud.aws.provider import AwsProvider
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
@@ -34,17 +34,53 @@ def test_an_instance_not_yet_shown_is_pending_and_can_be_released(world: World) 
     assert world.living == []
 
 
-def test_absent_is_believed_after_two_looks_and_the_window(world: World) -> None:
+def test_absent_is_believed_once_the_lease_is_over(world: World) -> None:
     driver = world.driver()
     driver.launch("a")
     world.sleep(60.0)
     assert world.look(driver)["a"].state == "running"
     world.fake.world.instances.clear()
-    world.sleep(300.0)
+    world.sleep(600.0)
     assert world.look(driver)["a"].state == "running"
+    world.sleep(SHUTDOWN_S + VISIBILITY_S)
     gone = world.look(driver)["a"]
     assert gone.state == "terminated"
     assert gone.reason == "EC2 no longer lists it"
+    assert gone.ended_at == pytest.approx(START_AT + 600.0 + SHUTDOWN_S), "its bill is never underestimated"
+
+
+def test_an_instance_that_ec2_omits_while_its_lease_is_renewed_is_kept(world: World) -> None:
+    driver = world.driver()
+    driver.launch("a")
+    world.fake.fault = lambda call: (
+        Fault.stale(1e9)
+        if call.operation == "DescribeInstances" and START_AT + 600.0 < call.at < START_AT + 3600.0
+        else None
+    )
+    for _ in range(120):
+        world.sleep(60.0)
+        driver.renew_lease(world.now + 600.0)
+        world.beat(world.now + 600.0)
+        assert [one.ended_at for one in driver.describe()] == [None]
+    assert world.living == ["a"]
+    driver.release("a")
+    assert world.living == []
+
+
+def test_an_instance_that_is_never_shown_ends_with_the_lease_that_it_boots_with(world: World) -> None:
+    driver = world.driver()
+    world.fake.fault = lambda call: Fault.stale(1e9) if call.operation == "DescribeInstances" else None
+    driver.launch("a")
+    for _ in range(60):
+        world.sleep(60.0)
+        driver.renew_lease(world.now + 600.0)
+        (shown,) = driver.describe()
+    assert world.living == []
+    billed_usd = world.fake.bill().rent_usd
+    assert shown.running_at is not None
+    assert shown.ended_at is not None
+    told_usd = (shown.ended_at - shown.running_at) * 1.006 / 3600.0
+    assert billed_usd <= told_usd <= billed_usd + 1.006 * (SHUTDOWN_S + 90.0) / 3600.0
 
 
 def test_the_boot_step_of_an_instance_that_is_not_ready_is_shown(world: World) -> None:
