@@ -17,8 +17,9 @@ import typer
 import typer.core
 
 import rubberband
-from rubberband.errors import InfeasibleError, RubberbandError
+from rubberband.errors import InfeasibleError, InputError, RubberbandError
 from rubberband.interrupts import ENDS, AtOnce
+from rubberband.spec.removed import REMOVED
 
 _COMMANDS = {
     "init": ("init", "Write a commented experiment file for a trial."),
@@ -77,6 +78,9 @@ class Promised(typer.core.TyperCommand):
         With `--on head`, what asks for an experiment by its name is run there, as typed.
         """
         typed = list(args)
+        for option in (word.partition("=")[0] for word in typed):
+            if (instead := REMOVED.get(f"{self.name} {option}")) is not None:
+                raise InputError(f"{option} {instead}")
         context = self.made().make_context(info_name, args, parent, **extra)
         if context.params.get("on") is not None and "name" in context.params:
             from rubberband.commands.on_head import forward

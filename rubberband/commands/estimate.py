@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import sys
 import textwrap
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -23,12 +26,14 @@ from rubberband.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from rubberband.app.terms import EstimateAnswer, Terms
     from rubberband.planner.estimate import Estimate
     from rubberband.planner.sizing import Size
     from rubberband.spec.experiment import Experiment
+    from rubberband.values.plan import Plan, StagePlan
+    from rubberband.values.profile import Profile
     from rubberband.views.tables import TextTable
 
 
@@ -56,10 +61,6 @@ SizeOption = Annotated[
     ),
 ]
 HtmlOption = Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")]
-CompareOption = Annotated[
-    Path | None,
-    option("--compare-to", "FILE", "Show the differences from an earlier estimate, saved with -o json."),
-]
 VerboseOption = Annotated[
     bool,
     typer.Option("--verbose", help="Print all tables: also the bill, how time and cost vary, and the assumptions."),
@@ -68,6 +69,10 @@ SeedOption = Annotated[
     int,
     typer.Option("--seed", min=0, help="Seed of the samples, where times vary; the same one gives the same figures."),
 ]
+
+
+MAX_BYTES = 64 << 20
+"""Size limit of the file of a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +86,6 @@ class _Options:
     frontier: bool
     size: bool
     html: Path | None
-    compare_to: Path | None
     verbose: bool
     overrides: list[str]
     seed: int
@@ -100,7 +104,6 @@ def _command(live: bool, help: str) -> Callable[..., None]:
         frontier: FrontierOption = False,
         size: SizeOption = False,
         html: HtmlOption = None,
-        compare_to: CompareOption = None,
         seed: SeedOption = 0,
         verbose: VerboseOption = False,
         overrides: Overrides = None,
@@ -113,7 +116,6 @@ def _command(live: bool, help: str) -> Callable[..., None]:
             frontier=frontier,
             size=size,
             html=html,
-            compare_to=compare_to,
             verbose=verbose,
             overrides=overrides or [],
             seed=seed,
@@ -165,7 +167,6 @@ def _terms(experiment: Experiment, live: bool) -> Terms:
 def _show(asked: _Options) -> None:
     """Plan an experiment, and print the estimate. Raises InfeasibleError without a plan."""
     from rubberband.app.terms import answer
-    from rubberband.commands.estimate_compare import comparison, profiles_of, read_plan, read_saved, saved
     from rubberband.executor.training.content import with_trial
     from rubberband.spec.loading import load_experiment
 
@@ -173,7 +174,6 @@ def _show(asked: _Options) -> None:
     experiment = with_trial(load_experiment(asked.file, asked.overrides), search_path)
     profiles = profiles_of(experiment, asked.file, asked.overrides)
     given = read_plan(asked.plan) if asked.plan else None
-    before = read_saved(asked.compare_to) if asked.compare_to else None
     terms = _terms(experiment, asked.live)
     found = answer(
         experiment,
@@ -187,14 +187,13 @@ def _show(asked: _Options) -> None:
         seed=asked.seed,
         size=asked.size,
     )
-    compared = comparison(before, saved(found.estimate.to_json())) if before else None
-    lines, listed, num_tables = _document(found, compared, asked.compare_to)
+    lines, listed, num_tables = _document(found)
     if asked.html is not None:
         from rubberband.views.estimate_html import render_estimate
 
         write_page(asked.html, render_estimate(found.estimate, lines, listed, found.size))
     if asked.output is TableFormat.json:
-        print_json(found.to_json() | ({} if compared is None else {"comparison": compared}))
+        print_json(found.to_json())
     else:
         closing = _next(asked, found.estimate, found.size, experiment.resources.provider)
         _print(asked, found, lines, listed, num_tables, (*terms.notes, *found.blocks), closing)
@@ -255,17 +254,102 @@ def _infeasible(answer: Estimate) -> Exception:
     return InfeasibleError(reason, shortest_jct_s=answer.prediction.jct_s, cheapest_usd=answer.prediction.cost_usd)
 
 
-def _document(
-    found: EstimateAnswer, compared: dict[str, Any] | None, source: Path | None
-) -> tuple[list[str], list[TextTable], int]:
+def _document(found: EstimateAnswer) -> tuple[list[str], list[TextTable], int]:
     """Return the headlines, all tables, and the number of those at the end that every estimate has."""
-    from rubberband.commands.estimate_compare import difference_table
     from rubberband.views.estimate_tables import headlines, tables
     from rubberband.views.size import size_line, size_table
 
     lines, own = headlines(found.estimate), tables(found.estimate, found.assumptions, list(found.notes), found.bill)
-    first = [] if compared is None else [difference_table(compared, str(source))]
+    first = []
     if found.size is not None:
         lines.insert(0, size_line(found.estimate.experiment_name, found.size))
-        first += [size_table(found.size)] if len(found.size.frontier) > 1 else []
+        first = [size_table(found.size)] if len(found.size.frontier) > 1 else []
     return lines, [*first, *own], len(own)
+
+
+def plan_from_json(data: object) -> Plan:
+    """Return the plan in `{"stages": [{"instances": …, "gpus_per_trial": …}, …]}`; a stage may name its market.
+
+    Raises InputError if `data` is anything else. `predict` checks whether the plan fits a job.
+    """
+    from rubberband.errors import InputError
+    from rubberband.values.plan import Plan
+
+    stages = _keys(data, "the plan", ("stages",))["stages"]
+    if not isinstance(stages, Sequence) or isinstance(stages, str):
+        raise InputError("stages of the plan is not a list; write stages: [{instances: 4, gpus_per_trial: 1}, …]")
+    return Plan(stages=tuple(_stage_plan(f"stage {index} of the plan", stage) for index, stage in enumerate(stages)))
+
+
+def _stage_plan(where: str, data: object) -> StagePlan:
+    from rubberband.errors import InputError
+    from rubberband.values.plan import Market, StagePlan
+
+    values = _keys(data, where, ("instances", "gpus_per_trial"), ("market",))
+    market = values.setdefault("market", "on_demand")
+    if market not in get_args(Market):
+        raise InputError(f"{where} has market={market!r}; write one of {', '.join(get_args(Market))}")
+    for name in ("instances", "gpus_per_trial"):
+        value = values[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{where} has {name}={value!r}; write a whole number from 1 up")
+    return StagePlan(**values)
+
+
+def _keys(data: object, where: str, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return `data` as a mapping with these keys, and possibly the `optional` ones. Raises InputError otherwise."""
+    from rubberband.errors import InputError
+
+    if not isinstance(data, Mapping):
+        raise InputError(f"{where} is {type(data).__name__}, not an object; it has the keys {', '.join(names)}")
+    missing, unknown = set(names) - set(data), set(data) - set(names) - set(optional)
+    if missing or unknown:
+        what = f"lacks {min(missing)!r}" if missing else f"has the unknown key {min(map(str, unknown))!r}"
+        raise InputError(f"{where} {what}; its keys are {', '.join((*names, *optional))}")
+    return dict(data)
+
+
+def profiles_of(experiment: Experiment, file: Path, overrides: Sequence[str] = ()) -> Profile | dict[str, Profile]:
+    """Return the experiment's profile, or instance type -> profile. Raises ProfileMissingError with the remedy."""
+    remedy = f"measure one with `rubberband profile {file}`, or write profile: {{seconds_per_iteration: {{1: 60}}}}"
+    from rubberband.app.kept import profiles_to_plan
+    from rubberband.errors import InputError, ProfileMissingError
+    from rubberband.executor.training.entrypoint import Entrypoint
+    from rubberband.installation import default_home
+    from rubberband.spec.loading import default_profile_path, names_no_profile
+
+    entrypoint = None
+    if isinstance(experiment.entrypoint, str):
+        entrypoint = Entrypoint.parse(experiment.entrypoint, search_path=(file.absolute().parent, Path.cwd()))
+    try:
+        home = default_home()
+    except InputError:  # this user has no home
+        home = None
+    found_at = default_profile_path(file) if names_no_profile(file, overrides) else None
+    try:
+        found = profiles_to_plan(experiment, entrypoint, home, found_at, lambda line: print(line, file=sys.stderr))
+    except ProfileMissingError as error:
+        raise ProfileMissingError(f"{str(error).partition(';')[0]}; {remedy}") from None
+    if found is None:
+        raise ProfileMissingError(f"{file} has no profile; {remedy}")
+    return found
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan in a file of the user's. Raises InputError if it has none."""
+    from rubberband.errors import InputError
+
+    remedy = 'write {"stages": [{"instances": 4, "gpus_per_trial": 1}]}'
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read as a plan ({error.strerror}); give a readable file") from None
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MiB and cannot be a plan; {remedy}")
+    try:
+        return plan_from_json(json.loads(content))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not a JSON file; {remedy}") from None

@@ -8,6 +8,8 @@ from typing import Any
 REMOVED: Mapping[str, str] = {
     "constraints.spend": "was removed; write num_samples: auto (or max_t: auto) in search.scheduler, which sizes the "
     "search to the limits before it runs",
+    "estimate --compare-to": "was removed; save both estimates with -o json, and compare them with diff",
+    "plan --compare-to": "was removed; save both estimates with -o json, and compare them with diff",
 }
 """Path of a key, or command and option -> the rest of the line that refuses it."""
 

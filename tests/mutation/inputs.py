@@ -237,6 +237,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_REMOVED,
     ),
     Mutant(
+        name="removed-options-are-slips",
+        harm="a script with a removed option is told only that there is none, and not what to use",
+        file="rubberband/cli.py",
+        old='REMOVED.get(f"{self.name} {option}")',
+        new="REMOVED.get(option)",
+        tests=_REMOVED,
+    ),
+    Mutant(
         name="jobs-of-before-are-refused",
         harm="no journal that an earlier version wrote can be read",
         file="executor/journal/journal.py",

@@ -1,4 +1,4 @@
-"""What `rubberband estimate` prints of noise, spot, several types and hyperband; its page; comparing two estimates."""
+"""What `rubberband estimate` prints of noise, spot, several types and hyperband; its page."""
 
 from __future__ import annotations
 
@@ -278,46 +278,6 @@ def test_a_plan_that_does_not_fit_is_one_line(arguments, stages, words, command)
     path.write_text(json.dumps({"stages": [{"instances": 2, "gpus_per_trial": 1}] * stages}))
     assert command(*arguments, "--plan", str(path), code=2) == ""
     assert words in command.error
-    assert command.error.count("\n") == 1
-
-
-def test_two_estimates_are_compared(command):
-    saved = command.folder / "before.json"
-    saved.write_text(command("-o", "json"))
-    later = ["-s", "constraints.deadline=30m", "--compare-to", str(saved)]
-    compared = command.json(*later)["comparison"]
-    assert compared["constraints"] == {"deadline_s": {"before": 1200.0, "now": 1800.0}}
-    assert compared["cost_usd"]["change"] == pytest.approx(compared["cost_usd"]["now"] - compared["cost_usd"]["before"])
-    assert compared["cost_usd"]["change"] < 0 < compared["jct_s"]["change"]
-    assert compared["stages"][0]["before"]["instances"] > compared["stages"][0]["now"]["instances"]
-    rows = section(command(*later), "Compared to")
-    assert any(re.match(r"\s+deadline +20m +30m", row) for row in rows)
-    assert any(
-        re.match(r"\s+stage 0 +16 instances, 2 GPUs per trial +8 instances, 1 GPU per trial", row) for row in rows
-    )
-
-
-def test_the_same_estimate_has_the_same_plan(command):
-    saved = command.folder / "before.json"
-    saved.write_text(command("-o", "json"))
-    assert section(command("--compare-to", str(saved)), "Compared to")[-1] == "The plan is the same."
-
-
-def test_an_infeasible_estimate_can_be_compared(command):
-    saved = command.folder / "before.json"
-    saved.write_text(command("-o", "json", *LATE, code=3))
-    rows = section(command("--compare-to", str(saved)), "Compared to")
-    assert any(re.match(r"\s+cost +no plan +", row) for row in rows)
-    assert any(re.match(r"\s+within the limits +no +yes", row) for row in rows)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "rubberband.estimate/1"}', '{"schema": "x"}'])
-def test_an_invalid_estimate_is_one_line(content, command):
-    path = command.folder / "other.json"
-    path.write_text(content)
-    assert command("--compare-to", str(path), code=2) == ""
-    assert command.error.startswith(f"error: {path} is not ")
-    assert "rubberband estimate FILE -o json" in command.error
     assert command.error.count("\n") == 1
 
 

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from rubberband.commands.estimate_compare import plan_from_json
+from rubberband.commands.estimate import plan_from_json
 from rubberband.errors import InputError
 from rubberband.planner.estimate import Case, estimate, estimate_plan
 from rubberband.planner.model import predict

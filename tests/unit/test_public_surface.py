@@ -63,7 +63,6 @@ COMMANDS = {
     "init": {"trial", "file", "--check", "--metric"},
     "estimate": {
         "file",
-        "--compare-to",
         "--frontier",
         "--html",
         "--output",
@@ -78,7 +77,6 @@ COMMANDS = {
     },
     "plan": {
         "file",
-        "--compare-to",
         "--frontier",
         "--html",
         "--output",

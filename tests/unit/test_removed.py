@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sql
 
+from rubberband.cli import main
 from rubberband.errors import InputError, JournalError
 from rubberband.executor.journal.journal import Journal, decode_job, encode_job
 from rubberband.spec.experiment import Experiment
@@ -48,6 +49,18 @@ def test_a_removed_key_is_refused_with_what_to_use(path: str) -> None:
 @pytest.mark.parametrize("path", KEYS)
 def test_an_experiment_that_was_accepted_with_one_is_still_read(path: str) -> None:
     assert Experiment.kept(with_key(path)) == Experiment(**WORDS).model_copy(update={"name": "sha"})
+
+
+@pytest.mark.parametrize("option", [path for path in REMOVED if " --" in path])
+def test_a_removed_option_is_refused_with_what_to_use(
+    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, _, name = option.partition(" ")
+    for typed in ([name, "any"], [f"{name}=any"]):
+        monkeypatch.setattr("sys.argv", ["rubberband", command, "any.yaml", *typed])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert capsys.readouterr().err == f"error: {name} {REMOVED[option]}\n"
 
 
 @pytest.mark.parametrize("widening", ["null", '{"type":"sha","num_samples":3,"grace_period":1,"max_t":9}'])
