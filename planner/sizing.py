@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rubberband.values.plan import SizeKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeAt:
-    """The largest size within two limits."""
-
-    deadline_s: float | None
-    max_cost_usd: float | None
-    number: int | None
-    """None if no size fits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The size of a search, and the sizes within other limits."""
+    """The size of a search that was sized to its limits."""
 
     key: SizeKey
     number: int | None
@@ -30,12 +20,6 @@ class Size:
     smallest: int
     num_trials: int
     """Configurations that are tried, over all brackets."""
-    at: SizeAt
-    """The limits that it was sized to."""
-    frontier: tuple[SizeAt, ...] = ()
-    """Sizes within shares and multiples of the limits, by deadline and then by budget; empty unless asked for."""
-    on_average: bool = False
-    """Whether times vary, and the frontier is by their means with the margin that the plan itself keeps."""
 
     @property
     def setting(self) -> str:
@@ -44,13 +28,7 @@ class Size:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object under `size` of an estimate's JSON."""
-        found = {
-            "key": self.key,
-            "number": self.number,
-            "trials": self.num_trials,
-            "frontier": [asdict(cell) for cell in self.frontier],
-        }
-        return found | {"frontier_on_average": True} if self.on_average else found
+        return {"key": self.key, "number": self.number, "trials": self.num_trials}
 
 
 _FIRST_STEPS = 128

@@ -143,8 +143,7 @@ class PlanView(BaseModel):
     promise: dict[str, float] | None = None
     """`start_at` and `end_at` (Unix time) that a pool would promise a submission; only with a pool and a deadline."""
     size: dict[str, Any] | None = None
-    """The size of a search that was sized to the limits: its `key` and `number`, and, if asked for, the `frontier`:
-    the largest number within each of several pairs of limits."""
+    """The size of a search that was sized to the limits: its `key`, `number` and `trials`."""
 
 
 class PlanQuery(BaseModel):
@@ -156,8 +155,7 @@ class PlanQuery(BaseModel):
     frontier: bool = Field(False, description="Include the whole frontier of cost against deadline; this takes longer.")
     size: bool = Field(
         False,
-        description="Size the search to the limits first, and add the sizes that other limits would allow. A search "
-        "whose num_samples or max_t is auto is always sized.",
+        description="Size the search to the limits first. A search whose num_samples or max_t is auto is always sized.",
     )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the samples, where times vary.")
     overrides: list[str] = Field(

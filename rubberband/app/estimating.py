@@ -23,9 +23,8 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
 from rubberband.values.plan import Plan, Policy, Prediction
-from rubberband.views.estimate_tables import headlines, screen_tables
+from rubberband.views.estimate_tables import headlines, screen_tables, size_line
 from rubberband.views.report_text import render_document
-from rubberband.views.size import size_line, size_table
 from rubberband.views.tables import TextTable
 
 
@@ -63,8 +62,7 @@ class PlanEstimate(EstimateAnswer):
     def _document(self) -> tuple[list[str], list[TextTable]]:
         lines, tables = headlines(self.estimate), screen_tables(self.estimate, self.notes)
         if self.size is not None:
-            lines.insert(0, size_line(self.estimate.experiment_name, self.size))
-            tables = [*([size_table(self.size)] if len(self.size.frontier) > 1 else []), *tables]
+            lines.insert(0, size_line(self.estimate, self.size))
         return lines, tables
 
 

@@ -17,15 +17,13 @@ from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
 from rubberband.planner.sampling import steady, varies
-from rubberband.planner.sizing import Size, SizeAt, largest
+from rubberband.planner.sizing import Size, largest
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import MAX_ASHA_TRIALS, MAX_TRIALS, Asha, Hyperband, Sha
 from rubberband.values.plan import Policy, SizeKey
 
 MOST_ITERATIONS = 1_000_000_000
 """Largest `max_t`."""
-SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Shares and multiples of the limits in the frontier."""
 _SURE = 0.9
 _ROOM = {0.5: 3.0, 0.0: 30.0}
 """Confidence -> how far beyond the limits the mean of a plan that keeps them may be, at most."""
@@ -49,13 +47,11 @@ def size_key(experiment: Experiment) -> SizeKey:
     )
 
 
-def size(
-    experiment: Experiment, cases: Sequence[Case], policy: Policy, *, frontier: bool = False
-) -> tuple[Size, Experiment]:
+def size(experiment: Experiment, cases: Sequence[Case], policy: Policy) -> tuple[Size, Experiment]:
     """Return the size of a search within its limits, and the experiment with it; the smallest if none fits.
 
-    `frontier` adds the sizes within other limits. Raises InputError without limits, for limits that allow more than a
-    search may have, for stages that are written out, and for more `points_to_evaluate` than trials.
+    Raises InputError without limits, for limits that allow more than a search may have, for stages that are written
+    out, and for more `points_to_evaluate` than trials.
     """
     key, limits = size_key(experiment), cases[0].constraints
     if limits.deadline_s is None and limits.max_cost_usd is None:
@@ -67,13 +63,7 @@ def size(
     sized = experiment.sized(key, sizer.smallest if number is None else number)
     if number is not None:
         sized.search.check()
-    at = SizeAt(deadline_s=limits.deadline_s, max_cost_usd=limits.max_cost_usd, number=number)
-    trials = sized.search.num_trials
-    found = Size(key=key, number=number, smallest=sizer.smallest, num_trials=trials, at=at)
-    if frontier:
-        cells, on_average = _frontier(sizer, at)
-        found = replace(found, frontier=cells, on_average=on_average)
-    return found, sized
+    return Size(key=key, number=number, smallest=sizer.smallest, num_trials=sized.search.num_trials), sized
 
 
 def refused(found: Size, error: InfeasibleError) -> InfeasibleError:
@@ -86,33 +76,6 @@ def refused(found: Size, error: InfeasibleError) -> InfeasibleError:
         shortest_jct_s=error.shortest_jct_s,
         cheapest_usd=error.cheapest_usd,
     )
-
-
-def _frontier(sizer: Sizer, at: SizeAt) -> tuple[tuple[SizeAt, ...], bool]:
-    """Return the sizes within shares and multiples of the limits, and whether they are those of mean times."""
-    if sizer.is_simulated:  # a table of such sizes would take minutes
-        return (at,), False
-    share_s = share_usd = 1.0
-    quick = sizer.on_average()
-    if quick is not sizer:
-        job = sizer.job(at.number or sizer.smallest, *((at.deadline_s, at.max_cost_usd) if at.number else (None, None)))
-        share_s, share_usd = (1.0, 1.0) if job is None else _mean_shares(job, sizer.confidence)
-    cells = []
-    for deadline_s in _steps(at.deadline_s):
-        for max_cost_usd in _steps(at.max_cost_usd):
-            if (deadline_s, max_cost_usd) == (at.deadline_s, at.max_cost_usd):
-                cells.append(at)
-                continue
-            try:
-                number = quick.largest(_times(deadline_s, share_s), _times(max_cost_usd, share_usd))
-            except InputError:  # more than a search may have
-                number = sizer.most
-            cells.append(SizeAt(deadline_s=deadline_s, max_cost_usd=max_cost_usd, number=number))
-    return tuple(cells), quick is not sizer
-
-
-def _steps(limit: float | None) -> list[float | None]:
-    return [None] if limit is None else [share * limit for share in SHARES]
 
 
 def _times(limit: float | None, share: float) -> float | None:

@@ -136,7 +136,7 @@ def answer(
             raise InputError(
                 "--plan: a plan file is for one size, and this search is sized to the limits; leave it out"
             )
-        sized, experiment = sizing.size(experiment, found, policy, frontier=size)
+        sized, experiment = sizing.size(experiment, found, policy)
     best = _estimated(experiment, found, policy, plan, clock=clock, frontier=frontier, seed=seed)
     if best.job is None:
         best = with_remedies(best, experiment, cases_of, clock=clock, most_usd=most_usd)

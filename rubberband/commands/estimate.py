@@ -57,7 +57,7 @@ SizeOption = Annotated[
     typer.Option(
         "--size",
         help="Size the search to the limits: the most configurations (or the largest max_t) that the deadline and the "
-        "budget allow, and how many other limits would allow.",
+        "budget allow.",
     ),
 ]
 HtmlOption = Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")]
@@ -187,16 +187,16 @@ def _show(asked: _Options) -> None:
         seed=asked.seed,
         size=asked.size,
     )
-    lines, listed, num_tables = _document(found)
+    lines, listed = _document(found)
     if asked.html is not None:
         from rubberband.views.estimate_html import render_estimate
 
-        write_page(asked.html, render_estimate(found.estimate, lines, listed, found.size))
+        write_page(asked.html, render_estimate(found.estimate, lines, listed))
     if asked.output is TableFormat.json:
         print_json(found.to_json())
     else:
         closing = _next(asked, found.estimate, found.size, experiment.resources.provider)
-        _print(asked, found, lines, listed, num_tables, (*terms.notes, *found.blocks), closing)
+        _print(asked, found, lines, listed, (*terms.notes, *found.blocks), closing)
     if not found.estimate.feasible:
         raise _infeasible(found.estimate)
 
@@ -206,17 +206,16 @@ def _print(
     found: EstimateAnswer,
     lines: Sequence[str],
     listed: Sequence[TextTable],
-    num_tables: int,
     notes: Sequence[str],
     closing: Sequence[str],
 ) -> None:
-    """Print the estimate: on one screen, or with all tables. The last `num_tables` are those of every estimate."""
+    """Print the estimate: on one screen, or with all tables."""
     from rubberband.views.estimate_tables import screen_tables
     from rubberband.views.report_text import WIDTH, more, print_document
 
     shown = listed
     if not asked.verbose:
-        shown = [*listed[: len(listed) - num_tables], *screen_tables(found.estimate, found.notes)]
+        shown = screen_tables(found.estimate, found.notes)
         remarks = [line for note in notes for line in textwrap.wrap(note, WIDTH)]
         closing = [*remarks, *closing, *more(listed, shown)]
     print_document(lines, shown, ("bold", "", "bold green"), closing)
@@ -254,17 +253,14 @@ def _infeasible(answer: Estimate) -> Exception:
     return InfeasibleError(reason, shortest_jct_s=answer.prediction.jct_s, cheapest_usd=answer.prediction.cost_usd)
 
 
-def _document(found: EstimateAnswer) -> tuple[list[str], list[TextTable], int]:
-    """Return the headlines, all tables, and the number of those at the end that every estimate has."""
-    from rubberband.views.estimate_tables import headlines, tables
-    from rubberband.views.size import size_line, size_table
+def _document(found: EstimateAnswer) -> tuple[list[str], list[TextTable]]:
+    """Return the headlines and all tables."""
+    from rubberband.views.estimate_tables import headlines, size_line, tables
 
-    lines, own = headlines(found.estimate), tables(found.estimate, found.assumptions, list(found.notes), found.bill)
-    first = []
+    lines = headlines(found.estimate)
     if found.size is not None:
-        lines.insert(0, size_line(found.estimate.experiment_name, found.size))
-        first = [size_table(found.size)] if len(found.size.frontier) > 1 else []
-    return lines, [*first, *own], len(own)
+        lines.insert(0, size_line(found.estimate, found.size))
+    return lines, tables(found.estimate, found.assumptions, list(found.notes), found.bill)
 
 
 def plan_from_json(data: object) -> Plan:

@@ -13,7 +13,6 @@ import numpy as np
 from rubberband.planner.brackets import Lane, sample_lanes
 from rubberband.planner.estimate import Estimate, Point
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
-from rubberband.planner.sizing import Size
 from rubberband.planner.table import Floats
 from rubberband.units import counted, duration, format_duration, format_usd
 from rubberband.values.profile import Profile
@@ -31,7 +30,6 @@ from rubberband.views.charts import (
 )
 from rubberband.views.estimate_tables import fixed_cluster, percent
 from rubberband.views.report_html import STRIP, STRIP_END, card, chart_section, page, page_header, table_section
-from rubberband.views.size import CHART_NOTE, size_figure
 from rubberband.views.tables import TextTable
 from rubberband.views.words import difference, printable
 
@@ -94,14 +92,9 @@ _TIMES = "Time that the plan takes, over all samples."
 _COSTS = "Cost of the plan, over all samples."
 
 
-def render_estimate(
-    answer: Estimate, lines: Sequence[str], tables: Sequence[TextTable], size: Size | None = None
-) -> str:
+def render_estimate(answer: Estimate, lines: Sequence[str], tables: Sequence[TextTable]) -> str:
     """Return the page, from the headlines and tables that a terminal shows."""
     drawn = dict(figures(answer))
-    sizes = None if size is None else size_figure(size)
-    if sizes is not None:
-        drawn["sizes"] = sizes
     stages = [table for table in tables if "Stages" in table.title]
     rest = [table for table in tables if "Stages" not in table.title]
     climbs = answer.brackets[0][0].ladder is not None
@@ -112,7 +105,6 @@ def render_estimate(
             chart_section("allocation", "Instances over time", instances, drawn),
             *(table_section(table) for table in stages),
             STRIP,
-            chart_section("sizes", "Size of the search", CHART_NOTE, drawn),
             chart_section("frontier", "Cost against deadline", costs, drawn),
             chart_section("throughput", "Throughput by workers", THROUGHPUT_NOTE, drawn),
             chart_section("times", "Distribution of the time", _TIMES, drawn),

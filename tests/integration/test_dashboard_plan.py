@@ -285,7 +285,6 @@ def test_a_search_is_sized_to_the_limits_and_follows_them(browser: Any, address:
         page.get_by_role("button", name="Size the search to these limits").click()
         expect(page.locator("#headline")).to_contain_text("31 configurations fit")
         expect(page.locator("#more")).to_have_text("Set here: as many configurations as the limits allow.")
-        page.locator("#sizes .scatterlayer").wait_for(state="attached")
         expect(page.locator("#frontier")).to_be_hidden()
         assert visit.overflow_px() <= 0
         visit.shot("plan-sized")
@@ -294,4 +293,3 @@ def test_a_search_is_sized_to_the_limits_and_follows_them(browser: Any, address:
         page.get_by_role("button", name="As in the file").click()
         expect(page.locator("#headline")).to_contain_text("1m9s and 0.6467 USD")
         expect(page.locator("#frontier")).to_be_visible()
-        expect(page.locator("#sizes")).to_be_hidden()

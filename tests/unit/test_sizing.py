@@ -14,7 +14,7 @@ from rubberband.api.plans.process import planned, question_of
 from rubberband.api.store.sql import open_store
 from rubberband.app.cases import cases
 from rubberband.app.run import plan_job, run_experiment
-from rubberband.app.sizing import SHARES, size
+from rubberband.app.sizing import size
 from rubberband.app.terms import EstimateAnswer, Terms, answer
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.follower import JournalFollower
@@ -24,8 +24,7 @@ from rubberband.spec.search import Sha
 from rubberband.states import ExperimentState
 from rubberband.values.profile import Profile
 from rubberband.values.submission import Submission
-from rubberband.views.estimate_html import render_estimate
-from rubberband.views.size import size_figure, size_line, size_table
+from rubberband.views.estimate_tables import size_line
 
 PROFILE = Profile(seconds_per_iteration={1: 10.0, 2: 6.0}, trial_startup_s=1.0)
 SPACE = {"x": {"type": "uniform", "lower": 0, "upper": 1}}
@@ -159,33 +158,22 @@ def test_limits_that_size_nothing_are_refused() -> None:
         estimated(Experiment(**free))
 
 
-def test_the_frontier_grows_with_the_limits_and_holds_the_size_itself() -> None:
-    found = estimated(experiment({"type": "sha", "num_samples": 5, "max_t": 13}), size=True)
+@pytest.mark.parametrize(
+    ("limits", "within"),
+    [
+        ({"deadline": "10m"}, "10m"),
+        ({"max_cost": 2}, "2.00 USD"),
+        ({"deadline": "10m", "max_cost": 2}, "10m and 2.00 USD"),
+    ],
+)
+def test_a_line_says_the_size(limits: dict[str, Any], within: str) -> None:
+    found = estimated(experiment({"type": "sha", "num_samples": 5, "max_t": 13}, limits), size=True)
     assert found.size is not None
-    cells = {(cell.deadline_s, cell.max_cost_usd): cell.number or 0 for cell in found.size.frontier}
-    assert list(cells) == [(600.0 * time, 2.0 * money) for time in SHARES for money in SHARES]
-    assert cells[600.0, 2.0] == found.size.number
-    for (deadline_s, cost_usd), number in cells.items():
-        assert number <= cells.get((2 * deadline_s, cost_usd), number)
-        assert number <= cells.get((deadline_s, 2 * cost_usd), number)
-    assert found.estimate.brackets[0][0].trials == found.size.number
-    data = found.to_json()["size"]
-    assert (data["key"], data["number"], len(data["frontier"])) == ("num_samples", found.size.number, 25)
-
-
-@pytest.mark.parametrize("limits", [{"deadline": "10m"}, {"max_cost": 2}, {"deadline": "10m", "max_cost": 2}])
-def test_a_table_a_line_and_a_chart_say_the_size(limits: dict[str, Any]) -> None:
-    found = estimated(experiment(limits=limits), size=True)
-    assert found.size is not None
-    assert f"{found.size.number} configurations fit" in size_line("sized", found.size)
-    table = size_table(found.size)
-    assert f"✓ {found.size.number}" in [cell for row in table.rows for cell in row]
-    assert len(table.rows) == (5 if "deadline" in limits else 1)
-    assert len(table.header) == (6 if "max_cost" in limits else 2)
-    figure = size_figure(found.size)
-    assert figure is not None
-    assert len(figure["data"]) == (6 if len(limits) == 2 else 2)
-    assert "Size of the search" in render_estimate(found.estimate, ["x"], [table], found.size)
+    number = found.size.number
+    told = f"sized: {number} configurations fit {within} (num_samples: {number}); no more do"
+    assert size_line(found.estimate, found.size) == told
+    assert found.estimate.brackets[0][0].trials == number
+    assert found.to_json()["size"] == {"key": "num_samples", "number": number, "trials": number}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +218,7 @@ def test_the_service_plans_an_auto_size_and_a_size_that_is_asked_for() -> None:
         question_of({**asked, "body": json.dumps(document), **more}, Path("/nowhere"), live=False)
     )
     status, body = of(words())
-    assert (status, json.loads(body)["size"]["frontier"]) == (200, [])
+    assert status == 200
     number = json.loads(body)["size"]["number"]
     assert json.loads(body)["plan"]["stages"][0]["trials"] == number
     status, body = of(words({**AUTO, "num_samples": 2}), size=True)

@@ -1,10 +1,9 @@
 // The preview of a plan: the file, its limits, and the plan that follows them while the slider moves.
 import { byId, show, show_wrong } from "./dom.js";
 import { Editor } from "./plan_editor.js";
-import { reach, size_figure, sure_s } from "./plan_figures.js";
+import { reach, sure_s } from "./plan_figures.js";
 import { Frontier } from "./plan_frontier.js";
-import { draw } from "./charts.js";
-import { frontier, preview, sizes } from "./plan_ask.js";
+import { frontier, preview } from "./plan_ask.js";
 import { Live } from "./plan_live.js";
 import { over_the_file, refusal } from "./plan_remedies.js";
 import { show_all, show_none, show_plan } from "./plan_result.js";
@@ -23,7 +22,6 @@ let limits = { deadline_s: null, max_cost_usd: null };
 let range_s = null;
 let curve = null;
 let curveAsked = null;
-let sizesAsked = null;
 let editing = 0;
 
 const question = () => ({ text: editor.text, policy: byId("policy").value, ...set });
@@ -69,19 +67,15 @@ function told(answer, asked) {
   else show_none(estimate, answer.body, curve, fix);
   chart.move(limits, answer.ok ? { jct_s: sure_s(estimate), cost_usd: estimate.prediction.cost_usd.mean } : null);
   if (now) {
-    if (has_sizes(estimate)) fetchSizes(asked);
-    else if (!estimate?.size) fetchCurve(asked);
+    // Of a search that is sized to its limits there is no curve of cost: its size moves with the deadline.
+    if (!estimate?.size) fetchCurve(asked);
     submitter.look(asked, answer.ok ? "" : refusal(answer.body).why);
   }
 }
 
-// Whether sizes within other limits are drawn: with asha they would take minutes.
-const has_sizes = (estimate) => Boolean(estimate?.size) && !estimate.scheduler;
-
 function feasible(estimate) {
   show_all();
   show(byId("frontier").closest("section"), !estimate.size);
-  show(byId("sizes").closest("section"), has_sizes(estimate));
   show_plan(estimate);
 }
 
@@ -181,18 +175,6 @@ async function fetchCurve(asked) {
   // First of all the chart's place is shown: what is drawn into a hidden one is not as wide as that.
   if (!shown.answer && live.known.has(JSON.stringify(question()))) live.want(question());
   await chart.show(curve, limits, plan);
-}
-
-// Of a search that is sized to its limits there is no curve of cost: its size moves with the deadline.
-async function fetchSizes(asked) {
-  const key = JSON.stringify(asked);
-  if (sizesAsked?.key === key) return;
-  sizesAsked?.stop.abort();
-  const stop = new AbortController();
-  sizesAsked = { key, stop };
-  const answer = await sizes(asked, stop.signal);
-  if (stop.signal.aborted || sizesAsked.key !== key) return;
-  if (answer.ok) await draw(byId("sizes"), size_figure(answer.body.size, answer.body.constraints));
 }
 
 function replan() {

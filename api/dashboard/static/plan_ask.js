@@ -21,11 +21,6 @@ export function frontier(question, signal) {
   return ask("/v1/plans", question, [["policy", question.policy], ["frontier", "true"], ...named(free)], { signal });
 }
 
-// The search sized to the limits, and how large it could be within others.
-export function sizes(question, signal) {
-  return ask("/v1/plans", question, [["policy", question.policy], ["size", "true"], ...named(sets_of(question))], { signal });
-}
-
 export function preflight(question, signal) {
   return ask("/plan/check", question, named(sets_of(question)), { signal });
 }

@@ -85,35 +85,6 @@ export function frontier_figure(curve, limits, point) {
   return { data, layout, from_s, far_s, top_usd, budget_usd: limits.max_cost_usd };
 }
 
-// How large the search may be by each deadline (or within each budget): a line for each budget, a ring for this search.
-export function size_figure({ key, number, frontier }, limits) {
-  const by_time = limits.deadline_s !== null;
-  const at = (cell) => (by_time ? cell.deadline_s : cell.max_cost_usd);
-  const [unit, unit_s] = by_time ? time_unit(Math.max(...frontier.map(at))) : ["USD", 1];
-  const what = (cell) => (key === "num_samples" ? counted(cell.number, "configuration") : `max_t: ${cell.number}`);
-  const words = (cell) => [what(cell), cell.deadline_s && duration(cell.deadline_s), cell.max_cost_usd && `${usd(cell.max_cost_usd)} USD`];
-  const trace = (name, cells, more) => ({
-    type: "scatter", mode: "lines", name, hoverinfo: "text", x: cells.map((cell) => at(cell) / unit_s),
-    y: cells.map((cell) => cell.number), text: cells.map((cell) => words(cell).filter(Boolean).join("<br>")), ...more,
-  });
-  const budgets = by_time ? [...new Set(frontier.map((cell) => cell.max_cost_usd))] : [null];
-  const data = budgets.map((budget, index) => trace(
-    !by_time ? "sizes" : budget === null ? "no budget" : `within ${usd(budget)} USD`,
-    frontier.filter((cell) => cell.number !== null && (!by_time || cell.max_cost_usd === budget)),
-    { line: { color: STAGES[index % STAGES.length], width: 2.5 } },
-  ));
-  const here = { deadline_s: limits.deadline_s, max_cost_usd: limits.max_cost_usd, number };
-  const ring = { size: 16, symbol: "circle-open", color: STAR, line: { width: 3 } };
-  if (number !== null) data.push(trace("this search", [here], { mode: "markers", marker: ring }));
-  const layout = {
-    height: 320, showlegend: true,
-    xaxis: { title: { text: `${by_time ? "deadline" : "budget"} (${unit})` }, type: "log", fixedrange: true },
-    yaxis: { title: { text: key === "num_samples" ? "configurations" : "max_t" }, type: "log", fixedrange: true },
-    ...LEGEND,
-  };
-  return { data, layout };
-}
-
 // Instances over time; the brackets of hyperband run in lanes beside each other.
 export function allocation_figure(estimate) {
   const lanes = lanes_of(estimate);
