@@ -18,7 +18,7 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner.asha_draws import Draw, drawn
 from rubberband.planner.asha_runs import simulate
 from rubberband.planner.model import check_plan
-from rubberband.planner.problem import Problem
+from rubberband.planner.problem import Infeasible, Problem
 from rubberband.planner.solver import unbeaten
 from rubberband.planner.table import Floats, distinct, gangs_of
 from rubberband.planner.wording import unreachable
@@ -205,16 +205,11 @@ def simulations_of(problem: Problem, effort: Effort = THOROUGH) -> Simulations:
     return Simulations(problem.stages[0], problem.profile, problem.offer, problem.seed, effort)
 
 
-def plan(problem: Problem, effort: Effort = THOROUGH) -> Planned:
-    """Return the plan of least mean cost (or mean JCT) that keeps the limits with the confidence.
-
-    Raises InfeasibleError if none is found, and InputError if none can exist.
-    """
-    search = _Search(problem, effort)
+def solve(problem: Problem) -> Planned | Infeasible:
+    """Return the plan of least mean cost (or mean JCT) that keeps the limits with the confidence."""
+    search = _Search(problem, QUICK if problem.quick else THOROUGH)
     chosen = search.best()
-    if chosen is None:
-        raise search.infeasible()
-    return planned(problem, Plan(stages=(chosen,)), search.runs)
+    return Infeasible(search.infeasible) if chosen is None else planned(problem, Plan(stages=(chosen,)), search.runs)
 
 
 def frontier(problem: Problem) -> list[tuple[float, float]]:

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rubberband.planner.asha import Simulations
-from rubberband.planner.brackets import JobPlan, Lane
 from rubberband.planner.estimate import Case, Estimate
 from rubberband.planner.model import predict
+from rubberband.planner.problem import JobPlan, Lane
 from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.solver import Box
 from rubberband.planner.table import Floats

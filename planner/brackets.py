@@ -10,17 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner import risk, search
+from rubberband.planner import search
 from rubberband.planner.asha import Simulations
 from rubberband.planner.labels import TIME_TOLERANCE_S
-from rubberband.planner.problem import Problem
+from rubberband.planner.problem import Infeasible, JobPlan, Lane, Problem
 from rubberband.planner.reach import Group, Reach, Solved, partitions, widest
-from rubberband.planner.reserve import Reserve
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws, Samples, distribution, steady
 from rubberband.planner.search import keeps
@@ -28,7 +27,7 @@ from rubberband.planner.solver import Objective
 from rubberband.planner.table import build_table, holding_is_free
 from rubberband.planner.wording import too_dear, too_late
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Odds, Plan, Planned, PlanningConstraints, Policy, Prediction, Stage
+from rubberband.values.plan import Planned, PlanningConstraints, Prediction, Stage
 from rubberband.values.profile import Profile
 
 _EXACT_BRACKETS = 5
@@ -49,95 +48,22 @@ _SLOWED = (1.0, 1.15, 1.35, 1.6, 2.0)
 """Factors on the mean times; with varying times, a division is chosen on fixed times that are slower by one of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """Brackets that run one after another."""
+def divided(problem: Problem) -> JobPlan | Infeasible:
+    """Return the best plan of a job of several brackets, each lane of which the policy plans.
 
-    brackets: Group
-    stages: tuple[Stage, ...]
-    """Stages of all its brackets, in order."""
-    max_instances: int
-    """Its share of the job's instances."""
-    planned: Planned
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlan:
-    """A plan of a whole job: one lane if it has one bracket."""
-
-    lanes: tuple[Lane, ...]
-    prediction: Prediction
-    """Prediction of the whole; its stages are those of the lanes, one lane after another."""
-    odds: Odds | None
-    head_usd: float = 0.0
-    """Cost of the head node where several lanes share it; else the stages include it."""
-    reserve_usd: float = 0.0
-    """Money that a run keeps back beside the cost."""
-
-    @property
-    def plan(self) -> Plan:
-        """The stages of all lanes, one lane after another."""
-        return Plan(stages=tuple(choice for lane in self.lanes for choice in lane.planned.plan.stages))
-
-
-def plan_job(
-    brackets: Sequence[Sequence[Stage]],
-    profile: Profile,
-    offer: Offer,
-    constraints: PlanningConstraints,
-    policy: Policy = "optimal",
-    objective: Objective = "min_cost",
-    *,
-    seed: int = 0,
-    reserve: Reserve | None = None,
-) -> JobPlan:
-    """Return the best plan of a job of one bracket or more; errors as for `search.plan`.
-
-    One bracket is planned by `search.plan`. With several, the policy plans each lane; `objective` min_time is
-    approached to 2 % (5 % where times vary) by trying deadlines. Where times vary, the lanes are chosen on fixed times.
-    These are slowed down until every lane has a plan that keeps the deadline with its confidence.
+    `objective` min_time is approached to 2 % (5 % where times vary) by trying deadlines. Where times vary, the lanes
+    are chosen on fixed times. These are slowed down until every lane has a plan that keeps the deadline with its
+    confidence.
     """
-    problem = Problem(
-        stages=brackets[0],
-        profile=profile,
-        offer=offer,
-        constraints=constraints,
-        policy=policy,
-        objective=objective,
-        seed=seed,
-        reserve=reserve,
-    )
-    if len(brackets) == 1:
-        return single(brackets[0], search.best(problem), offer)
-    division = _Division(brackets, problem)
-    found = division.best()
-    if found is None:
-        raise division.infeasible()
-    return found
-
-
-def plan_job_or_none(brackets: Sequence[Sequence[Stage]], problem: Problem) -> JobPlan | None:
-    """Return the plan of `plan_job`, or None without the reason: for searches that try many.
-
-    The stages of `problem` are not used.
-    """
-    if len(brackets) == 1:
-        planned = search.best_or_none(replace(problem, stages=brackets[0]))
-        return None if planned is None else single(brackets[0], planned, problem.offer)
-    return _Division(brackets, problem).best()
-
-
-def single(stages: Sequence[Stage], planned: Planned, offer: Offer) -> JobPlan:
-    """Return the plan of a job of one bracket."""
-    lane = Lane(brackets=(0,), stages=tuple(stages), max_instances=offer.max_instances, planned=planned)
-    return JobPlan(lanes=(lane,), prediction=planned.prediction, odds=planned.odds, reserve_usd=planned.reserve_usd)
+    division = _Division(problem)
+    return division.best() or Infeasible(division.infeasible)
 
 
 class _Division:
     """Divides brackets into lanes, and instances among them."""
 
-    def __init__(self, brackets: Sequence[Sequence[Stage]], problem: Problem) -> None:
-        self.brackets, self.problem = brackets, problem
+    def __init__(self, problem: Problem) -> None:
+        self.brackets, self.problem = problem.brackets, problem
         self.profile, self.offer, self.constraints = problem.profile, problem.offer, problem.constraints
         self.slowed = 1.0
         """Factor by which the fixed times that lanes are chosen on are slower than the mean."""
@@ -157,7 +83,7 @@ class _Division:
         while job is not None and job.reserve_usd and not self._kept(job):
             width = search.narrower(lane.planned.plan for lane in job.lanes)  # its plans have a smaller reserve
             offer = replace(self.offer, max_instances=width)
-            job = _Division(self.brackets, replace(self.problem, offer=offer)).in_time(deadline_s) if width else None
+            job = _Division(replace(self.problem, offer=offer)).in_time(deadline_s) if width else None
         if job is None or not self._kept(job):
             return None
         return self.fastest(job) if is_enough else job
@@ -367,13 +293,11 @@ class _Division:
     def _noisy(self, lane: Lane, deadline_s: float | None, objective: Objective = "min_cost") -> Planned | None:
         offer = replace(self.offer, max_instances=lane.max_instances, head_price_usd_per_hour=0.0)
         limits, seed = self._limits(deadline_s, lane.max_instances), self.problem.seed + lane.brackets[0]
-        problem = replace(
-            self.problem, stages=lane.stages, offer=offer, constraints=limits, objective=objective, seed=seed
+        chain = replace(
+            self.problem, brackets=(lane.stages,), offer=offer, constraints=limits, objective=objective, seed=seed
         )
-        try:
-            return search.best(problem) if problem.policy == "greedy" else risk.plan(problem, self._drawn(lane))
-        except InfeasibleError:
-            return None
+        found = search.solve_chain(chain, self._drawn(lane))
+        return None if isinstance(found, Infeasible) else found
 
     def _drawn(self, lane: Lane) -> Draws:
         """Return the samples of a lane, the same for any number of instances."""
@@ -479,9 +403,8 @@ class _Division:
         offer, profile = _certain(replace(self.offer, max_instances=quota), self.profile, self.slowed)
         terms = replace(self.problem, profile=profile, offer=offer, objective="min_cost", seed=0)
         limits = self._limits(deadline_s, quota)
-        known.append(
-            Solved(quota, limit_s, search.best_or_none(replace(terms, stages=self._stages(group), constraints=limits)))
-        )
+        found = search.solve_chain(replace(terms, brackets=(self._stages(group),), constraints=limits))
+        known.append(Solved(quota, limit_s, None if isinstance(found, Infeasible) else found))
         return known[-1].planned
 
     def _limits(self, deadline_s: float | None, quota: int) -> PlanningConstraints:

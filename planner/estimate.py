@@ -10,12 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from rubberband.errors import InfeasibleError
-from rubberband.planner import asha, risk, search
-from rubberband.planner.brackets import JobPlan, Lane, plan_job, plan_job_or_none, single
-from rubberband.planner.problem import Problem
+from rubberband.planner import risk, search
+from rubberband.planner.planning import Point, frontier, plan
+from rubberband.planner.problem import Infeasible, JobPlan, Lane, Problem
 from rubberband.planner.reserve import Reserve
-from rubberband.planner.sampling import steady
 from rubberband.planner.search import keeps
 from rubberband.planner.solver import Objective, unbeaten
 from rubberband.values.offer import Offer
@@ -39,11 +37,6 @@ BASELINES: tuple[Policy, ...] = ("static", "naive_elastic", "greedy")
 _OTHERS: tuple[Policy, ...] = ("optimal", *BASELINES)
 _MOST_BESIDE = 2000
 """Most trials for which asha is shown beside sha."""
-_FRONTIER_POINTS = 5
-_FRONTIER_STEP = 0.75
-"""For a job with several brackets: this number of deadlines, each this share of the one before."""
-Point = tuple[float, float]
-"""JCT in seconds, and cost in US dollars."""
 Json = dict[str, Any]
 SCHEMA = "rubberband.estimate/1"
 Batch = Literal["fixed", "goodput"]
@@ -61,6 +54,25 @@ class Case:
     """Terms of the money that a run keeps back of max_cost."""
     fixed: Profile | None = None
     """Profile with a fixed batch; set where the trials of `profile` adapt theirs."""
+
+    def problem(
+        self,
+        brackets: Sequence[Sequence[Stage]],
+        policy: Policy = "optimal",
+        objective: Objective = "min_cost",
+        seed: int = 0,
+    ) -> Problem:
+        """Return the problem of a job on it."""
+        return Problem(
+            brackets=brackets,
+            profile=self.profile,
+            offer=self.offer,
+            constraints=self.constraints,
+            policy=policy,
+            objective=objective,
+            seed=seed,
+            reserve=self.reserve,
+        )
 
     @property
     def least_reserve_usd(self) -> float:
@@ -255,19 +267,21 @@ def estimate(
     Raises InputError if no plan can exist for any constraints.
     """
     began_s = clock()
-    answers = [_answer(brackets, case, policy, objective, seed) for case in cases]
+    problems = [case.problem(brackets, policy, objective, seed) for case in cases]
+    answers = [plan(problem) for problem in problems]
     planning_s = clock() - began_s
-    chosen = min(range(len(cases)), key=lambda at: _merit(answers[at], cases[at], objective))
-    case, (job, error) = cases[chosen], answers[chosen]
+    chosen = min(range(len(cases)), key=lambda at: rank(answers[at], cases[at], objective))
+    case, problem, found = cases[chosen], problems[chosen], answers[chosen]
+    job, error = (None, found.error) if isinstance(found, Infeasible) else (found, None)
     options = [
         _option(policy, other, answer)
         for at, (other, answer) in enumerate(zip(cases, answers, strict=True))
         if at != chosen
     ]
     if compare and (job is not None or policy != "optimal"):
-        options += _compared(brackets, case, policy, objective, seed)
-        options += _under(beside, case, objective, seed)
-    elastic, static = _frontiers(brackets, case, seed) if with_frontier else (_own_point(job), [])
+        options += _compared(problem, case, policy)
+        options += _under(beside, problem, case)
+    elastic, static = _frontiers(problem) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
         policy=policy,
@@ -287,18 +301,9 @@ def estimate(
     )
 
 
-def best_job(
-    brackets: Sequence[Sequence[Stage]], cases: Sequence[Case], policy: Policy, objective: Objective, *, seed: int = 0
-) -> tuple[Case, JobPlan] | None:
-    """Return the plan of `estimate` with its case, or None without the reason: for searches that try many."""
-    found = [(case, plan_job_or_none(brackets, _problem(brackets[0], case, seed, policy, objective))) for case in cases]
-    kept = [(case, job) for case, job in found if job is not None and keeps(job, case.constraints)]
-    return min(kept, key=lambda pair: _merit((pair[1], None), pair[0], objective), default=None)
-
-
 def estimate_plan(
     stages: Sequence[Stage],
-    plan: Plan,
+    chosen: Plan,
     case: Case,
     experiment_name: str = "",
     *,
@@ -310,9 +315,10 @@ def estimate_plan(
 
     Raises InputError if the plan does not fit the job or the offer (`predict`).
     """
-    planned = risk.planned(_problem(stages, case, seed), plan)
-    job = single(stages, planned, case.offer)
-    elastic, static = _frontiers([stages], case, seed) if with_frontier else (_own_point(job), [])
+    problem = case.problem([stages], seed=seed)
+    planned = risk.planned(problem, chosen)
+    job = JobPlan.of_chain(problem, planned)
+    elastic, static = _frontiers(problem) if with_frontier else (_own_point(job), [])
     return Estimate(
         experiment_name=experiment_name,
         policy=USER_PLAN,
@@ -321,7 +327,7 @@ def estimate_plan(
         feasible=keeps(planned, case.constraints),
         job=job,
         nearest=None,
-        options=tuple(_compared_plan(stages, plan, case, seed) if compare else ()),
+        options=tuple(_compared_plan(problem, chosen, case) if compare else ()),
         frontier=tuple(elastic),
         static_frontier=tuple(static),
         planning_s=0.0,
@@ -329,128 +335,60 @@ def estimate_plan(
     )
 
 
-def _problem(
-    stages: Sequence[Stage], case: Case, seed: int, policy: Policy = "optimal", objective: Objective = "min_cost"
-) -> Problem:
-    return Problem(
-        stages=stages,
-        profile=case.profile,
-        offer=case.offer,
-        constraints=case.constraints,
-        policy=policy,
-        objective=objective,
-        seed=seed,
-        reserve=case.reserve,
-    )
-
-
-def frontier(
-    brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy = "optimal", *, seed: int = 0
-) -> list[Point]:
-    """Return (jct_s, cost_usd) of plans that no other beats on both, fastest first, without limits.
-
-    Whole for one bracket (`search.frontier`). For several brackets, the plans for a few deadlines with all times
-    fixed; empty on the spot market, whose times are never fixed.
-    """
-    limits = replace(case.constraints, deadline_s=None, max_cost_usd=None)
-    if len(brackets) == 1:
-        return search.frontier(brackets[0], case.profile, case.offer, limits, policy, seed=seed)
-    if case.offer.spot is not None:
-        return []
-    profile, offer = steady(case.profile, case.offer)
-    points: list[Point] = []
-    for deadline_s in _deadlines_s(brackets, Case(offer=offer, profile=profile, constraints=limits), policy):
-        limited = Case(offer=offer, profile=profile, constraints=replace(limits, deadline_s=deadline_s))
-        job, _ = _answer(brackets, limited, policy, "min_cost", seed)
-        if job is None:
-            break
-        points.append((job.prediction.jct_s, job.prediction.cost_usd))
-    return unbeaten(points)
-
-
-def _frontiers(brackets: Sequence[Sequence[Stage]], case: Case, seed: int) -> tuple[list[Point], list[Point]]:
+def _frontiers(problem: Problem) -> tuple[list[Point], list[Point]]:
     """Return the frontier of all plans, and that of clusters of a fixed size (which are plans as well)."""
-    if brackets[0][0].ladder is not None:
-        return frontier(brackets, case, seed=seed), []
-    elastic, static = frontier(brackets, case, seed=seed), frontier(brackets, case, "static", seed=seed)
-    return (elastic if len(brackets) == 1 else unbeaten([*elastic, *static])), static
+    elastic = frontier(replace(problem, policy="optimal"))
+    if problem.is_asynchronous:
+        return elastic, []
+    static = frontier(replace(problem, policy="static"))
+    return (elastic if len(problem.brackets) == 1 else unbeaten([*elastic, *static])), static
 
 
-def _deadlines_s(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy) -> list[float | None]:
-    """Return None and then shorter and shorter deadlines, from the shortest time of all brackets in one chain down.
-
-    They end well above the time of the longest bracket by itself, since finding that there is no plan is slow.
-    """
-
-    def fastest_s(stages: Sequence[Stage]) -> float:
-        planned = search.plan(stages, case.profile, case.offer, case.constraints, policy, "min_time")
-        return planned.prediction.jct_s
-
-    longest_s = fastest_s([stage for stages in brackets for stage in stages])
-    shortest_s = max(fastest_s(stages) for stages in brackets)
-    deadlines_s = [1.01 * longest_s * _FRONTIER_STEP**at for at in range(_FRONTIER_POINTS)]
-    return [None, deadlines_s[0], *(deadline_s for deadline_s in deadlines_s[1:] if deadline_s > 1.7 * shortest_s)]
+Answer = JobPlan | Infeasible
 
 
-Answer = tuple[JobPlan | None, InfeasibleError | None]
-
-
-def _answer(brackets: Sequence[Sequence[Stage]], case: Case, policy: Policy, objective: Objective, seed: int) -> Answer:
-    try:
-        job = (brackets, case.profile, case.offer, case.constraints, policy, objective)
-        return plan_job(*job, seed=seed, reserve=case.reserve), None
-    except InfeasibleError as error:
-        return None, error
-
-
-def _merit(answer: Answer, case: Case, objective: Objective) -> tuple[float, float, float]:
+def rank(answer: Answer, case: Case, objective: Objective) -> tuple[float, float, float]:
     """Return the rank of an instance type, the lowest best: the objective; without a plan, how far it is off limits."""
-    job, error = answer
-    if job is None:
-        assert error is not None, "what has no plan has a reason"
-        late = error.shortest_jct_s / (case.constraints.deadline_s or math.inf)
-        dear = error.cheapest_usd / (case.constraints.max_cost_usd or math.inf)
+    if isinstance(answer, Infeasible):
+        error, limits = answer.error, case.constraints
+        late = error.shortest_jct_s / (limits.deadline_s or math.inf)
+        dear = error.cheapest_usd / (limits.max_cost_usd or math.inf)
         return 1.0 + max(0.0, late - 1.0) + max(0.0, dear - 1.0), error.shortest_jct_s, error.cheapest_usd
-    cost_usd, jct_s = job.prediction.cost_usd, job.prediction.jct_s
+    cost_usd, jct_s = answer.prediction.cost_usd, answer.prediction.jct_s
     return (0.0, cost_usd, jct_s) if objective == "min_cost" else (0.0, jct_s, cost_usd)
 
 
-def _compared(
-    brackets: Sequence[Sequence[Stage]], case: Case, policy: str, objective: Objective, seed: int
-) -> list[Option]:
+def _compared(problem: Problem, case: Case, policy: str) -> list[Option]:
     """Return the other policies on the same instances, and the same on demand only, or with a fixed batch.
 
     All policies hold the same instances through a job that has no SYNC.
     """
-    others = [(other, case) for other in _OTHERS if other != policy and brackets[0][0].ladder is None]
+    others = [(other, case) for other in _OTHERS if other != policy and not problem.is_asynchronous]
     if case.offer.spot is not None:
         others.append(("optimal", replace(case, offer=replace(case.offer, spot=None))))
     if case.fixed is not None and policy in _OTHERS:
-        others.append((policy, _as_fixed(case)))
-    return [_option(other, terms, _answer(brackets, terms, other, objective, seed)) for other, terms in others]
+        others.append((problem.policy, _as_fixed(case)))
+    return [
+        _option(other, terms, plan(replace(problem, policy=other, offer=terms.offer, profile=terms.profile)))
+        for other, terms in others
+    ]
 
 
-def _under(beside: Beside | None, case: Case, objective: Objective, seed: int) -> list[Option]:
+def _under(beside: Beside | None, problem: Problem, case: Case) -> list[Option]:
     """Return the best plan under another scheduler; none where simulating that takes long."""
     if beside is None or (beside.stages[0].ladder is not None and beside.stages[0].trials > _MOST_BESIDE):
         return []
-    problem = _problem(beside.stages, case, seed, objective=objective)
-    answer: Answer
-    try:
-        found = asha.plan(problem, asha.QUICK) if problem.is_asynchronous else search.best(problem)
-        answer = single(beside.stages, found, case.offer), None
-    except InfeasibleError as error:
-        answer = None, error
-    return [replace(_option("optimal", case, answer), scheduler=beside.scheduler)]
+    found = plan(replace(problem, brackets=(beside.stages,), policy="optimal", quick=True))
+    return [replace(_option("optimal", case, found), scheduler=beside.scheduler)]
 
 
-def _compared_plan(stages: Sequence[Stage], plan: Plan, case: Case, seed: int) -> list[Option]:
+def _compared_plan(problem: Problem, chosen: Plan, case: Case) -> list[Option]:
     """Return the plans of the policies, and the same plan with a fixed batch."""
-    options = _compared([stages], case, USER_PLAN, "min_cost", seed)
+    options = _compared(problem, case, USER_PLAN)
     if case.fixed is not None:
-        fixed = _as_fixed(case)
-        planned = risk.planned(_problem(stages, fixed, seed), plan)
-        options.append(_option(USER_PLAN, fixed, (single(stages, planned, case.offer), None)))
+        fixed = replace(problem, profile=case.fixed)
+        job = JobPlan.of_chain(fixed, risk.planned(fixed, chosen))
+        options.append(_option(USER_PLAN, _as_fixed(case), job))
     return options
 
 
@@ -461,14 +399,13 @@ def _as_fixed(case: Case) -> Case:
 
 
 def _option(policy: str, case: Case, answer: Answer) -> Option:
-    job, error = answer
     return Option(
         policy=policy,
         instance_type=case.offer.instance_type,
         spot=case.offer.spot is not None,
         batch=case.batch,
-        job=job,
-        reason=None if error is None else str(error),
+        job=answer if isinstance(answer, JobPlan) else None,
+        reason=str(answer.error) if isinstance(answer, Infeasible) else None,
     )
 
 

@@ -1,18 +1,29 @@
-"""A planning problem: a job on an offer, its limits, and the policy that plans it."""
+"""A planning problem (a job on an offer, its limits, and the policy that plans it), and its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from rubberband.errors import InputError
+from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner.model import predict
 from rubberband.planner.reserve import Reserve
 from rubberband.planner.sampling import Draws, varies
 from rubberband.planner.solver import Box, Objective
 from rubberband.planner.table import gangs_of
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Policy, Speeds, Stage
+from rubberband.values.plan import (
+    Cohort,
+    Odds,
+    Plan,
+    Planned,
+    PlanningConstraints,
+    Policy,
+    Prediction,
+    Speeds,
+    Stage,
+)
 from rubberband.values.profile import Profile
 
 
@@ -20,7 +31,8 @@ from rubberband.values.profile import Profile
 class Problem:
     """A job to plan, or the rest of a running one."""
 
-    stages: Sequence[Stage]
+    brackets: Sequence[Sequence[Stage]]
+    """Chains of stages that may run side by side; one, unless it is Hyperband."""
     profile: Profile
     offer: Offer
     constraints: PlanningConstraints
@@ -34,6 +46,13 @@ class Problem:
     """Seed of the samples, where times vary."""
     reserve: Reserve | None = None
     """Terms of the money that a plan leaves of max_cost beside its cost; None: it leaves none."""
+    quick: bool = False
+    """Whether few simulations (asha) do: for a row beside another plan."""
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """The stages of a job of one bracket."""
+        return self.brackets[0]
 
     @property
     def box(self) -> Box:
@@ -104,3 +123,54 @@ class Problem:
                     f"stage {index} has trials={stage.trials} and iterations={stage.iterations}; "
                     "both must be at least 1"
                 )
+
+
+class Infeasible:
+    """The answer that no plan meets the limits. The reason takes time to find, and is sought when it is looked at."""
+
+    def __init__(self, find: Callable[[], InfeasibleError]) -> None:
+        self._find = find
+
+    @cached_property
+    def error(self) -> InfeasibleError:
+        """The limit out of reach, and the shortest time and the lowest cost of any plan."""
+        return self._find()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """Brackets that run one after another."""
+
+    brackets: tuple[int, ...]
+    """Their numbers."""
+    stages: tuple[Stage, ...]
+    """Stages of all its brackets, in order."""
+    max_instances: int
+    """Its share of the job's instances."""
+    planned: Planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """A plan of a whole job: one lane if it has one bracket."""
+
+    lanes: tuple[Lane, ...]
+    prediction: Prediction
+    """Prediction of the whole; its stages are those of the lanes, one lane after another."""
+    odds: Odds | None
+    head_usd: float = 0.0
+    """Cost of the head node where several lanes share it; else the stages include it."""
+    reserve_usd: float = 0.0
+    """Money that a run keeps back beside the cost."""
+
+    @classmethod
+    def of_chain(cls, problem: Problem, planned: Planned) -> JobPlan:
+        """Return the plan of a job of one bracket."""
+        offer, stages = problem.offer, tuple(problem.stages)
+        lane = Lane(brackets=(0,), stages=stages, max_instances=offer.max_instances, planned=planned)
+        return cls(lanes=(lane,), prediction=planned.prediction, odds=planned.odds, reserve_usd=planned.reserve_usd)
+
+    @property
+    def plan(self) -> Plan:
+        """The stages of all lanes, one lane after another."""
+        return Plan(stages=tuple(choice for lane in self.lanes for choice in lane.planned.plan.stages))

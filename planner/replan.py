@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rubberband.errors import InfeasibleError
 from rubberband.planner import risk
-from rubberband.planner.problem import Problem
+from rubberband.planner.planning import plan
+from rubberband.planner.problem import Infeasible, Problem
 from rubberband.planner.reserve import Reserve
 from rubberband.planner.sampling import Draws
-from rubberband.planner.search import best, meets
+from rubberband.planner.search import meets
 from rubberband.planner.solver import Objective
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import Offer
@@ -127,12 +127,11 @@ class _Rest:
 
     def best(self, limits: PlanningConstraints, objective: Objective) -> Planned | None:
         """Return the best plan within `limits`, with its odds of keeping those left; None if none keeps `limits`."""
-        try:
-            found = best(replace(self.problem, constraints=limits, objective=objective))
-        except InfeasibleError:
+        found = plan(replace(self.problem, constraints=limits, objective=objective))
+        if isinstance(found, Infeasible):
             return None
         same = replace(limits, confidence=self.limits.confidence) == self.limits
-        return found if same else self.evaluate(found.plan)
+        return found.lanes[0].planned if same else self.evaluate(found.plan)
 
     def kept(self, planned: Planned) -> bool:
         """Return whether a plan keeps the limits, with their confidence."""
@@ -174,7 +173,7 @@ def replan(
     Raises InputError if no plan can exist at all.
     """
     problem = Problem(
-        stages=stages[done:],
+        brackets=(stages[done:],),
         profile=profile,
         offer=offer,
         constraints=_left(constraints, spent_s, spent_usd),

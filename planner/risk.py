@@ -20,7 +20,7 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner import asha
 from rubberband.planner.model import check_plan, least_instances, mean_cost_of, predict
 from rubberband.planner.moments import NoisyMoments
-from rubberband.planner.problem import Problem
+from rubberband.planner.problem import Infeasible, Problem
 from rubberband.planner.sampling import Draws, Samples
 from rubberband.planner.solver import OBJECTIVES, Box, Objective, lower_bound, pareto, several, unbeaten
 from rubberband.planner.table import Floats, StageTable, build_table, mean_terms
@@ -231,21 +231,17 @@ def evaluator(problem: Problem) -> Callable[[Plan], tuple[float, float]]:
     return sampled
 
 
-def plan(problem: Problem, draws: Draws | None = None) -> Planned:
+def solve(problem: Problem, draws: Draws | None = None) -> Planned | Infeasible:
     """Return the plan of least mean cost (or mean JCT) with P(JCT <= deadline and cost <= max_cost) >= confidence.
 
     `draws` are the samples of the same job that another search has drawn, if there are any.
-
-    Raises InfeasibleError if none is found, and InputError if none can exist.
     """
     drawn = draws or problem.draws()
     if problem.prefers_spot and (chosen := _Search(problem, drawn, ("spot",)).found()) is not None:
         return planned(problem, chosen, drawn)
     search = _Search(problem, drawn)
     chosen = search.found()
-    if chosen is None:
-        raise search.infeasible()
-    return planned(problem, chosen, drawn)
+    return Infeasible(search.infeasible) if chosen is None else planned(problem, chosen, drawn)
 
 
 def frontier(problem: Problem) -> list[tuple[float, float]]:

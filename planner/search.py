@@ -11,32 +11,26 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.planner import asha, risk
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import MeanCost, least_instances, predict, run_s
-from rubberband.planner.problem import Problem
+from rubberband.planner.problem import Infeasible, JobPlan, Problem
+from rubberband.planner.sampling import Draws
 from rubberband.planner.solver import Box, FoundPlan, Objective, lower_bound, pareto, solve
 from rubberband.planner.table import StageTable, build_table, gangs_of, holding_is_free
 from rubberband.planner.wording import unreachable
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import (
-    Cohort,
     Plan,
     Planned,
     PlanningConstraints,
-    Policy,
     Prediction,
-    Speeds,
     Stage,
     StagePlan,
 )
 from rubberband.values.profile import Profile
-
-if TYPE_CHECKING:
-    from rubberband.planner.brackets import JobPlan
 
 Evaluate = Callable[[Plan], tuple[float, float]]
 """(jct_s, cost_usd) of a plan."""
@@ -205,75 +199,17 @@ def _plan(allocations: _Allocations) -> Plan:
 KEPT_TABLES = 32
 
 
-def plan(
-    stages: Sequence[Stage],
-    profile: Profile,
-    offer: Offer,
-    constraints: PlanningConstraints,
-    policy: Policy = "optimal",
-    objective: Objective = "min_cost",
-    *,
-    held: Sequence[Cohort] = (),
-    seed: int = 0,
-    speeds: Speeds | None = None,
-) -> Planned:
-    """Return the best plan of a job (or of the rest of one, with the instances `held` now) with its prediction.
-
-    * `optimal` is exact where nothing varies: no plan within the constraints has a lower cost (RubberBand §4.3 asks
-      for this and approximates it).
-    * `static` is the paper's baseline: the cheapest number of instances held through all stages, with the best GPUs
-      per trial in each.
-    * `naive_elastic` (§6) is the cheapest plan with the same GPUs per trial in every stage.
-    * `greedy` is the paper's Algorithm 2.
-
-    A plan whose JCT equals the deadline is feasible. Ties on cost go to the shorter JCT, then to fewer instances, then
-    to fewer GPUs; with `min_time`, ties on JCT go to the lower cost.
-
-    Where times vary, cost and time are means (times within 0.1 % of each other tie), and the plan keeps deadline and
-    budget with a probability of `constraints.confidence` (`rubberband.planner.risk`). Equal seeds give equal samples.
-    `speeds` are those of the trials that go on, where the rest of a job is planned.
-
-    Raises InfeasibleError if no plan of the policy meets the constraints, and InputError if none can exist.
-    """
-    return best(
-        Problem(
-            stages=stages,
-            profile=profile,
-            offer=offer,
-            constraints=constraints,
-            policy=policy,
-            objective=objective,
-            held=held,
-            seed=seed,
-            speeds=speeds,
-        )
-    )
-
-
-def best(problem: Problem) -> Planned:
-    """`plan` of a problem."""
+def solve_chain(problem: Problem, draws: Draws | None = None) -> Planned | Infeasible:
+    """Return the best plan of one bracket; `draws` are its samples where times vary, if some are drawn already."""
     problem.check()
     if problem.is_asynchronous:
-        return asha.plan(problem)
+        return asha.solve(problem)
     if problem.policy == "greedy":
         return _greedy(problem)
     if problem.varies:
-        return risk.plan(problem)
+        return risk.solve(problem, draws)
     tables = _tables(problem)
-    found = _leaving(problem, tables)
-    if found is None:
-        raise _infeasible(problem, tables)
-    return found
-
-
-def best_or_none(problem: Problem) -> Planned | None:
-    """Return the plan of `best`, or None without the reason, which takes time to find: for searches that try many."""
-    if problem.policy == "greedy" or problem.varies or problem.is_asynchronous:
-        try:
-            return best(problem)
-        except InfeasibleError:
-            return None
-    return _leaving(problem, _tables(problem))
+    return _leaving(problem, tables) or Infeasible(lambda: _infeasible(problem, tables))
 
 
 def _leaving(problem: Problem, tables: _Tables) -> Planned | None:
@@ -403,7 +339,7 @@ def _certain(problem: Problem, tables: _Tables) -> Planned | None:
     return risk.certainly(problem, chosen, prediction)
 
 
-def _greedy(problem: Problem) -> Planned:
+def _greedy(problem: Problem) -> Planned | Infeasible:
     """Algorithm 2, with every candidate predicted by our model (or, where times vary, by few samples)."""
 
     if problem.held:
@@ -412,39 +348,35 @@ def _greedy(problem: Problem) -> Planned:
     known = evaluate.figures if isinstance(evaluate, MeanCost) else None
     job = (problem.stages, problem.profile, problem.offer, problem.constraints)
     chosen = greedy(*job, evaluate=evaluate, known=known)
-    if chosen is None:
-        nearest = best(replace(problem, policy="static"))  # raises, with the reason
-        raise InfeasibleError(
-            "greedy finds no plan that meets the constraints, though there is one; use policy optimal",
-            shortest_jct_s=nearest.prediction.jct_s,
-            cheapest_usd=nearest.prediction.cost_usd,
-        )
-    return risk.planned(problem, chosen)
+    return Infeasible(lambda: _greedy_fails(problem)) if chosen is None else risk.planned(problem, chosen)
 
 
-def frontier(
-    stages: Sequence[Stage],
-    profile: Profile,
-    offer: Offer,
-    constraints: PlanningConstraints,
-    policy: Policy = "optimal",
-    *,
-    seed: int = 0,
-) -> list[tuple[float, float]]:
-    """Return (jct_s, cost_usd) of every plan within the constraints that no other beats on both, fastest first.
+def _greedy_fails(problem: Problem) -> InfeasibleError:
+    """Return the reason why greedy finds no plan: there is none, or it does not see it."""
+    nearest = solve_chain(replace(problem, policy="static"))
+    if isinstance(nearest, Infeasible):
+        return nearest.error
+    return InfeasibleError(
+        "greedy finds no plan that meets the constraints, though there is one; use policy optimal",
+        shortest_jct_s=nearest.prediction.jct_s,
+        cheapest_usd=nearest.prediction.cost_usd,
+    )
+
+
+def frontier(problem: Problem) -> list[tuple[float, float]]:
+    """Return (jct_s, cost_usd) of every plan within the limits that no other beats on both, fastest first.
 
     Exact where nothing varies. Else the JCT is the one kept with `constraints.confidence`, the cost is the mean, and
-    the plans are near the frontier. `policy` is optimal or static. The list is empty if no plan meets the constraints.
+    the plans are near the frontier. For one bracket, and the policies optimal and static. Empty if no plan meets them.
 
     Raises InputError if no plan can exist.
     """
-    problem = Problem(stages=stages, profile=profile, offer=offer, constraints=constraints, policy=policy, seed=seed)
     problem.check()
     if problem.is_asynchronous:
         return asha.frontier(problem)
     if problem.varies:
         return risk.frontier(problem)
-    table = build_table(stages, profile, offer, constraints)
+    table = build_table(problem.stages, problem.profile, problem.offer, problem.constraints)
     return [(point.time_s, point.cost_usd) for point in pareto(table, problem.box, constant=problem.constant)]
 
 

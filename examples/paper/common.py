@@ -15,9 +15,10 @@ from typing import Any, Literal
 from page import Figure, write_page
 
 from rubberband.cloud.catalogue import catalogue
-from rubberband.errors import InfeasibleError
 from rubberband.planner.model import least_instances, predict
-from rubberband.planner.search import plan
+from rubberband.planner.planning import plan
+from rubberband.planner.problem import JobPlan, Problem
+from rubberband.planner.solver import Objective
 from rubberband.values.offer import Billing, Offer, gang_sizes, slots
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Policy, Prediction, Stage, StagePlan
 from rubberband.values.profile import Law, Profile
@@ -110,14 +111,26 @@ def p3_8xlarge(
 
 
 def best(
-    stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float, policy: Policy
+    stages: Sequence[Stage],
+    job_profile: Profile,
+    offer: Offer,
+    deadline_s: float | None,
+    policy: Policy,
+    objective: Objective = "min_cost",
 ) -> Planned | None:
-    """Return the policy's cheapest plan in time (if times vary, with a probability of one half); None without one."""
+    """Return the policy's best plan in time (if times vary, with a probability of one half); None without one."""
     limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=MAX_GPUS_PER_TRIAL, confidence=0.5)
-    try:
-        return plan(stages, job_profile, offer, limits, policy)
-    except InfeasibleError:
-        return None
+    found = plan(
+        Problem(
+            brackets=(stages,),
+            profile=job_profile,
+            offer=offer,
+            constraints=limits,
+            policy=policy,
+            objective=objective,
+        )
+    )
+    return found.lanes[0].planned if isinstance(found, JobPlan) else None
 
 
 def fair_fixed(stages: Sequence[Stage], job_profile: Profile, offer: Offer, deadline_s: float) -> Prediction | None:

@@ -10,10 +10,9 @@ from common import COLOURS, PLACED, Finding, Report, Table, cells, usd, verdict
 from page import Figure, panels
 
 from rubberband.planner.model import predict
-from rubberband.planner.search import plan
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer
-from rubberband.values.plan import Planned, PlanningConstraints
+from rubberband.values.plan import Planned
 
 ITERATION_S = 12.0
 INITS_S = (1.0, 10.0, 100.0)
@@ -62,9 +61,8 @@ def point(init_s: float, deadline_min: float, share: float | None = None) -> Poi
 
 def tightest(init_s: float) -> Point:
     """Return both plans at the shortest deadline that a fixed cluster can meet."""
-    limits = PlanningConstraints(max_gpus_per_trial=common.MAX_GPUS_PER_TRIAL)
-    offer = p3_8xlarge(init_s)
-    fastest = plan(STAGES, PROFILE, offer, limits, "static", "min_time")
+    fastest = common.best(STAGES, PROFILE, p3_8xlarge(init_s), None, "static", "min_time")
+    assert fastest is not None, "there are no limits"
     found = point(init_s, fastest.prediction.jct_s / 60.0)
     assert found is not None, "a plan is in time for its own JCT"
     return found

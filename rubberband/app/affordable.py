@@ -15,13 +15,15 @@ from rubberband.app.cases import Room, Spent, cases
 from rubberband.app.remedies import Reached, find_remedies, reached
 from rubberband.cloud.catalogue import Table
 from rubberband.errors import InfeasibleError
-from rubberband.planner.brackets import JobPlan
-from rubberband.planner.estimate import Beside, Case, Estimate, best_job, estimate
+from rubberband.planner.estimate import Beside, Case, Estimate, estimate, rank
+from rubberband.planner.planning import plan
+from rubberband.planner.problem import JobPlan
+from rubberband.planner.search import keeps
 from rubberband.planner.solver import Objective
 from rubberband.planner.wording import advice, none_within
 from rubberband.spec.experiment import Experiment
 from rubberband.units import format_duration, format_usd
-from rubberband.values.plan import Policy
+from rubberband.values.plan import Policy, Stage
 from rubberband.values.profile import Profile
 
 Profiles = Profile | Mapping[str, Profile]
@@ -70,9 +72,18 @@ def planned(
 
 
 def affordable_job(experiment: Experiment, options: Sequence[Case], policy: Policy) -> JobPlan | None:
-    """Return the plan of `planned`; None if there is none."""
-    found = best_job(experiment.brackets(), options, policy, experiment.constraints.objective)
+    """Return the plan of `planned`; None if there is none, without the reason."""
+    found = _best_case(experiment.brackets(), options, policy, experiment.constraints.objective)
     return None if found is None else found[1]
+
+
+def _best_case(
+    brackets: Sequence[Sequence[Stage]], options: Sequence[Case], policy: Policy, objective: Objective, seed: int = 0
+) -> tuple[Case, JobPlan] | None:
+    """Return the best instance type with its plan; None if none has one."""
+    found = [(case, plan(case.problem(brackets, policy, objective, seed))) for case in options]
+    kept = [(case, job) for case, job in found if isinstance(job, JobPlan) and keeps(job, case.constraints)]
+    return min(kept, key=lambda pair: rank(pair[1], pair[0], objective), default=None)
 
 
 def with_remedies(
@@ -87,7 +98,7 @@ def with_remedies(
     used = cases_of.used
 
     def attempt(tried: Sequence[Case], objective: Objective) -> Reached | None:
-        answer = best_job(found.brackets, tried, cast(Policy, found.policy), objective, seed=found.seed)
+        answer = _best_case(found.brackets, tried, cast(Policy, found.policy), objective, found.seed)
         if answer is None:
             return None
         plain = reached(answer[1], answer[0].constraints.confidence)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rubberband.errors import InputError
-from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case, Nearest
 from rubberband.planner.labels import COST_TOLERANCE_USD, TIME_TOLERANCE_S
 from rubberband.planner.model import least_instances, run_s
+from rubberband.planner.problem import JobPlan
 from rubberband.planner.sampling import varies
 from rubberband.planner.solver import Objective
 from rubberband.planner.wording import up_s, up_usd

@@ -49,8 +49,8 @@ from rubberband.executor.training.content import with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.file_systems import require_home
 from rubberband.installation import home_at
-from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
+from rubberband.planner.problem import JobPlan
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_duration, format_usd, shown
 from rubberband.values.plan import Policy

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from rubberband.app.affordable import affordable_job
 from rubberband.app.remedies import is_out_of_reach, reached
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case
+from rubberband.planner.problem import JobPlan
 from rubberband.planner.sampling import steady, varies
 from rubberband.planner.sizing import Size, largest
 from rubberband.spec.experiment import Experiment

@@ -10,8 +10,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from rubberband.planner.brackets import Lane, sample_lanes
-from rubberband.planner.estimate import Estimate, Point
+from rubberband.planner.brackets import sample_lanes
+from rubberband.planner.estimate import Estimate
+from rubberband.planner.planning import Point
+from rubberband.planner.problem import Lane
 from rubberband.planner.queueing import Curve, curve, knee, planned_updates_per_s
 from rubberband.planner.table import Floats
 from rubberband.units import counted, duration, format_duration, format_usd

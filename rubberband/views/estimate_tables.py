@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rubberband.planner.assumptions import Assumption
-from rubberband.planner.brackets import JobPlan, Lane
-from rubberband.planner.estimate import USER_PLAN, Estimate, Option, Point
+from rubberband.planner.estimate import USER_PLAN, Estimate, Option
+from rubberband.planner.planning import Point
+from rubberband.planner.problem import JobPlan, Lane
 from rubberband.planner.sampling import varies
 from rubberband.planner.search import keeps, meets
 from rubberband.planner.sizing import Size

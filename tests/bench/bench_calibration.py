@@ -33,13 +33,13 @@ from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Noise
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Draws
-from rubberband.planner.search import plan
 from rubberband.planner.solver import Box
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage
 from rubberband.values.profile import Profile, Spread, measured
 from tests.builders.memory import MemoryJournal
+from tests.builders.plans import plan
 
 CONFIDENCES = (0.80, 0.90, 0.95, 0.99)
 _HEAVY = (0.6, 0.65, 0.7, 0.7, 0.75, 0.8, 0.8, 0.9, 1.3, 2.8)

@@ -22,9 +22,7 @@ from typing import get_args
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.brackets import plan_job
 from rubberband.planner.sampling import sample
-from rubberband.planner.search import frontier, plan
 from rubberband.planner.solver import Objective
 from rubberband.planner.table import Floats
 from rubberband.spec.search import hyperband, sha
@@ -34,6 +32,7 @@ from rubberband.values.profile import Profile
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
 from tests.builders.paper import simulate
+from tests.builders.plans import frontier, plan, plan_job
 from tests.property.enumeration import best, every_plan
 
 NUM_RUNS = 7

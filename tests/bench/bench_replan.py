@@ -28,12 +28,12 @@ from rubberband.executor.core.state import Job, Phase
 from rubberband.executor.driver import drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import AttemptFate, Noise
-from rubberband.planner.search import plan
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import FIXED, Profile, Spread
 from tests.builders.memory import MemoryJournal
+from tests.builders.plans import plan
 from tests.property.first_sync import slower
 
 

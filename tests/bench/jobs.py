@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass, replace
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.search import plan
 from rubberband.spec.search import sha
 from rubberband.values.offer import Billing, Offer, gang_sizes
 from rubberband.values.plan import PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile, Spread
+from tests.builders.plans import plan
 
 ITERATION_S = {1: 110.0, 2: 57.0, 4: 30.0, 8: 18.0, 16: 13.0, 32: 11.0}
 

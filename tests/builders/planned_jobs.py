@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.state import Job
-from rubberband.planner.search import plan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
+from tests.builders.plans import plan
 from tests.builders.strategies import offers, profiles, stage_lists
 
 LIMITS = PlanningConstraints(max_gpus_per_trial=8)

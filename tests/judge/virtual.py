@@ -16,7 +16,7 @@ from rubberband.executor.driver import drive
 from rubberband.executor.result import jct_s
 from rubberband.executor.virtual.backend import VirtualBackend, shuffled
 from rubberband.executor.virtual.fleet import Noise as VirtualNoise
-from rubberband.planner.brackets import JobPlan
+from rubberband.planner.problem import JobPlan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Stage
 from rubberband.values.profile import Profile, Spread

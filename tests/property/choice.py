@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.brackets import JobPlan
 from rubberband.planner.estimate import Case, estimate
 from rubberband.planner.model import MeanCost, predict
+from rubberband.planner.problem import JobPlan
 from rubberband.planner.sampling import Draws, varies
-from rubberband.planner.search import plan
 from rubberband.planner.solver import Box, Objective, unbeaten
 from rubberband.values.offer import Offer, SideCost, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, Planned, PlanningConstraints, Policy, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread
+from tests.builders.plans import plan
 
 Points = list[tuple[float, float]]
 MOST_PLANS = 4000

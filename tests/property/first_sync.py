@@ -12,8 +12,8 @@ from rubberband.executor.core.events import Event
 from rubberband.executor.core.replanning import held, limits, remaining
 from rubberband.executor.core.state import Phase
 from rubberband.planner.model import predict
-from rubberband.planner.problem import Problem
-from rubberband.planner.search import best_or_none
+from rubberband.planner.planning import plan
+from rubberband.planner.problem import JobPlan, Problem
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, StagePlan
 from rubberband.values.profile import Profile
@@ -53,9 +53,8 @@ class FirstSync:
             found = [predict(rest, chosen, true, job.offer, now_held) for chosen in every]
         else:
             bound = replace(limit, deadline_s=max(0.0, deadline_s - elapsed_s))
-            problem = Problem(stages=rest, profile=true, offer=job.offer, constraints=bound, held=now_held)
-            cheapest = best_or_none(problem)
-            found = [] if cheapest is None else [cheapest.prediction]
+            cheapest = plan(Problem(brackets=(rest,), profile=true, offer=job.offer, constraints=bound, held=now_held))
+            found = [cheapest.prediction] if isinstance(cheapest, JobPlan) else []
         self.shortest_jct_s = elapsed_s + min((each.jct_s for each in found), default=math.inf)
         in_time_usd = min((each.cost_usd for each in found if elapsed_s + each.jct_s <= deadline_s), default=math.inf)
         late = predict(rest, Plan(stages=state.plan.stages[1:]), true, job.offer, now_held)

@@ -13,12 +13,12 @@ from rubberband.executor.core.brackets import brackets_of
 from rubberband.executor.core.budget import bill_usd, lane_bill_usd
 from rubberband.executor.core.state import Job, TrialStatus
 from rubberband.executor.result import jct_s
-from rubberband.planner.brackets import plan_job
 from rubberband.planner.model import predict
 from rubberband.spec.search import hyperband
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, PlanningConstraints, Prediction, StagePlan
 from tests.builders.budget import examples
+from tests.builders.plans import plan_job
 from tests.builders.strategies import offers, profiles, stage_lists
 from tests.builders.virtual_runs import run_virtual
 

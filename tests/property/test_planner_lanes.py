@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
-from rubberband.planner.brackets import Lane, plan_job, sample_lanes
+from rubberband.planner.brackets import sample_lanes
 from rubberband.planner.model import predict
-from rubberband.planner.search import plan
+from rubberband.planner.problem import Lane
 from rubberband.spec.search import hyperband
 from rubberband.values.offer import Billing, Offer
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.plans import plan, plan_job
 
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0, 8: 6.0}, trial_startup_s=2.0)
 

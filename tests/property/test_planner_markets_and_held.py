@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from rubberband.errors import InfeasibleError
 from rubberband.planner.model import predict
-from rubberband.planner.search import plan
 from rubberband.planner.solver import Box, solve
 from rubberband.planner.table import build_table
 from rubberband.values.offer import Offer, Spot, gang_sizes, slots
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
+from tests.builders.plans import plan
 from tests.property.enumeration import jobs
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rubberband.planner.model import predict
 from rubberband.planner.sampling import sample
-from rubberband.planner.search import greedy, plan
+from rubberband.planner.search import greedy
 from rubberband.planner.table import gangs_of
 from rubberband.spec.search import sha
 from rubberband.values.offer import Offer, slots
@@ -21,6 +21,7 @@ from rubberband.values.profile import Profile, Spread, measured
 from tests.builders import strategies
 from tests.builders.budget import examples
 from tests.builders.paper import literal_plan, simulate
+from tests.builders.plans import plan
 from tests.builders.strategies import carried_out
 from tests.property.enumeration import limited_jobs
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from rubberband.errors import InfeasibleError
 from rubberband.planner import solver
 from rubberband.planner.model import predict
-from rubberband.planner.search import frontier, plan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.budget import examples
+from tests.builders.plans import frontier, plan
 from tests.property.enumeration import best, every_plan, jobs, limited_jobs
 
 

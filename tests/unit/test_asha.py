@@ -17,7 +17,6 @@ from rubberband.executor.result import summarise
 from rubberband.planner import asha as planner
 from rubberband.planner.estimate import Beside, Case, estimate
 from rubberband.planner.problem import Problem
-from rubberband.planner.search import plan
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot
@@ -28,6 +27,7 @@ from rubberband.views.allocation_chart import allocation
 from rubberband.views.estimate_html import render_estimate
 from rubberband.views.report_html import render_html
 from tests.builders.experiment_words import words
+from tests.builders.plans import plan
 from tests.builders.virtual_runs import run_virtual
 
 PROFILE = Profile(seconds_per_iteration={1: 40.0, 2: 22.0, 4: 13.0}, trial_startup_s=5.0)
@@ -110,7 +110,7 @@ def test_a_tight_plan_keeps_its_promise_and_has_the_same_odds_at_every_door() ->
         found = plan((CLIMB,), noisy, OFFER, limits)
         assert found.odds is not None
         assert found.odds.p_both >= 0.9
-        problem = Problem(stages=(CLIMB,), profile=noisy, offer=OFFER, constraints=limits)
+        problem = Problem(brackets=((CLIMB,),), profile=noisy, offer=OFFER, constraints=limits)
         assert planner.planned(problem, found.plan) == found
         others = planner.planned(replace(problem, seed=1), found.plan)  # samples that have not chosen it
         assert others.odds is not None
@@ -161,7 +161,7 @@ def test_estimates_show_the_other_scheduler_beside() -> None:
 
 
 def test_a_given_plan_is_predicted() -> None:
-    problem = Problem(stages=(CLIMB,), profile=PROFILE, offer=OFFER, constraints=PlanningConstraints())
+    problem = Problem(brackets=((CLIMB,),), profile=PROFILE, offer=OFFER, constraints=PlanningConstraints())
     best = plan((CLIMB,), PROFILE, OFFER, PlanningConstraints(max_gpus_per_trial=4))
     assert planner.planned(problem, best.plan).prediction.cost_usd == best.prediction.cost_usd
 

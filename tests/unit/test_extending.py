@@ -17,12 +17,12 @@ from rubberband.executor.core.state import Job, State
 from rubberband.executor.driver import drive
 from rubberband.executor.journal.journal import Header
 from rubberband.executor.virtual.backend import VirtualBackend
-from rubberband.planner.search import plan
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB, STAGES
 from tests.builders.memory import MemoryJournal
+from tests.builders.plans import plan
 from tests.builders.stories import Story, begun
 from tests.builders.timed_requests import TimedInbox, extend
 

@@ -17,13 +17,13 @@ from rubberband.executor.core.state import Allocation, Job, StageRecord, State, 
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.planner.goodput import planning
 from rubberband.planner.queueing import scaled
-from rubberband.planner.search import plan
 from rubberband.values.adaptive import BatchLimits, BatchUse, GoodputProfile, Throughput
 from rubberband.values.asynchronous import AsyncProfile, AsyncTimes, AsyncUse
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
 from tests.builders.jobs import JOB
+from tests.builders.plans import plan
 from tests.builders.virtual_runs import run_virtual
 
 OFFER = Offer(

@@ -9,11 +9,11 @@ from rubberband.errors import InfeasibleError
 from rubberband.planner.makespan import makespan
 from rubberband.planner.risk import odds
 from rubberband.planner.sampling import Samples, sample
-from rubberband.planner.search import plan
 from rubberband.planner.solver import Box
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Cohort, Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Law, Profile, Spread
+from tests.builders.plans import plan
 
 
 def scheduled(trials_s, num_slots):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner.search import frontier, meets, plan
+from rubberband.planner.search import meets
 from rubberband.values.offer import Offer
 from rubberband.values.plan import PlanningConstraints, Stage
 from rubberband.values.profile import Profile
+from tests.builders.plans import frontier, plan
 
 STAGES = [
     Stage(trials=trials, iterations=iterations) for trials, iterations in ((32, 1), (10, 3), (3, 9), (1, 37))
