@@ -1,9 +1,9 @@
 """Launches: zone after zone, type after type, with one request for all instances wanted at the same moment.
 
-On the spot market each instance has a request of its own, one after the other. A request has one token and asks for as
-many instances as a zone has; the next zone is asked for the rest. Every request is written down before it is made. One
-without an answer is repeated with the same token, never replaced by another: EC2 answers it with the instances that it
-launched, if any.
+On the spot market each instance has a request of its own, several of them side by side. A request has one token and
+asks for as many instances as a zone has; the next zone is asked for the rest. Every request is written down before it
+is made. One without an answer is repeated with the same token, never replaced by another: EC2 answers it with the
+instances that it launched, if any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -224,8 +224,16 @@ class Gathering:
                 order.follow(once[order.instance])
 
 
+_FURTHEST: Sequence[Verdict] = ("refused", "mismatch", "quota", "capacity", "absent", "unknown")
+"""Refusals of equal requests, the one first that also holds for other zones and types."""
+
+
 class _GivenUpError(ProviderError):
     """No order of a request is wanted any more."""
+
+
+AT_ONCE = 8
+"""EC2 takes five requests at once, and then two a second ("Request throttling for the Amazon EC2 API")."""
 
 
 class Launcher:
@@ -241,8 +249,10 @@ class Launcher:
         lifetime_s: float,
         least_lease_s: float,
         lease_s: float = math.inf,
+        at_once: int = AT_ONCE,
     ) -> None:
-        """`gpus` are the slots of an instance; one that could not live for `least_lease_s` is refused.
+        """`gpus` are the slots of an instance; one that could not live for `least_lease_s` is refused. Up to `at_once`
+        requests are made side by side.
 
         While it boots, an instance renews its lease itself: `lease_s` ahead, as far as its order reaches.
         """
@@ -252,6 +262,7 @@ class Launcher:
         self._choices = choices
         self._gpus = gpus
         self._lifetime_s = lifetime_s
+        self._at_once = at_once
         self._least_lease_s = least_lease_s
         self._armed_s = max(least_lease_s, start_limits.armed_s(min(lease_s, lifetime_s)))
         self._one_zone = threading.RLock()
@@ -345,25 +356,57 @@ class Launcher:
 
         EC2 launches as many as a zone has. If a quota is exceeded it may launch none: a smaller request may succeed.
         """
-        left, most = self._left(orders), len(orders)
+        left, most, at_once = self._left(orders), len(orders), 1
         while left:
-            attempt = self._write(choice, left[:most], at_least)
-            if attempt is None:
-                left = self._left(left)
-                continue
-            asked = [order for order in left if order.instance in attempt.names]
-            try:
-                refusal = self._ask(attempt, asked)
-            except _GivenUpError:
-                refusal = "throttled"
+            attempts = self._write_all(choice, left, most, at_least, at_once)
+            refusals = self._ask_all(attempts, left)
             left = self._left(left)
-            if refusal == "quota" and len(attempt.names) > 1:
-                most = len(attempt.names) // 2
-            elif refusal not in (None, "throttled"):
+            if choice.market == "spot":  # a first request alone learns that a zone is sold out
+                at_once = min(4 * at_once, self._at_once)
+            names = max((len(attempt.names) for attempt in attempts), default=0)
+            if "quota" in refusals and names > 1:
+                most = names // 2
+            elif definite := [one for one in refusals if one not in (None, "throttled")]:
+                refusal = min(definite, key=_FURTHEST.index)
                 if refusal in ("capacity", "quota"):
                     self._fleet.note_refusal(choice)
                 return left, refusal
         return left, None
+
+    def _write_all(
+        self, choice: Purchase, orders: Sequence[LaunchOrder], most: int, at_least: int, at_once: int
+    ) -> list[LaunchAttempt]:
+        """Write down up to `at_once` requests, each for up to `most` of `orders`."""
+        written: list[LaunchAttempt] = []
+        while len(written) < at_once:
+            names = {name for attempt in written for name in attempt.names}
+            others = [order for order in orders if order.instance not in names]
+            attempt = self._write(choice, others[:most], at_least) if others else None
+            if attempt is None:
+                break
+            written.append(attempt)
+        return written
+
+    def _ask_all(self, attempts: Sequence[LaunchAttempt], orders: Sequence[LaunchOrder]) -> list[Verdict | None]:
+        """Return the refusal of each request, all of which are made side by side. Raises what one of them raised, once
+        all have an answer."""
+        answers = [Future[Verdict | None]() for _ in attempts]
+
+        def ask(attempt: LaunchAttempt, answer: Future[Verdict | None]) -> None:
+            try:
+                answer.set_result(self._ask(attempt, [one for one in orders if one.instance in attempt.names]))
+            except _GivenUpError:
+                answer.set_result("throttled")
+            except BaseException as error:
+                answer.set_exception(error)
+
+        requests = list(zip(attempts, answers, strict=True))
+        for request in requests[1:]:
+            threading.Thread(target=ask, args=request, name="launch", daemon=True).start()
+        for request in requests[:1]:
+            ask(*request)
+        wait(answers)
+        return [answer.result() for answer in answers]
 
     def _refuse(self, instance: str, reason: str) -> str:
         self._intents.change(instance, lambda intent: replace(intent, refused=reason))

@@ -23,7 +23,7 @@ from rubberband.cloud.aws.fleet import LOOK_S, PATIENCE_S, Ec2Fleet
 from rubberband.cloud.aws.guards import Schedules
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.intents import Intent, Intents, Run
-from rubberband.cloud.aws.launching import Choices, Gathering, Launcher, LaunchOrder
+from rubberband.cloud.aws.launching import AT_ONCE, Choices, Gathering, Launcher, LaunchOrder
 from rubberband.cloud.aws.network import OwnInstance, own_address, own_place
 from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.catalogue import Table
@@ -67,13 +67,15 @@ class AwsProvider:
         least_lease_s: float = LEAST_LEASE_S,
         together: bool = False,
         look_s: float = LOOK_S,
+        at_once: int = AT_ONCE,
         guards: Schedules | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`offers` are the suitable types, the planned one first, each with `gpus` slots. `run` distinguishes runs of
-        one name. `together`: trials may span instances, so all must be in one zone. `guards` terminate instances that
-        outlive driver and lease. Until `renew_lease` is called, leases reach `lease_s` from now.
+        one name. `together`: trials may span instances, so all must be in one zone. `at_once`: requests for spot
+        instances that are made side by side. `guards` terminate instances that outlive driver and lease. Until
+        `renew_lease` is called, leases reach `lease_s` from now.
 
         Raises ProviderError if the files of an earlier driver cannot be read.
         """
@@ -92,6 +94,7 @@ class AwsProvider:
             lifetime_s=lifetime_s,
             least_lease_s=least_lease_s,
             lease_s=lease_s,
+            at_once=at_once,
         )
         self._gathering = Gathering(self._launcher.buy, lambda: sleep(_GATHER_S))
         self._guards = guards

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 
 from rubberband.cloud.aws.calls import NodeStart, name_in, share
 from rubberband.cloud.aws.provider import AwsProvider
-from rubberband.errors import InputError, ProviderError
+from rubberband.errors import InputError, NoCapacityError, ProviderError
 from tests.ec2 import FakeCall, Fault
+from tests.ec2.limits import Limits, Rate
 from tests.fake_ec2 import World, asked, boot_script, once
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -62,6 +64,88 @@ def test_spot_instances_without_an_index_of_their_own_all_run(world: World, toge
     assert [status.state for status in world.look(driver).values()] == ["pending"] * 5
     assert len(world.fake.instances) == len(world.fake.living) == 5, "nothing is bought for nothing"
     assert len(zones(world, driver)) == 1
+
+
+def waits(world: World, sleep: Callable[[float], None]) -> None:
+    """Launches take the time of `sleep`, and as many as one likes are taken at once."""
+    limits = Limits(sleep=sleep)
+    limits.requests["RunInstances"] = limits.instances["RunInstances"] = Rate(1e6, 1e6)
+    world.fake.limits = limits
+
+
+def test_spot_instances_are_requested_side_by_side(world: World) -> None:
+    first, others = threading.Event(), threading.Barrier(len(NAMES) - 1)
+
+    def answered(_: float) -> None:
+        if first.is_set():
+            others.wait(30.0)
+        first.set()
+
+    waits(world, answered)
+    assert world.driver().launch_all(NAMES, "spot") == {}
+    assert not others.broken
+    assert world.living == [*NAMES]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_in_any_order_of_the_answers_the_same_spot_instances_run(world: World, seed: int, at_once: int) -> None:
+    rng, names = random.Random(seed), [f"i-{number:02}" for number in range(12)]
+    waits(world, lambda _: time.sleep(rng.uniform(0.0, 0.004)))
+    lost = [LOST, Fault.timeout(took_effect=False), Fault.server_error(took_effect=True)]
+    faults = [*lost, Fault.throttled(), None, None]
+    rng.shuffle(faults)
+    world.fake.fault = lambda call: faults.pop() if call.operation == "RunInstances" and faults else None
+    for zone, instances in (("us-east-1a", 4), ("us-east-1b", 5)):
+        world.fake.set_capacity(instances, zone=zone)
+    driver = world.driver(at_once=at_once)
+
+    failed = driver.launch_all(names, "spot")
+
+    assert sorted({*world.living, *failed}) == names
+    assert (len(world.living), len(world.fake.instances), len(failed)) == (9, 9, 3)
+    assert zones(world, driver) == {"us-east-1a": 4, "us-east-1b": 5}
+    assert all(isinstance(error, NoCapacityError) for error in failed.values())
+    attempts = [attempt for intent in driver._intents.all() for attempt in intent.attempts]
+    assert len({attempt.token for attempt in attempts}) == len(attempts)
+    driver.close()
+    assert world.living == []
+
+
+def test_a_sold_out_zone_gets_few_requests_for_spot_instances(world: World) -> None:
+    for zone in ("us-east-1a", "us-east-1b"):
+        world.fake.set_capacity(0, zone=zone)
+    failed = world.driver().launch_all([f"i-{number:02}" for number in range(40)], "spot")
+    assert len(failed) == 40
+    assert len(asked(world)) == 2
+
+
+@pytest.mark.parametrize("took_effect", [True, False])
+def test_a_driver_that_dies_while_spot_instances_are_requested_leaves_none_behind(
+    world: World, took_effect: bool
+) -> None:
+    left = [Fault(error=Killed(), took_effect=took_effect), None, None]
+    world.fake.fault = lambda call: left.pop() if call.operation == "RunInstances" and left else None
+    with pytest.raises(Killed):
+        world.driver().launch_all(NAMES, "spot")
+    driver = world.driver()
+    assert driver.launch_all(NAMES, "spot") == {}
+    assert world.living == [*NAMES]
+    assert len(world.fake.instances) == len(NAMES)
+    driver.close()
+    assert world.living == []
+
+
+def test_a_spot_instance_released_while_ec2_is_busy_is_not_bought(world: World) -> None:
+    driver = world.driver(lease_s=3600.0)
+
+    def released(call: FakeCall) -> Fault | None:
+        driver._unwanted.add("c")  # as a release begins
+        return Fault.throttled() if call.operation == "RunInstances" and len(asked(world)) < 6 else None
+
+    world.fake.fault = released
+    assert {*driver.launch_all(NAMES, "spot")} == {"c"}
+    assert world.living == ["a", "b", "d", "e"]
 
 
 def test_instances_that_a_zone_lacks_are_bought_in_the_next_one(world: World) -> None:
