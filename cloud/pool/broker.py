@@ -44,6 +44,8 @@ from rubberband.values.plan import Market
 
 MOST_BLAMED, BLAME_S = 3, 3600.0
 """Machines that are retired in this time because one tenant found them faulty; its own code may be what fails."""
+SILENT_S = 60.0
+"""A machine that has not answered the broker for so long, while others did, is lent no more."""
 NOTICE_S = 60.0
 """Tenants are warned this long before the month's budget ends."""
 LOOK_S = 2.0
@@ -77,6 +79,8 @@ class Broker:
         """By tenant, as the tenants renewed them."""
         self._grace_until = -math.inf
         """Until then leases that no budget cut do not expire."""
+        self._listened_at = self._cut_off_at = -math.inf
+        """Latest instants at which it looked who answers, and at which too few did to blame those that did not."""
 
     # Events.
 
@@ -429,6 +433,26 @@ class Broker:
             due = machine.interrupted_at is not None and machine.left_until <= at
             if due and not machine.slices and machine.status != "releasing":
                 yield MachineRetired(at=at, machine=machine.name, reason="it will be lost soon")
+
+    def unreachable(self, silent_since: Mapping[str, float], at: float) -> Iterator[PoolEvent]:
+        """Yield the end of lending of machines that do not answer (see `InstanceDescription.silent_since`).
+
+        Where most of them fall silent, the network or the head has failed, or the broker itself: none is blamed, and
+        each gets its time again from when most answer. So it is after a while in which the broker did not look.
+        """
+        due = {
+            name: since
+            for name, since in silent_since.items()
+            if since <= at and name in self.state.live and not self.state.live[name].retired
+        }
+        silent = [since for since in due.values() if at - since > SILENT_S / 2.0]
+        if 2 * len(silent) > len(due) or at - self._listened_at > SILENT_S / 2.0:
+            self._cut_off_at = at
+        self._listened_at = at
+        for name, since in due.items():
+            if at - max(since, self._cut_off_at) > SILENT_S:
+                reason = f"it has not answered the pool for {SILENT_S:.0f} s"
+                yield MachineRetired(at=at, machine=name, reason=reason)
 
     def _budget_ends(self, at: float) -> Iterator[PoolEvent]:
         ends_at = self.hold_until(at)

@@ -264,6 +264,9 @@ class Pool:
         with self._mutex:
             for status in statuses:
                 self._compare(status)
+            silent_since = {s.instance: s.silent_since for s in statuses if s.silent_since is not None}
+            if silent_since and (unreachable := list(self._broker.unreachable(silent_since, self._now()))):
+                self.take_in(unreachable)
             for _ in range(_MOST_ROUNDS):
                 due = self._broker.due(self._now())
                 if not due:

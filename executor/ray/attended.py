@@ -34,13 +34,14 @@ class AttendedCluster:
     remote = True
     is_lent = False
 
-    def __init__(self, cluster: ClusterProvider, *, lease_s: float, interval_s: float) -> None:
+    def __init__(self, cluster: ClusterProvider, *, lease_s: float, interval_s: float, ready_s: float) -> None:
         """Leases of machines that have joined reach `lease_s` ahead, and are renewed every `interval_s`.
 
-        Those of machines that an earlier broker rented may reach as far from now.
+        Those of machines that an earlier broker rented may reach as far from now. A machine that runs should have
+        joined after `ready_s`.
         """
         self._cluster = cluster
-        self._lease_s, self._interval_s = lease_s, interval_s
+        self._lease_s, self._interval_s, self._ready_s = lease_s, interval_s, ready_s
         self.clock: Callable[[], float] = cluster.clock
         self.device: Literal["cpu", "cuda"] = cluster.device
         self.look_s = cluster.look_s
@@ -52,6 +53,8 @@ class AttendedCluster:
         """Machines that were released; their leases are renewed no more."""
         self._noticed: dict[str, float] = {}
         """Machine -> when the cloud announced its interruption."""
+        self._answered: dict[str, float] = {}
+        """Machine -> when it answered last."""
         self._former_until = cluster.clock() + lease_s
         self._until = -math.inf
         self._closing = threading.Event()
@@ -95,13 +98,15 @@ class AttendedCluster:
                 self._attend(status.instance)
         if self._connection.address is not None and self._cluster.head() is None:
             self._connection.leave()
-        return [self._with_notice(status) for status in statuses]
+        return [self._as_heard(status) for status in statuses]
 
-    def _with_notice(self, status: InstanceDescription) -> InstanceDescription:
-        noticed_at = self._noticed.get(status.instance)
-        if noticed_at is None or status.interrupted_at is not None or status.ended_at is not None:
+    def _as_heard(self, status: InstanceDescription) -> InstanceDescription:
+        """Return a status with what the agent of the machine has said, and when."""
+        if status.running_at is None or status.ended_at is not None:
             return status
-        return replace(status, interrupted_at=noticed_at)
+        interrupted_at = status.interrupted_at or self._noticed.get(status.instance)
+        silent_since = self._answered.get(status.instance, status.running_at + self._ready_s)
+        return replace(status, interrupted_at=interrupted_at, silent_since=silent_since)
 
     def _attend(self, machine: str) -> None:
         with self._mutex:
@@ -114,6 +119,7 @@ class AttendedCluster:
                 logs=None,
                 log_limit_bytes=0,
                 on_notice=lambda: self._notice(machine),
+                on_answer=lambda: self._answered.update({machine: self.clock()}),
                 node=self._cluster.node,
             )
             if machine not in self._launched:

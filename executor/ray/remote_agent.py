@@ -149,6 +149,8 @@ class RemoteAgent:
     """Bytes of each file that are kept."""
     on_notice: Callable[[], None] = field(kw_only=True)
     """Called at every beat that reports an interruption."""
+    on_answer: Callable[[], None] = field(default=lambda: None, kw_only=True)
+    """Called at every beat that was answered."""
     node: Callable[[str], str] = field(default=lambda instance: instance, kw_only=True)
     """Gives the label of the Ray node that the instance is, or is a part of."""
 
@@ -225,6 +227,7 @@ class RemoteAgent:
                 self.reaches = max(self.reaches, until)
             asked = actor.beat.remote(until, dict(self._taken), is_last)
             beat: Beat = ray.get(asked, timeout=max(0.0, give_up_at - time.monotonic()))
+            self.on_answer()
             if until is not None:
                 self.reaches = until  # beats arrive in their order
             if beat.interruption is not None:

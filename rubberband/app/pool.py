@@ -270,7 +270,12 @@ def _machines(pool: PoolFile, folder: PoolFolder, offered: Offer) -> ClusterProv
     run = runs[0] if runs else secrets.token_hex(6)
     cluster = open_provider(pool.name, folder.machines, resources, offered, run=run, not_before=not_before)
     lease_s = resources.lease_length_s
-    return AttendedCluster(cluster, lease_s=lease_s, interval_s=min(pool.kind.lease_interval_s, lease_s / 4.0))
+    return AttendedCluster(
+        cluster,
+        lease_s=lease_s,
+        interval_s=min(pool.kind.lease_interval_s, lease_s / 4.0),
+        ready_s=start_limits(types_of(resources), resources.init_delay_s).ready_s,
+    )
 
 
 def serve(folder: PoolFolder) -> None:

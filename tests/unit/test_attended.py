@@ -96,7 +96,7 @@ class Story:
 
     def __post_init__(self) -> None:
         self.below = Cluster(self.clock)
-        self.cluster = AttendedCluster(cast(ClusterProvider, self.below), lease_s=LEASE_S, interval_s=5.0)
+        self.cluster = AttendedCluster(cast(ClusterProvider, self.below), lease_s=LEASE_S, interval_s=5.0, ready_s=900.0)
 
     def agent(self, instance: str, **words: Any) -> FakeAgent:
         """Make an agent, in place of `RemoteAgent`."""
@@ -120,7 +120,7 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
     told = Story()
     monkeypatch.setattr(attended, "RemoteAgent", told.agent)
     monkeypatch.setattr(attended, "Connection", NoConnection)
-    told.cluster = AttendedCluster(cast(ClusterProvider, told.below), lease_s=LEASE_S, interval_s=5.0)
+    told.cluster = AttendedCluster(cast(ClusterProvider, told.below), lease_s=LEASE_S, interval_s=5.0, ready_s=900.0)
     return told
 
 
@@ -147,6 +147,19 @@ def test_a_notice_that_a_machine_hears_is_shown(story: Story) -> None:
     assert story.describe()["m1"].interrupted_at == heard_at
 
 
+def test_a_machine_is_silent_since_its_latest_answer_or_since_it_should_have_joined(story: Story) -> None:
+    story.cluster.renew_lease(story.clock.now() + 9000.0)
+    story.launch("m1")
+    running_at = story.describe()["m1"].running_at
+    assert running_at is not None
+    assert story.describe()["m1"].silent_since == running_at + 900.0
+    story.agents["m1"].words["on_answer"]()
+    story.clock.advance_to((answered_at := story.clock.now()) + 100.0)
+    assert story.describe()["m1"].silent_since == answered_at
+    story.cluster.release("m1")
+    assert story.describe()["m1"].silent_since is None
+
+
 def test_no_machine_is_rented_before_the_leases_of_the_others_are_cut(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +184,7 @@ def test_leases_of_an_earlier_broker_count_until_they_are_cut(story: Story, monk
     story.below.launch("m1")
     story.clock.advance_to(story.clock.now() + 60.0)
     began_at = story.clock.now()
-    story.cluster = AttendedCluster(cast(ClusterProvider, story.below), lease_s=LEASE_S, interval_s=5.0)
+    story.cluster = AttendedCluster(cast(ClusterProvider, story.below), lease_s=LEASE_S, interval_s=5.0, ready_s=900.0)
     story.cluster.renew_lease(began_at + 30.0)
     story.describe()
     eventually(lambda: story.agents["m1"].begun)

@@ -317,6 +317,99 @@ def test_a_tenant_that_blames_many_machines_is_at_fault_itself() -> None:
     assert world.machine("b") == "m6"
 
 
+class Attended(VirtualProvider):
+    """A provider whose machines answer the broker, but for the `silent` ones."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__("pool", clock, offer=OFFER, lease_s=1e6)
+        self.silent: set[str] = set()
+        self.is_away = False
+        self._answered: dict[str, float] = {}
+
+    def describe(self) -> Sequence[InstanceDescription]:
+        if self.is_away:
+            raise ConnectionError
+        found = []
+        for status in super().describe():
+            if status.running_at is not None and status.ended_at is None:
+                if status.instance not in self.silent:
+                    self._answered[status.instance] = self._clock.now()
+                silent_since = self._answered.get(status.instance, status.running_at + 300.0)
+                status = replace(status, silent_since=silent_since)
+            found.append(status)
+        return found
+
+
+def attended(machines: int) -> tuple[World, Attended]:
+    """Return a pool whose tenant `t` has `machines` of 9, which answer."""
+    world = World(replace(LIMITS, instances=9, idle_s=1e6))
+    world.below = below = Attended(world.clock)
+    world.reopen()
+    for number in range(machines):
+        world.ask("t", f"i{number}")
+    world.wait(45.0)
+    return world, below
+
+
+def retired(world: World) -> list[str]:
+    """Return the machines that are lent no more."""
+    return [machine.name for machine in world.pool.state.machines.values() if machine.retired]
+
+
+def test_a_machine_that_answers_the_broker_no_more_is_lent_no_more() -> None:
+    world, below = attended(3)
+    below.silent.add("m2")
+    world.wait(58.0)
+    assert not retired(world)
+    world.wait(5.0)
+    assert retired(world) == ["m2"]
+    assert world.state("t", "i1") == "running", "its tenant may still reach it"
+    world.compact()
+    world.pool.release("t", "i1")
+    world.ask("u")
+    world.wait(15.0)
+    assert world.machine("u") == "m4"
+    assert world.pool.state.machines["m2"].status == "ended"
+
+
+def test_a_machine_that_has_never_answered_has_its_time_to_join_first() -> None:
+    world, below = attended(2)
+    below.silent.add("m3")
+    world.ask("u")
+    world.wait(300.0)
+    assert not retired(world)
+    world.wait(75.0)
+    assert retired(world) == ["m3"]
+
+
+def test_machines_that_fall_silent_together_are_not_blamed_for_it() -> None:
+    world, below = attended(3)
+    below.silent = {"m1", "m2", "m3"}
+    world.wait(600.0)
+    below.silent = {"m2"}
+    world.wait(50.0)
+    below.silent = set()
+    world.wait(100.0)
+    below.silent = {"m2", "m3"}
+    world.wait(600.0)
+    assert not retired(world), "neither the head nor the network of the broker is a machine's fault"
+
+
+def test_a_broker_that_did_not_look_blames_none() -> None:
+    world, below = attended(3)
+    below.is_away, below.silent = True, {"m1"}
+    world.wait(300.0)
+    below.is_away = False
+    world.wait(30.0)
+    world.reopen()
+    world.wait(50.0)
+    world.clock.advance_to(world.clock.now() + 40.0)
+    world.wait(50.0)
+    assert not retired(world)
+    world.wait(15.0)
+    assert retired(world) == ["m1"]
+
+
 def reclaimed(*, ends_after_s: float = 720.0, notice_s: float = 120.0) -> World:
     """A pool on spot, whose first machine the provider reclaims while a tenant has it."""
     world = World(limits=replace(LIMITS, market="spot"))
