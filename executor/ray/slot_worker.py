@@ -231,7 +231,7 @@ class SlotWorker:
     def run(self, segment: Segment, log: TrialLog | None) -> Iterator[SegmentItem]:
         """Train; output is added to `log` (a bare name is a file of this machine), before the item that follows it."""
         from rubberband.executor.training.cuda_errors import context_is_lost
-        from rubberband.executor.training.run import run_segment
+        from rubberband.executor.training.run import function_runs_on, run_segment
 
         with (
             self._log_pump.redirected(log and self._placed(log)) as drain,
@@ -240,7 +240,7 @@ class SlotWorker:
             for item in items:
                 drain()
                 yield item
-        if context_is_lost():
+        if context_is_lost() or function_runs_on():
             time.sleep(_DELIVERY_S)  # the driver has the last item by then, and may have ended this process
             os._exit(1)
 

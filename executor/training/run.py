@@ -8,6 +8,7 @@ import logging
 import pickle
 import socket
 import sys
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,10 +54,11 @@ from rubberband.executor.training.segment import (
 from rubberband.executor.training.torch_trial import TorchTrial
 from rubberband.executor.training.trial import TrainFunction, Trial, current_session
 
-END_TIMEOUT_S = 10.0
-"""The longest time for a function to end once its segment is over."""
+END_TIMEOUT_S = 8.0
+"""The longest time for a function to end once its segment is over; less than the driver's patience with the worker."""
 _PAUSE_S = 0.02
 """While a function trains, reports leave at this interval."""
+RUNS_ON = "goes on after its stop, so its process ends: catch Exception, not BaseException, and keep `finally` short"
 
 
 class SegmentOver(BaseException):
@@ -66,6 +68,15 @@ class SegmentOver(BaseException):
 @dataclass(frozen=True, slots=True)
 class _Ended:
     error: BaseException | None
+
+
+class _FunctionThread(Thread):
+    """The thread of a function."""
+
+
+def function_runs_on() -> bool:
+    """Whether a function has not ended with its segment: no later trial may share this process with it."""
+    return any(isinstance(thread, _FunctionThread) for thread in threading.enumerate())
 
 
 class FunctionRunner(Runner):
@@ -110,13 +121,13 @@ class FunctionRunner(Runner):
         return pack("function", iterations, content)
 
     def close(self) -> None:
-        """End the function: its `report` raises, now or when it is called next."""
+        """End the function: its `report` raises, now or when it is called next. See `function_runs_on`."""
         self._over = True
         self._go.put(None)
         if self._thread is not None:
             self._thread.join(END_TIMEOUT_S)
             if self._thread.is_alive():
-                _log.warning("trial %d: the function still runs after its segment ended", self._segment.trial)
+                print(f"rubberband: {self._name}() {RUNS_ON}", file=sys.stderr, flush=True)
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any) -> None:
         """Hand over one iteration, and wait until the next is wanted. Called in the function's thread."""
@@ -129,8 +140,7 @@ class FunctionRunner(Runner):
                 raise CheckpointError(f"the checkpoint cannot be pickled: {type(error).__name__}: {error}") from error
             self._state_iterations = self._iteration
         elif self._is_first and self._segment.max_iterations != 1 and not self.ended:
-            name = getattr(self._function, "__name__", "train")
-            print(f"rubberband: {name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
+            print(f"rubberband: {self._name}() {WITHOUT_CHECKPOINT}", file=sys.stderr, flush=True)
         self._answers.put(metrics)
         self._go.get()
         if self._over:
@@ -151,6 +161,10 @@ class FunctionRunner(Runner):
         return self._iteration
 
     @property
+    def _name(self) -> str:
+        return str(getattr(self._function, "__name__", "train"))
+
+    @property
     def _is_first(self) -> bool:
         return self._iteration == 1 and self._segment.from_iterations == 0
 
@@ -158,8 +172,7 @@ class FunctionRunner(Runner):
         """Let the function train its next iteration."""
         self._iteration += 1
         if self._thread is None:
-            name = f"rubberband trial {self._segment.trial}"
-            self._thread = Thread(target=self._run, name=name, daemon=True)
+            self._thread = _FunctionThread(target=self._run, name=f"trial {self._segment.trial}", daemon=True)
             self._thread.start()
         else:
             self._go.put(None)
@@ -175,10 +188,10 @@ class FunctionRunner(Runner):
             raise answer.error
         if not self._is_first:
             raise TrainingEnded
-        name, metric = getattr(self._function, "__name__", "train"), self._segment.metric
+        metric = self._segment.metric
         raise refused(
-            f"{name}() returned without a report; call rubberband.report({{{metric!r}: ...}}) once per iteration, "
-            "or return its metrics in a dict if it trains in one go"
+            f"{self._name}() returned without a report; call rubberband.report({{{metric!r}: ...}}) once per "
+            "iteration, or return its metrics in a dict if it trains in one go"
         )
 
     def _run(self) -> None:
@@ -245,7 +258,7 @@ def run_segment(
     nothing. Any rank ends with a SegmentFailure if the trial failed: every exception of user code is turned into
     one, SystemExit and KeyboardInterrupt included. The others of the gang learn of it before. In the end, also if the
     iterator is closed early, all that the segment left behind is put away, and the process can run another one, unless
-    its CUDA context is lost (`context_lost` of the failure).
+    its CUDA context is lost (`context_lost` of the failure) or `function_runs_on`.
     """
     reports = Reports(store, segment.trial)
     resources: list[_Closable] = [reports]

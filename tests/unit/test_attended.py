@@ -17,7 +17,7 @@ from rubberband.values.offer import Offer
 from rubberband.values.plan import Market
 from tests.builders.conversation import eventually
 
-LEASE_S = 600.0
+LEASE_S, READY_S = 600.0, 900.0
 
 
 @dataclass
@@ -75,6 +75,10 @@ class Cluster(VirtualProvider):
         super().renew_lease(until)
 
 
+def attend(below: Cluster) -> AttendedCluster:
+    return AttendedCluster(cast(ClusterProvider, below), lease_s=LEASE_S, interval_s=5.0, ready_s=READY_S)
+
+
 class NoConnection:
     """A connection that is there."""
 
@@ -96,7 +100,7 @@ class Story:
 
     def __post_init__(self) -> None:
         self.below = Cluster(self.clock)
-        self.cluster = AttendedCluster(cast(ClusterProvider, self.below), lease_s=LEASE_S, interval_s=5.0, ready_s=900.0)
+        self.cluster = attend(self.below)
 
     def agent(self, instance: str, **words: Any) -> FakeAgent:
         """Make an agent, in place of `RemoteAgent`."""
@@ -120,7 +124,7 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
     told = Story()
     monkeypatch.setattr(attended, "RemoteAgent", told.agent)
     monkeypatch.setattr(attended, "Connection", NoConnection)
-    told.cluster = AttendedCluster(cast(ClusterProvider, told.below), lease_s=LEASE_S, interval_s=5.0, ready_s=900.0)
+    told.cluster = attend(told.below)
     return told
 
 
@@ -152,7 +156,7 @@ def test_a_machine_is_silent_since_its_latest_answer_or_since_it_should_have_joi
     story.launch("m1")
     running_at = story.describe()["m1"].running_at
     assert running_at is not None
-    assert story.describe()["m1"].silent_since == running_at + 900.0
+    assert story.describe()["m1"].silent_since == running_at + READY_S
     story.agents["m1"].words["on_answer"]()
     story.clock.advance_to((answered_at := story.clock.now()) + 100.0)
     assert story.describe()["m1"].silent_since == answered_at
@@ -184,7 +188,7 @@ def test_leases_of_an_earlier_broker_count_until_they_are_cut(story: Story, monk
     story.below.launch("m1")
     story.clock.advance_to(story.clock.now() + 60.0)
     began_at = story.clock.now()
-    story.cluster = AttendedCluster(cast(ClusterProvider, story.below), lease_s=LEASE_S, interval_s=5.0, ready_s=900.0)
+    story.cluster = attend(story.below)
     story.cluster.renew_lease(began_at + 30.0)
     story.describe()
     eventually(lambda: story.agents["m1"].begun)

@@ -22,9 +22,11 @@ from rubberband.executor.ray.slot_worker import SlotWorker
 from rubberband.executor.ray.workers import Workers, last_line
 from rubberband.executor.training import cuda_errors, run
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.run import run_segment
+from rubberband.executor.training.run import RUNS_ON, run_segment
 from rubberband.executor.training.runner import describe
-from rubberband.executor.training.segment import SegmentFailure
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport
+from rubberband.executor.training.trial import report
+from rubberband.executor.trial_log import TrialLog
 from tests.builders.lost_context import ADVICE, cuda_error
 from tests.builders.segments import SEGMENT
 from tests.builders.stories import Story
@@ -174,6 +176,37 @@ def test_a_process_without_its_gpu_ends_when_its_last_item_has_left(
     worker = SlotWorker(Entrypoint.parse("a:b"), open_store(str(tmp_path)))
     assert list(worker.run(SEGMENT, None)) == ["failure"]
     assert ends == [True, 1]
+
+
+LET_GO = threading.Event()
+
+
+def swallows(config: dict[str, Any]) -> None:
+    while True:
+        try:
+            report({"loss": 1.0})
+        except BaseException:
+            LET_GO.wait(config["ends_after_s"])
+            return
+
+
+def test_a_function_that_goes_on_after_its_stop_is_told_and_its_process_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends: list[Any] = []
+    monkeypatch.setattr(run, "END_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(slot_worker, "_DELIVERY_S", 0.0)
+    monkeypatch.setattr(os, "_exit", ends.append)
+    for ends_after_s, expected in ((0.0, []), (30.0, [1])):
+        worker = SlotWorker(Entrypoint.from_object(swallows), open_store(str(tmp_path)))
+        log = TrialLog(path=tmp_path / f"{ends_after_s}.log", limit_bytes=10_000)
+        segment = replace(SEGMENT, until_iterations=2, config={"ends_after_s": ends_after_s}, metric="loss")
+        *_, last = worker.run(segment, log)
+        assert isinstance(last, SegmentReport)
+        assert ends == expected
+        assert log.path.read_text().count(RUNS_ON) == len(expected)
+        worker._log_pump.close()
+    LET_GO.set()
 
 
 def test_failures_of_gpus_cost_a_trial_no_retry_unless_they_follow_it() -> None:
