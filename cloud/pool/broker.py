@@ -45,7 +45,7 @@ from rubberband.values.plan import Market
 MOST_BLAMED, BLAME_S = 3, 3600.0
 """Machines that are retired in this time because one tenant found them faulty; its own code may be what fails."""
 SILENT_S = 60.0
-"""A machine that has not answered the broker for so long, while others did, is lent no more."""
+"""A machine is lent no more after this time without an answer to the broker, while others answered."""
 NOTICE_S = 60.0
 """Tenants are warned this long before the month's budget ends."""
 LOOK_S = 2.0

@@ -190,7 +190,7 @@ def swallows(config: dict[str, Any]) -> None:
             return
 
 
-def test_a_function_that_goes_on_after_its_stop_is_told_and_its_process_ends(
+def test_a_process_whose_function_goes_on_after_its_stop_ends_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ends: list[Any] = []
