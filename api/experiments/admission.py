@@ -50,7 +50,7 @@ class _Plan:
 
     def expense(self, start_at: float) -> Expense:
         """Return what it costs if it starts at an instant."""
-        return Expense(cost_usd=self.cost_usd, start_at=start_at, spans=self.spans)
+        return Expense(cost_usd=self.cost_usd, start_at=start_at, duration_s=_length_s(self))
 
 
 class OvertakenError(Problem):
@@ -120,8 +120,8 @@ class Admission:
         """
         estimate, deadline = json.loads(answer.body), experiment.constraints.deadline
         if experiment.resources.provider != self._pool.provider:
-            whole = [Span(gpus=1, duration_s=estimate["prediction"]["jct_s"]["mean"])]
-            expense = Expense(cost_usd=_cost_usd(estimate), start_at=now, spans=whole)
+            jct_s = estimate["prediction"]["jct_s"]["mean"]
+            expense = Expense(cost_usd=_cost_usd(estimate), start_at=now, duration_s=jct_s)
             await asyncio.to_thread(self.budgets.require_budget, owner, expense, now)
             return None
         found = _read(estimate, max(offer.gpus for offer in offers(experiment.resources)))
@@ -225,7 +225,7 @@ class Admission:
         plan: PlanOf,
     ) -> Problem:
         """Return the problem of a plan that the cap of a month does not cover, with a cheaper plan if there is one."""
-        most_usd = math.floor(found.cost_usd * shortage.share * 100.0) / 100.0
+        most_usd = math.floor(shortage.left_usd * 100.0) / 100.0
         cheaper = await self._cheaper(experiment, most_usd, now, plan) if most_usd > 0.0 else None
         told: dict[str, Any] = {"left_usd": shortage.left_usd, "estimate": estimate, "remedies": []}
         told["nearest"] = {"jct_s": _length_s(cheaper or found), "cost_usd": (cheaper or found).cost_usd}

@@ -1,16 +1,16 @@
 """Money at every door: what an experiment costs, and who pays.
 
-The owner's budget of a calendar month (UTC) pays, and on a pool its cap of the month. The money spent in a month counts
-in it, and the money to come in the months in which it is planned. An experiment counts with the cost for which it
-was admitted (its plan's, or that of a resume or an extension) until it ends, or with its forecast where that is more.
-A submission, a resume, an extension, a restart and a start all ask `require`; what asks and adds holds the lock of the
-pool's promises (`Watcher.promising`) meanwhile.
+The owner's budget of a calendar month (UTC) pays, and on a pool its cap of the month. The money spent in a month
+counts in it, and the money to come wholly in each month in which it is planned. An experiment counts with the cost for
+which it was admitted (its plan's, or that of a resume or an extension) until it ends, or with its forecast where that
+is more. A submission, a resume, an extension, a restart and a start all ask `require`; what asks and adds holds the
+lock of the pool's promises (`Watcher.promising`) meanwhile.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,6 @@ from rubberband.cloud.pool import RemotePool
 from rubberband.errors import ProviderError
 from rubberband.executor.core.extending import Extension
 from rubberband.executor.core.forecast import Forecast
-from rubberband.planner.sharing import Span
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.pool import PoolFolder
 from rubberband.states import ACTIVE, ExperimentState
@@ -79,9 +78,7 @@ class Budgets:
         more_usd = cost_usd - counted_usd
         if more_usd <= MONEY_SLACK_USD:
             return
-        expense = Expense(cost_usd=more_usd, start_at=now, spans=_spans(row, jct_s))
-        if promise is not None:
-            expense = _promised_expense(more_usd, promise)
+        expense = _expense(row, more_usd, now, jct_s, promise)
         self.require_budget(row.owner, expense, now, ask)
         shortage = self.shortage(expense, now, queued=ask.queued, bill_usd=bill_usd) if self.is_member(row) else None
         if shortage is not None:
@@ -99,7 +96,7 @@ class Budgets:
         used_usd, this_month = used.get(short.month, 0.0), short.month == month_begin(now)
         month = "this month" if this_month else f"in {datetime.fromtimestamp(short.month, UTC):%B %Y}"
         told = f"{format_usd(used_usd)} of {format_usd(budget_usd)} are spent or planned {month}"
-        asked = f"{ask.what} costs {format_usd(expense.cost_usd)}{short.part_words()}"
+        asked = f"{ask.what} costs {format_usd(expense.cost_usd)}"
         later = "next month" if short.next_at is not None else "ask the operator for a larger budget"
         raise Problem(REFUSED, f"budget of {owner}: {told}, and {asked}; {ask.instead}, or {later}")
 
@@ -226,13 +223,9 @@ class Budgets:
         for row in rows:
             to_come_usd = self._expected_usd(row, promised, now) - row.summary.cost_usd
             if to_come_usd > 0.0 and (queued or row.state is not QUEUED):
-                promise = promised.get(row.name)
-                if promise is None:
-                    expense = Expense(cost_usd=to_come_usd, start_at=now, spans=_spans(row, self._expected_s(row)))
-                else:
-                    expense = _promised_expense(to_come_usd, promise)
-                for month, usd in expense.by_month(now).items():
-                    months[month] = months.get(month, 0.0) + usd
+                expense = _expense(row, to_come_usd, now, self._expected_s(row), promised.get(row.name))
+                for month in expense.months(now):
+                    months[month] = months.get(month, 0.0) + to_come_usd
         return months
 
     def _expected_usd(self, row: Submission, promised: Mapping[str, Promise], now: float) -> float:
@@ -261,13 +254,11 @@ class Budgets:
         return {promise.experiment: promise for promise in self._store.promises()}
 
 
-def _spans(row: Submission, jct_s: float) -> Sequence[Span]:
-    return [Span(gpus=1, duration_s=max(0.0, jct_s - row.summary.jct_s))]
-
-
-def _promised_expense(cost_usd: float, promise: Promise) -> Expense:
-    spans = [Span(gpus=gpus, duration_s=duration_s) for gpus, duration_s in promise.spans]
-    return Expense(cost_usd=cost_usd, start_at=promise.start_at, spans=spans)
+def _expense(row: Submission, cost_usd: float, now: float, jct_s: float, promise: Promise | None) -> Expense:
+    """Return a cost to come of an experiment that takes `jct_s` in all, or is promised its time."""
+    if promise is None:
+        return Expense(cost_usd=cost_usd, start_at=now, duration_s=jct_s - row.summary.jct_s)
+    return Expense(cost_usd=cost_usd, start_at=promise.start_at, duration_s=promise.end_at - promise.start_at)
 
 
 def _is_lost(row: Submission, now: float) -> bool:

@@ -1,51 +1,40 @@
 """The cap of a pool on the bill of a calendar month (UTC), and what a plan takes of it.
 
-Each month has the part of a cost that its share of the GPU time is. Idle time of instances is not planned; the broker
-stops the pool at the cap in any case.
+A cost counts wholly in each month in which it is paid, so that no month has more than its cap, whatever its days cost.
+Idle time of instances is not planned; the broker stops the pool at the cap in any case.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rubberband.cloud.pool import RemotePool
 from rubberband.errors import InfeasibleError
-from rubberband.planner.sharing import Span
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.units import MONEY_SLACK_USD, format_instant, format_usd, month_begin, month_end
 
 _LONGEST_S = 10 * 366 * 24 * 3600.0
-"""A cost that is planned for later than this counts in the last month before it."""
+"""Months that begin later than this are not looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expense:
-    """A cost to come, and the GPUs for which it is paid: `spans`, one after the other from `start_at` on."""
+    """A cost to come, and when it is paid: from `start_at` (Unix time) on."""
 
     cost_usd: float
     start_at: float
-    spans: Sequence[Span]
+    duration_s: float
 
-    def by_month(self, now: float) -> dict[float, float]:
-        """Return the begin of each month (Unix time) -> the part of the cost in it, by GPU time from `now` on."""
-        gpu_s, begin_at = {month_begin(max(now, self.start_at)): 0.0}, self.start_at
-        for span in self.spans:
-            end_at = begin_at + span.duration_s
-            at, until = max(begin_at, now), min(end_at, now + _LONGEST_S)
-            while at < until:
-                month, next_at = month_begin(at), min(until, month_end(at))
-                gpu_s[month] = gpu_s.get(month, 0.0) + span.gpus * (next_at - at)
-                at = next_at
-            begin_at = end_at
-        total_s = sum(gpu_s.values())
-        first = next(iter(gpu_s))
-        if total_s <= 0.0:
-            return {first: self.cost_usd}
-        return {month: self.cost_usd * seconds / total_s for month, seconds in gpu_s.items()}
+    def months(self, now: float) -> list[float]:
+        """Return the begin of each month (Unix time) in which it is paid from `now` on; one at least."""
+        found, end_at = [month_begin(max(now, self.start_at))], min(self.start_at + self.duration_s, now + _LONGEST_S)
+        while (month := month_end(found[-1])) < end_at:
+            found.append(month)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +45,6 @@ class Shortage:
     expense: Expense
     month: float
     """Its begin, in Unix time."""
-    part_usd: float
-    """The part of the expense in it."""
     next_at: float | None
     """Begin of the first later month that has room for the whole expense; None if it is above the cap."""
 
@@ -65,24 +52,14 @@ class Shortage:
     def left_usd(self) -> float:
         return max(0.0, self.cap.cap_usd - self.cap.committed_usd.get(self.month, 0.0))
 
-    @property
-    def share(self) -> float:
-        """The share of the expense that there is room for."""
-        return self.left_usd / self.part_usd
-
     def words(self, what: str = "this plan") -> str:
         """Return the cap, what is used of it, and that `what` costs more."""
         cap, cost_usd = self.cap, self.expense.cost_usd
         used = f"{format_usd(cap.committed_usd.get(self.month, 0.0))} of {format_usd(cap.cap_usd)} are {cap.used_words}"
         return (
             f"pool {cap.pool}'s max_usd_per_month: {used} in {datetime.fromtimestamp(self.month, UTC):%B %Y}, "
-            f"{format_usd(self.left_usd)} are left, and {what} costs {format_usd(cost_usd)}{self.part_words()}"
+            f"{format_usd(self.left_usd)} are left, and {what} costs {format_usd(cost_usd)}"
         )
-
-    def part_words(self) -> str:
-        """Return how much of the expense is in the month; empty if all of it is."""
-        whole = self.part_usd == self.expense.cost_usd
-        return "" if whole else f", {format_usd(self.part_usd)} of it in that month"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +76,15 @@ class MonthCap:
     def shortage(self, expense: Expense, now: float) -> Shortage | None:
         """Return the month in which the cap leaves least for an expense; None if it fits into all months."""
         found = [
-            Shortage(cap=self, expense=expense, month=month, part_usd=part_usd, next_at=self._next_at(month, expense))
-            for month, part_usd in expense.by_month(now).items()
-            if self.committed_usd.get(month, 0.0) + part_usd > self.cap_usd + MONEY_SLACK_USD
+            Shortage(cap=self, expense=expense, month=month, next_at=self._next_at(month, expense))
+            for month in expense.months(now)
+            if self.committed_usd.get(month, 0.0) + expense.cost_usd > self.cap_usd + MONEY_SLACK_USD
         ]
-        return min(found, key=lambda one: one.share, default=None)
+        return min(found, key=lambda one: one.left_usd, default=None)
 
     def refusal(self, cost_usd: float, jct_s: float, now: float, what: str = "this plan") -> str | None:
         """Return why what starts `now` does not fit into the cap, and what to do; None if it fits."""
-        spans = [Span(gpus=1, duration_s=max(0.0, jct_s))]
-        found = self.shortage(Expense(cost_usd=cost_usd, start_at=now, spans=spans), now)
+        found = self.shortage(Expense(cost_usd=cost_usd, start_at=now, duration_s=jct_s), now)
         if found is None:
             return None
         ways = ["set a lower constraints.max_cost", "make the search smaller"] if what == "this plan" else []

@@ -602,8 +602,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="all-cost-in-the-first-month",
         harm="a plan that lasts into the next month leaves that month's money to others",
         file="rubberband/app/month_cap.py",
-        old="month, next_at = month_begin(at), min(until, month_end(at))",
-        new="month, next_at = month_begin(self.start_at), until",
+        old="while (month := month_end(found[-1])) < end_at:",
+        new="while (month := month_end(found[-1])) < now:",
         tests=("tests/unit/test_budgets.py",),
     ),
     Mutant(
@@ -795,8 +795,8 @@ MUTANTS: tuple[Mutant, ...] = (
         name="roomiest-month-is-told",
         harm="a refusal suggests a max_cost that another month does not cover",
         file="rubberband/app/month_cap.py",
-        old="return min(found, key=lambda one: one.share, default=None)",
-        new="return max(found, key=lambda one: one.share, default=None)",
+        old="return min(found, key=lambda one: one.left_usd, default=None)",
+        new="return max(found, key=lambda one: one.left_usd, default=None)",
         tests=("tests/unit/test_budgets.py",),
     ),
     # Journals.

@@ -21,7 +21,6 @@ from rubberband.api.store.schema import Promise
 from rubberband.app.month_cap import Expense, MonthCap
 from rubberband.client.client import raise_for
 from rubberband.errors import InfeasibleError
-from rubberband.planner.sharing import Span
 from rubberband.spec.pool import PoolFile
 from rubberband.states import ExperimentState
 from rubberband.units import month_end
@@ -120,35 +119,27 @@ def test_the_pools_own_bill_of_the_month_counts(tmp_path: Path) -> None:
             assert Budgets(shared, service.store).bill_usd() == pytest.approx(pool.state.month_usd(pool.now()))
 
 
-def test_a_cost_is_divided_between_months_by_gpu_time() -> None:
-    spans = [Span(gpus=4, duration_s=1000.0), Span(gpus=1, duration_s=4000.0)]
-    assert Expense(cost_usd=8.0, start_at=DEC + 50.0, spans=spans).by_month(DEC) == {DEC: 8.0}
-    across = Expense(cost_usd=8.0, start_at=JAN - 1000.0, spans=spans)
-    assert across.by_month(DEC) == {DEC: pytest.approx(4.0), JAN: pytest.approx(4.0)}
-    assert across.by_month(JAN + 5.0) == {JAN: pytest.approx(8.0)}, "all that is left is to come"
-    assert across.by_month(JAN + 1e6) == {JAN: 8.0}
-    (last,) = Expense(cost_usd=8.0, start_at=JAN, spans=[]).by_month(DEC)
-    assert last == JAN
+def test_a_cost_counts_wholly_in_each_month_in_which_it_is_paid() -> None:
+    across = Expense(cost_usd=8.0, start_at=JAN - 1000.0, duration_s=5000.0)
+    assert across.months(DEC) == [DEC, JAN]
+    assert across.months(JAN + 5.0) == [JAN], "what was spent before is spent"
+    assert across.months(JAN + 1e6) == [JAN]
+    assert replace(across, duration_s=1000.0).months(DEC) == [DEC], "it ends as the month does"
+    assert replace(across, start_at=JAN, duration_s=0.0).months(DEC) == [JAN]
 
 
-def test_a_month_that_ends_during_an_experiment_gets_its_part(service: FakeService) -> None:
+def test_a_month_that_ends_during_an_experiment_pays_for_it_and_so_does_the_next(service: FakeService) -> None:
     row = service.add("one", words={"resources": {"provider": "virtual"}}, state=ExperimentState.DONE)
     promised = replace(row, name="two", state=ExperimentState.RUNNING)
-    promise = Promise(experiment="two", start_at=JAN - 300.0, spans=[(1, 600.0)], cost_usd=0.9)
+    promise = Promise(experiment="two", start_at=JAN - 300.0, spans=[(1, 600.0)], cost_usd=0.45)
     assert service.store.add(promised, promise)
     budgets = Budgets(POOL, service.store)
     assert budgets.committed_usd(DEC, bill_usd=None) == {DEC: pytest.approx(0.45), JAN: pytest.approx(0.45)}
-    assert (
-        budgets.shortage(
-            Expense(cost_usd=0.04, start_at=DEC, spans=[Span(gpus=1, duration_s=60.0)]), DEC, bill_usd=None
-        )
-        is None
-    )
-    short = budgets.shortage(
-        Expense(cost_usd=0.2, start_at=JAN - 60.0, spans=[Span(gpus=1, duration_s=240.0)]), DEC, bill_usd=None
-    )
+    fits = Expense(cost_usd=0.04, start_at=DEC, duration_s=60.0)
+    assert budgets.shortage(fits, DEC, bill_usd=None) is None
+    short = budgets.shortage(Expense(cost_usd=0.2, start_at=JAN - 60.0, duration_s=240.0), DEC, bill_usd=None)
     assert short is not None
-    assert (short.month, short.part_usd, short.left_usd) == (JAN, pytest.approx(0.15), pytest.approx(0.05))
+    assert (short.month, short.left_usd) == (DEC, pytest.approx(0.05))
     assert short.next_at == month_end(JAN)
 
 
@@ -173,13 +164,12 @@ def test_a_refusal_names_the_month_in_which_least_is_left_and_the_next_one_with_
     later = month_end(JAN)
     committed = {DEC: 0.4, JAN: 0.45, later: 0.2}
     cap = MonthCap(pool="team", cap_usd=0.5, committed_usd=committed, used_words="spent or planned")
-    halves = Expense(cost_usd=0.4, start_at=JAN - 60.0, spans=[Span(gpus=1, duration_s=120.0)])
-    short = cap.shortage(halves, DEC)
+    short = cap.shortage(Expense(cost_usd=0.4, start_at=JAN - 60.0, duration_s=120.0), DEC)
     assert short is not None
     assert (short.month, short.left_usd) == (JAN, pytest.approx(0.05))
-    at_once = cap.shortage(Expense(cost_usd=0.25, start_at=DEC, spans=[Span(gpus=1, duration_s=60.0)]), DEC)
+    at_once = cap.shortage(Expense(cost_usd=0.25, start_at=DEC, duration_s=60.0), DEC)
     assert at_once is not None
-    assert (at_once.month, at_once.next_at) == (DEC, later), "January has room for a part of it only"
+    assert (at_once.month, at_once.next_at) == (DEC, later), "January has no room for all of it"
 
 
 def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
@@ -232,6 +222,6 @@ def test_an_extension_that_the_cap_or_a_budget_does_not_cover_is_refused(
 
 def test_no_month_is_named_for_what_is_more_than_a_whole_budget(service: FakeService) -> None:
     pool = replace(POOL, budgets_usd={"": 0.3})
-    expense, now = Expense(cost_usd=0.4, start_at=time.time(), spans=[]), time.time()
+    expense, now = Expense(cost_usd=0.4, start_at=time.time(), duration_s=0.0), time.time()
     with pytest.raises(Problem, match=r"costs 0\.40 USD; submit a cheaper one, or ask the operator for a larger"):
         Budgets(pool, service.store).require_budget("", expense, now)
