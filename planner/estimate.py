@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal
 
 from rubberband.planner import risk, search
@@ -270,7 +271,7 @@ def estimate(
     problems = [case.problem(brackets, policy, objective, seed) for case in cases]
     answers = [plan(problem) for problem in problems]
     planning_s = clock() - began_s
-    chosen = min(range(len(cases)), key=lambda at: rank(answers[at], cases[at], objective))
+    chosen = min(range(len(cases)), key=lambda at: _rank(answers[at], problems[at]))
     case, problem, found = cases[chosen], problems[chosen], answers[chosen]
     job, error = (None, found.error) if isinstance(found, Infeasible) else (found, None)
     options = [
@@ -347,15 +348,26 @@ def _frontiers(problem: Problem) -> tuple[list[Point], list[Point]]:
 Answer = JobPlan | Infeasible
 
 
-def rank(answer: Answer, case: Case, objective: Objective) -> tuple[float, float, float]:
+def first_kept(problems: Sequence[Problem]) -> tuple[int, JobPlan] | None:
+    """Return the plan of `estimate` and the number of its problem; None, at once, if no plan keeps its limits."""
+    found = [(at, problem, plan(problem)) for at, problem in enumerate(problems)]
+    kept = [
+        (_rank(job, problem), at, job)
+        for at, problem, job in found
+        if isinstance(job, JobPlan) and keeps(job, problem.constraints)
+    ]
+    return min(kept, key=itemgetter(0))[1:] if kept else None
+
+
+def _rank(answer: Answer, problem: Problem) -> tuple[float, float, float]:
     """Return the rank of an instance type, the lowest best: the objective; without a plan, how far it is off limits."""
     if isinstance(answer, Infeasible):
-        error, limits = answer.error, case.constraints
+        error, limits = answer.error, problem.constraints
         late = error.shortest_jct_s / (limits.deadline_s or math.inf)
         dear = error.cheapest_usd / (limits.max_cost_usd or math.inf)
         return 1.0 + max(0.0, late - 1.0) + max(0.0, dear - 1.0), error.shortest_jct_s, error.cheapest_usd
     cost_usd, jct_s = answer.prediction.cost_usd, answer.prediction.jct_s
-    return (0.0, cost_usd, jct_s) if objective == "min_cost" else (0.0, jct_s, cost_usd)
+    return (0.0, cost_usd, jct_s) if problem.objective == "min_cost" else (0.0, jct_s, cost_usd)
 
 
 def _compared(problem: Problem, case: Case, policy: str) -> list[Option]:

@@ -13,9 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from rubberband.api.problems import CONFLICT, Problem
-from rubberband.app.affordable import planned
-from rubberband.app.cases import cases
-from rubberband.app.sizing import size
+from rubberband.app.affordable import Terms, planned
 from rubberband.errors import InputError
 from rubberband.executor.core.extending import Extension, Limits, Outlook
 from rubberband.executor.training.content import with_trial
@@ -151,10 +149,7 @@ def _estimate(words: Mapping[str, Any], policy: Policy, now: float, code: Sequen
     experiment = with_trial(Experiment.kept(words), code)
     profiles = experiment.loaded_profiles()
     assert profiles is not None, "what waits without a profile is not extended"
-    found = cases(experiment, profiles, now)
-    if experiment.search.auto is not None:
-        _, experiment = size(experiment, found, policy)
-    return planned(experiment, found, policy)
+    return planned(experiment, profiles, Terms(), now=now, policy=policy, advise=False).estimate
 
 
 def _outlook(found: Estimate, stand_in: Estimate) -> Outlook:

@@ -9,22 +9,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from rubberband.app.cases import Room, Spent, cases
+from rubberband.app.cases import Room, Spent, cases, with_start_times
 from rubberband.app.remedies import Reached, find_remedies, reached
+from rubberband.app.sizing import refused, size
 from rubberband.cloud.catalogue import Table
-from rubberband.errors import InfeasibleError
-from rubberband.planner.estimate import Beside, Case, Estimate, estimate, rank
-from rubberband.planner.planning import plan
+from rubberband.errors import InfeasibleError, InputError
+from rubberband.planner.estimate import Beside, Case, Estimate, Nearest, estimate, estimate_plan, first_kept
 from rubberband.planner.problem import JobPlan
-from rubberband.planner.search import keeps
+from rubberband.planner.sizing import Size
 from rubberband.planner.solver import Objective
 from rubberband.planner.wording import advice, none_within
 from rubberband.spec.experiment import Experiment
-from rubberband.units import format_duration, format_usd
-from rubberband.values.plan import Policy, Stage
+from rubberband.spec.search import Asha, Sha, asha
+from rubberband.units import counted, format_duration, format_usd
+from rubberband.values.plan import Plan, Policy, Stage
 from rubberband.values.profile import Profile
+from rubberband.values.start_times import StartTimes
+
+if TYPE_CHECKING:
+    from rubberband.app.month_cap import MonthCap
 
 Profiles = Profile | Mapping[str, Profile]
 
@@ -45,63 +50,164 @@ class CasesLeft:
         return cases(experiment, self.profiles, self.now, table=self.table, room=self.room, spent=self.used)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Inputs of an estimate beside the file and its profile."""
+
+    table: Table | None = None
+    """Instance types and prices; None: the experiment's own table."""
+    room: Room | None = None
+    """Instances that the account's quota allows; None: the file's limit counts."""
+    starts: StartTimes | None = None
+    """Measured start times of instances on this machine; None for other providers, or before a first run."""
+    notes: tuple[str, ...] = ()
+    """Remarks on these: stale prices, quotas. Every screen of an estimate shows them."""
+    blocks: Callable[[Estimate], str | None] | None = None
+    """Returns the remark that compares a plan on demand with a capacity block on offer; None without EC2's offers."""
+    month_cap: MonthCap | None = None
+    """The cap of the experiment's pool on a month's bill, and what is spent of it; None without a cap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedExperiment:
+    """An experiment with its plan, or the reason why there is none."""
+
+    experiment: Experiment
+    """With the start times of this machine, and a number as the size of its search."""
+    cases: tuple[Case, ...]
+    estimate: Estimate
+    size: Size | None
+    """Set if the search was sized to the limits."""
+    remarks: tuple[str, ...]
+    """On the start times."""
+    seen: frozenset[str]
+    """The words that measured start times replace."""
+
+    @property
+    def job(self) -> JobPlan:
+        """The plan to run. Raises InfeasibleError, with remedies, if it does not keep the limits."""
+        if self.estimate.job is None or not self.estimate.feasible:
+            raise _refusal(self.estimate)
+        return self.estimate.job
+
+
 def planned(
     experiment: Experiment,
-    options: Sequence[Case],
-    policy: Policy,
+    profiles: Profiles,
+    terms: Terms,
     *,
-    clock: Callable[[], float] = time.perf_counter,
+    now: float,
+    policy: Policy = "optimal",
+    given: Plan | None = None,
+    spent: Spent | None = None,
+    to_size: bool = False,
     compare: bool = False,
-    with_frontier: bool = False,
-    beside: Beside | None = None,
+    frontier: bool = False,
     seed: int = 0,
-) -> Estimate:
-    """Return the estimate of an experiment with these cases. `compare`, `with_frontier` and `beside` add to it."""
-    return estimate(
-        experiment.brackets(),
-        options,
-        policy,
-        experiment.name,
-        clock=clock,
-        objective=experiment.constraints.objective,
-        compare=compare,
-        with_frontier=with_frontier,
-        beside=beside,
-        seed=seed,
+    most_usd: float | None = None,
+    advise: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> PlannedExperiment:
+    """Plan an experiment that starts at `now` (Unix time), with what is left of its limits after `spent`.
+
+    `profiles` is one for all types, or type -> profile. With `to_size`, or where its size is auto, the search is first
+    sized to the limits (`rubberband.app.sizing`). `given` is the user's own plan, to predict instead of search.
+    `compare` and `frontier` add to the estimate. To `advise` is to search for remedies where there is no plan, none of
+    which costs more than `most_usd`. `clock` reads seconds. Raises InputError for what cannot be planned.
+    """
+    started, remarks, seen = with_start_times(experiment, terms.starts, profiles)
+    cases_of = CasesLeft(profiles, spent or Spent(), now, terms.table, terms.room)
+    found = cases_of(started)
+    sized = None
+    if to_size or started.search.auto is not None:
+        if given is not None:
+            raise InputError(
+                "--plan: a plan file is for one size, and this search is sized to the limits; leave it out"
+            )
+        sized, started = size(started, found, policy)
+    brackets, name = started.brackets(), started.name
+    if given is not None:
+        case = _case_of_plan(found, brackets)
+        best = estimate_plan(brackets[0], given, case, name, with_frontier=frontier, seed=seed)
+    else:
+        best = estimate(
+            brackets,
+            found,
+            policy,
+            name,
+            clock=clock,
+            objective=started.constraints.objective,
+            compare=compare,
+            with_frontier=frontier,
+            beside=_beside(started.search.scheduler) if compare else None,
+            seed=seed,
+        )
+    if best.job is None and advise:
+        best = _with_remedies(best, started, cases_of, clock=clock, most_usd=most_usd)
+    if sized is not None and sized.number is None:
+        best = _unsized(best, sized)
+    return PlannedExperiment(experiment=started, cases=found, estimate=best, size=sized, remarks=remarks, seen=seen)
+
+
+def _case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:
+    """Return the case of the user's own plan. Raises InputError if that is ambiguous."""
+    if len(brackets) > 1:
+        raise InputError(
+            f"--plan: a plan file holds one chain of stages and hyperband has {counted(len(brackets), 'bracket')}; "
+            "leave --plan out, or use the scheduler sha or stages"
+        )
+    if len(cases) > 1:
+        names = [case.offer.instance_type for case in cases]
+        raise InputError(
+            f"--plan: a plan is for one instance type and the experiment has {', '.join(names)}; "
+            f"choose one with -s 'resources.instance_types=[{names[0]}]'"
+        )
+    return cases[0]
+
+
+def _beside(scheduler: object) -> Beside | None:
+    """Return the scheduler that is shown beside this one: with a SYNC after every rung, or without."""
+    if isinstance(scheduler, Asha):
+        return Beside(scheduler="sha", stages=scheduler.stages())
+    if isinstance(scheduler, Sha):
+        return Beside(scheduler="asha", stages=(asha(scheduler.brackets()[0], scheduler.reduction_factor),))
+    return None
+
+
+def _unsized(best: Estimate, sized: Size) -> Estimate:
+    """Return the estimate of the smallest search, which does not fit, with the reason and the remedies of a run."""
+    error = refused(sized, _refusal(best))
+    return replace(
+        best,
+        feasible=False,
+        job=None,
+        nearest=Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd),
+        reason=str(error),
+        obstacle=error.obstacle,
+        remedies=error.remedies,
+        options=(),
+        frontier=(),
+        static_frontier=(),
     )
 
 
-def affordable_job(experiment: Experiment, options: Sequence[Case], policy: Policy) -> JobPlan | None:
-    """Return the plan of `planned`; None if there is none, without the reason."""
-    found = _best_case(experiment.brackets(), options, policy, experiment.constraints.objective)
-    return None if found is None else found[1]
-
-
-def _best_case(
-    brackets: Sequence[Sequence[Stage]], options: Sequence[Case], policy: Policy, objective: Objective, seed: int = 0
-) -> tuple[Case, JobPlan] | None:
-    """Return the best instance type with its plan; None if none has one."""
-    found = [(case, plan(case.problem(brackets, policy, objective, seed))) for case in options]
-    kept = [(case, job) for case, job in found if isinstance(job, JobPlan) and keeps(job, case.constraints)]
-    return min(kept, key=lambda pair: rank(pair[1], pair[0], objective), default=None)
-
-
-def with_remedies(
+def _with_remedies(
     found: Estimate,
     experiment: Experiment,
     cases_of: CasesLeft,
     *,
-    clock: Callable[[], float] = time.perf_counter,
-    most_usd: float | None = None,
+    clock: Callable[[], float],
+    most_usd: float | None,
 ) -> Estimate:
     """Return an estimate without a plan with the remedies that make a run possible, of at most `most_usd`."""
     used = cases_of.used
 
     def attempt(tried: Sequence[Case], objective: Objective) -> Reached | None:
-        answer = _best_case(found.brackets, tried, cast(Policy, found.policy), objective, found.seed)
-        if answer is None:
+        policy = cast(Policy, found.policy)
+        kept = first_kept([case.problem(found.brackets, policy, objective, found.seed) for case in tried])
+        if kept is None:
             return None
-        plain = reached(answer[1], answer[0].constraints.confidence)
+        plain = reached(kept[1], tried[kept[0]].constraints.confidence)
         return replace(plain, needs_s=plain.needs_s + used.seconds, needs_usd=plain.needs_usd + used.cost_usd)
 
     nearest = found.nearest if used == Spent() else None
@@ -114,7 +220,7 @@ def with_remedies(
     return replace(found, remedies=remedies, reason=f"{found.obstacle}; {fix}")
 
 
-def refusal(found: Estimate) -> InfeasibleError:
+def _refusal(found: Estimate) -> InfeasibleError:
     """Return the error of an estimate that is not feasible, with its remedies."""
     if found.job is not None:
         return _missed(found)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rubberband.app.terms import Terms
+from rubberband.app.affordable import Terms
 from rubberband.atomic import make_directories, write_atomically
 from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.pool import FileJournal, RemotePool

@@ -12,24 +12,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rubberband.app.affordable import CasesLeft, Profiles, planned, refusal, with_remedies
+from rubberband.app.affordable import PlannedExperiment, Profiles, Terms, planned
 from rubberband.app.allowance import pledged, require_rate, require_runnable
 from rubberband.app.cases import (
-    Room,
     Spent,
     async_notes,
     batch_notes,
     repeat_notes,
     sampler_notes,
     stand_in_speeds,
-    with_start_times,
 )
 from rubberband.app.check import check_first, named_entrypoint, widest_gang
 from rubberband.app.estimating import experiment_of
 from rubberband.app.kept import beside, content_to_measure, kept_profile
 from rubberband.app.measure import Announce, MeasuredProfile, make_setup, measure_profile, noting
-from rubberband.app.sizing import refused, size
-from rubberband.app.terms import Terms, cloud_terms, local_terms
+from rubberband.app.terms import cloud_terms, local_terms
 from rubberband.cloud.catalogue import Table, offers, types_of
 from rubberband.cloud.local.gpus import free_gpus, gpus_to_share
 from rubberband.cloud.start_limits import start_limits
@@ -49,8 +46,6 @@ from rubberband.executor.training.content import with_trial
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.file_systems import require_home
 from rubberband.installation import home_at
-from rubberband.planner.estimate import Case
-from rubberband.planner.problem import JobPlan
 from rubberband.spec.experiment import Experiment
 from rubberband.units import counted, format_duration, format_usd, shown
 from rubberband.values.plan import Policy
@@ -61,43 +56,17 @@ HUNG_REPLACEMENTS = 3
 """A run replaces at most this number of instances since trials hung on them."""
 
 
-def plan_job(
-    experiment: Experiment,
-    profiles: Profiles,
-    policy: Policy = "optimal",
-    *,
-    spent: Spent | None = None,
-    table: Table | None = None,
-    room: Room | None = None,
-    most_usd: float | None = None,
-    now: float | None = None,
-) -> Job:
-    """Return the job of an experiment that starts now, planned on the best of its instance types.
-
-    `profiles` is one for all types, or type -> profile; `table` and `room` are those of `rubberband.app.cases.cases`.
-    `now` is Unix time. Raises InfeasibleError if no plan meets the constraints; its remedies cost at most `most_usd`.
-    """
-    used = spent or Spent()
-    cases_of = CasesLeft(profiles, used, time.time() if now is None else now, table, room)
-    options = cases_of(experiment)
-    found = planned(experiment, options, policy)
-    if found.job is None:
-        found = with_remedies(found, experiment, cases_of, most_usd=most_usd)
-    if found.job is None or not found.feasible:
-        raise refusal(found)
-    job = _job(experiment, found.case, found.job, policy)
-    return replace(job, speeds=stand_in_speeds(experiment, found.case, options), profiling_s=used.seconds)
-
-
-def _job(experiment: Experiment, case: Case, planned: JobPlan, policy: Policy) -> Job:
+def job_of(found: PlannedExperiment, spent: Spent) -> Job:
+    """Return the job of an experiment that starts now. Raises InfeasibleError if no plan keeps its limits."""
+    chosen, experiment, case = found.job, found.experiment, found.estimate.case
     constraints, kind = case.constraints, experiment.resources.kind
     assert case.reserve is not None, "the cases of an experiment have one"
-    brackets = brackets_of(experiment.brackets(), [lane.brackets for lane in planned.lanes])
+    brackets = brackets_of(experiment.brackets(), [lane.brackets for lane in chosen.lanes])
     return Job(
         name=experiment.name,
-        stages=tuple(stage for lane in planned.lanes for stage in lane.stages),
-        plan=planned.plan,
-        prediction=planned.prediction,
+        stages=tuple(stage for lane in chosen.lanes for stage in lane.stages),
+        plan=chosen.plan,
+        prediction=chosen.prediction,
         offer=case.offer,
         # A simulated start is whole before the first iteration.
         profile=replace(case.profile, first_iteration_extra_s=0.0, cold_iteration_extra_s=0.0)
@@ -111,7 +80,7 @@ def _job(experiment: Experiment, case: Case, planned: JobPlan, policy: Policy) -
         max_failures=experiment.constraints.max_failures,
         iteration_timeout_s=experiment.constraints.iteration_timeout_s,
         release_margin_s=case.reserve.margin_s,
-        replan=policy == "optimal" and planned.lanes[0].stages[0].ladder is None,
+        replan=found.estimate.policy == "optimal" and chosen.lanes[0].stages[0].ladder is None,
         objective=experiment.constraints.objective,
         min_gpus_per_trial=constraints.min_gpus_per_trial,
         max_gpus_per_trial=constraints.max_gpus_per_trial,
@@ -123,8 +92,10 @@ def _job(experiment: Experiment, case: Case, planned: JobPlan, policy: Policy) -
         hung_replacements=HUNG_REPLACEMENTS,
         draws=experiment.search.sampler.learns,
         brackets=brackets,
-        lane_instances=tuple(lane.max_instances for lane in planned.lanes) if brackets else (),
+        lane_instances=tuple(lane.max_instances for lane in chosen.lanes) if brackets else (),
         balances=experiment.gains_from_mixtures,
+        speeds=stand_in_speeds(experiment, case, found.cases),
+        profiling_s=spent.seconds,
     )
 
 
@@ -324,19 +295,15 @@ def _planned(
     announce: Announce,
 ) -> tuple[Experiment, Job]:
     """Return the experiment with a number as the size of its search, and its job. Raises InfeasibleError."""
-    started, remarks, _ = with_start_times(experiment, local_terms(experiment, home).starts, profiles)
-    for line in (*experiment.notes, *remarks):
+    here = replace(terms, starts=local_terms(experiment, home).starts)
+    found = planned(experiment, profiles, here, now=time.time(), policy=policy, spent=spent, most_usd=most_usd)
+    for line in (*experiment.notes, *found.remarks):
         announce(line)
-    now, room = time.time(), terms.room
-    if experiment.search.auto is not None:
-        cases_of = CasesLeft(profiles, spent, now, terms.table, room)
-        found, started = size(started, cases_of(started), policy)
-        if found.number is None:
-            least = planned(started, cases_of(started), policy)
-            raise refused(found, refusal(with_remedies(least, started, cases_of, most_usd=most_usd)))
-        announce(f"{found.key}: auto is {found.number:,}, the largest search within the limits")
-        experiment = experiment.sized(found.key, found.number)
-    job = plan_job(started, profiles, policy, spent=spent, table=terms.table, room=room, most_usd=most_usd, now=now)
+    job = job_of(found, spent)
+    if (sized := found.size) is not None:
+        assert sized.number is not None, "there is a plan"
+        announce(f"{sized.key}: auto is {sized.number:,}, the largest search within the limits")
+        experiment = experiment.sized(sized.key, sized.number)
     notes = [*repeat_notes(experiment), *sampler_notes(experiment, len(lanes_of(job)))]
     notes += batch_notes(experiment, job.profile.goodput)
     notes += async_notes(experiment, job.profile, {stage.gpus_per_trial for stage in job.plan.stages})

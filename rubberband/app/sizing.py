@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from rubberband.app.affordable import affordable_job
 from rubberband.app.remedies import is_out_of_reach, reached
 from rubberband.errors import InfeasibleError, InputError
-from rubberband.planner.estimate import Case
+from rubberband.planner.estimate import Case, first_kept
 from rubberband.planner.problem import JobPlan
 from rubberband.planner.sampling import steady, varies
 from rubberband.planner.sizing import Size, largest
@@ -166,7 +165,9 @@ class Sizer:
         key = (number, deadline_s, max_cost_usd)
         if key not in self._jobs:
             sized, cases = self.experiment.sized(self.key, number), self._limited(deadline_s, max_cost_usd)
-            self._jobs[key] = affordable_job(sized, cases, self.policy)
+            brackets, objective = sized.brackets(), sized.constraints.objective
+            kept = first_kept([case.problem(brackets, self.policy, objective) for case in cases])
+            self._jobs[key] = None if kept is None else kept[1]
         return self._jobs[key]
 
     def _limited(self, deadline_s: float | None, max_cost_usd: float | None) -> list[Case]:

@@ -7,61 +7,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rubberband.app import sizing
-from rubberband.app.affordable import CasesLeft, planned, refusal, with_remedies
+from rubberband.app.affordable import Terms, planned
 from rubberband.app.cases import (
     MARKETS,
     Room,
-    Spent,
     async_notes,
     batch_notes,
     mixture_notes,
     repeat_notes,
     sampler_notes,
-    with_start_times,
 )
 from rubberband.cloud.catalogue import Table, offers, price_source, row_source, spot_source, types_of
 from rubberband.cloud.prices import LiveTable, live_table
 from rubberband.errors import InputError, ProviderError
 from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions, bill_lines
-from rubberband.planner.estimate import Beside, Case, Estimate, Nearest, estimate_plan
+from rubberband.planner.estimate import Case, Estimate
 from rubberband.planner.sizing import Size
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
 from rubberband.spec.profile_file import VARIATIONS, InlineProfile
 from rubberband.spec.resources import Resources
-from rubberband.spec.search import Asha, Sha, asha
-from rubberband.units import counted
 from rubberband.values.offer import BillLine, Offer
-from rubberband.values.plan import Market, Plan, Policy, Stage
+from rubberband.values.plan import Market, Plan, Policy
 from rubberband.values.profile import Profile
-from rubberband.values.start_times import StartTimes, start_times
+from rubberband.values.start_times import start_times
 
 if TYPE_CHECKING:
-    from rubberband.app.month_cap import MonthCap
     from rubberband.cloud.aws import quota
     from rubberband.cloud.aws.calls import AwsSession
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """Inputs of an estimate beside the file and its profile."""
-
-    table: Table | None = None
-    """Instance types and prices; None: the experiment's own table."""
-    room: Room | None = None
-    """Instances that the account's quota allows; None: the file's limit counts."""
-    starts: StartTimes | None = None
-    """Measured start times of instances on this machine; None for other providers, or before a first run."""
-    notes: tuple[str, ...] = ()
-    """Remarks on these: stale prices, quotas. Every screen of an estimate shows them."""
-    blocks: Callable[[Estimate], str | None] | None = None
-    """Returns the remark that compares a plan on demand with a capacity block on offer; None without EC2's offers."""
-    month_cap: MonthCap | None = None
-    """The cap of the experiment's pool on a month's bill, and what is spent of it; None without a cap."""
 
 
 def local_terms(experiment: Experiment, home: Path) -> Terms:
@@ -126,39 +102,38 @@ def answer(
     user's own, to predict instead of search. The whole `frontier` takes much longer. `clock` reads seconds, to time the
     planning. Raises InputError for an experiment that cannot be planned.
     """
-    written = experiment
-    experiment, remarks, seen = with_start_times(written, terms.starts, profiles)
-    cases_of = CasesLeft(profiles, Spent(), now, terms.table, terms.room)
-    found = cases_of(experiment)
-    sized = None
-    if size or experiment.search.auto is not None:
-        if plan is not None:
-            raise InputError(
-                "--plan: a plan file is for one size, and this search is sized to the limits; leave it out"
-            )
-        sized, experiment = sizing.size(experiment, found, policy)
-    best = _estimated(experiment, found, policy, plan, clock=clock, frontier=frontier, seed=seed)
-    if best.job is None:
-        best = with_remedies(best, experiment, cases_of, clock=clock, most_usd=most_usd)
-    if sized is not None and sized.number is None:
-        best = _unsized(best, sized)
+    found = planned(
+        experiment,
+        profiles,
+        terms,
+        now=now,
+        policy=policy,
+        given=plan,
+        to_size=size,
+        compare=True,
+        frontier=frontier,
+        seed=seed,
+        most_usd=most_usd,
+        clock=clock,
+    )
+    best, started = found.estimate, found.experiment
     block = None if terms.blocks is None else terms.blocks(best)
     blocks = () if block is None else (block,)
     return EstimateAnswer(
         estimate=best,
-        assumptions=assumptions(best, _bases(written, best.case, terms.table, seen)),
+        assumptions=assumptions(best, _bases(experiment, best.case, terms.table, found.seen)),
         notes=(
-            *experiment.notes,
-            *remarks,
-            *repeat_notes(experiment),
-            *_planned_notes(best, experiment, found),
-            *_notes(experiment, best.case, terms.table),
+            *started.notes,
+            *found.remarks,
+            *repeat_notes(started),
+            *_planned_notes(best, started, found.cases),
+            *_notes(started, best.case, terms.table),
             *terms.notes,
             *blocks,
             *_cap_notes(best, terms, now),
         ),
         bill=bill_lines(best),
-        size=sized,
+        size=found.size,
         blocks=blocks,
     )
 
@@ -171,59 +146,6 @@ def _cap_notes(best: Estimate, terms: Terms, now: float) -> tuple[str, ...]:
     return () if refused is None else (f"pool: a run is refused now: {refused}.",)
 
 
-def _estimated(
-    experiment: Experiment,
-    found: Sequence[Case],
-    policy: Policy,
-    plan: Plan | None,
-    *,
-    clock: Callable[[], float],
-    frontier: bool,
-    seed: int,
-) -> Estimate:
-    """Return the estimate of an experiment with these cases, or of the user's own plan of it."""
-    brackets, name = experiment.brackets(), experiment.name
-    if plan is not None:
-        case = case_of_plan(found, brackets)
-        return estimate_plan(brackets[0], plan, case, name, with_frontier=frontier, seed=seed)
-    return planned(
-        experiment,
-        found,
-        policy,
-        clock=clock,
-        compare=True,
-        with_frontier=frontier,
-        beside=_beside(experiment.search.scheduler),
-        seed=seed,
-    )
-
-
-def _unsized(best: Estimate, sized: Size) -> Estimate:
-    """Return the estimate of the smallest search, which does not fit, with the reason and the remedies of a run."""
-    error = sizing.refused(sized, refusal(best))
-    return replace(
-        best,
-        feasible=False,
-        job=None,
-        nearest=Nearest(jct_s=error.shortest_jct_s, cost_usd=error.cheapest_usd),
-        reason=str(error),
-        obstacle=error.obstacle,
-        remedies=error.remedies,
-        options=(),
-        frontier=(),
-        static_frontier=(),
-    )
-
-
-def _beside(scheduler: object) -> Beside | None:
-    """Return the scheduler that is shown beside this one: with a SYNC after every rung, or without."""
-    if isinstance(scheduler, Asha):
-        return Beside(scheduler="sha", stages=scheduler.stages())
-    if isinstance(scheduler, Sha):
-        return Beside(scheduler="asha", stages=(asha(scheduler.brackets()[0], scheduler.reduction_factor),))
-    return None
-
-
 def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Case]) -> list[str]:
     """Return remarks on the plan; none without one."""
     if best.job is None:
@@ -232,22 +154,6 @@ def _planned_notes(best: Estimate, experiment: Experiment, options: Sequence[Cas
     workers = async_notes(experiment, best.profile, sizes)
     mixed = mixture_notes(experiment, best.case, options, max(sizes))
     return [*sampler_notes(experiment, len(best.job.lanes)), *workers, *mixed]
-
-
-def case_of_plan(cases: Sequence[Case], brackets: Sequence[Sequence[Stage]]) -> Case:
-    """Return the case of the user's own plan. Raises InputError if that is ambiguous."""
-    if len(brackets) > 1:
-        raise InputError(
-            f"--plan: a plan file holds one chain of stages and hyperband has {counted(len(brackets), 'bracket')}; "
-            "leave --plan out, or use the scheduler sha or stages"
-        )
-    if len(cases) > 1:
-        names = [case.offer.instance_type for case in cases]
-        raise InputError(
-            f"--plan: a plan is for one instance type and the experiment has {', '.join(names)}; "
-            f"choose one with -s 'resources.instance_types=[{names[0]}]'"
-        )
-    return cases[0]
 
 
 def _bases(experiment: Experiment, case: Case, table: Table | None, seen: Collection[str]) -> dict[Name, Basis]:

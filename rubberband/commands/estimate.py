@@ -28,7 +28,8 @@ from rubberband.commands.common import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rubberband.app.terms import EstimateAnswer, Terms
+    from rubberband.app.affordable import Terms
+    from rubberband.app.terms import EstimateAnswer
     from rubberband.planner.estimate import Estimate
     from rubberband.planner.sizing import Size
     from rubberband.spec.experiment import Experiment
@@ -146,7 +147,8 @@ plan = _command(
 
 
 def _terms(experiment: Experiment, live: bool) -> Terms:
-    from rubberband.app.terms import Terms, live_terms, local_terms
+    from rubberband.app.affordable import Terms
+    from rubberband.app.terms import live_terms, local_terms
     from rubberband.errors import InputError
     from rubberband.installation import default_home
 

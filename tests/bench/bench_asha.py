@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rubberband.app.run import plan_job, run_experiment
+from rubberband.app.run import run_experiment
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
@@ -35,6 +35,7 @@ from rubberband.spec.loading import load_experiment
 from rubberband.values.profile import Profile, Spread
 from tests.builders.experiment_words import words
 from tests.builders.memory import MemoryJournal
+from tests.builders.plans import plan_job
 
 ROOT = Path(__file__).parents[2]
 SHARES = (0.05, 0.95)

@@ -28,7 +28,6 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
 from rubberband.app.cases import Spent
 from rubberband.app.measure import make_setup
-from rubberband.app.run import plan_job
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.executor import session
 from rubberband.executor.backend import Backend
@@ -41,6 +40,7 @@ from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import hyperband
 from rubberband.views.live import open_view
+from tests.builders.plans import plan_job
 from tests.builders.service_client import served
 
 SIZES = (100, 1_000, 10_000, 100_000)

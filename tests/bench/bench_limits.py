@@ -22,7 +22,8 @@ from typing import Any
 from unittest import mock
 
 from rubberband.app import run as running
-from rubberband.app.terms import EstimateAnswer, Terms, answer, live_terms
+from rubberband.app.affordable import Terms
+from rubberband.app.terms import EstimateAnswer, answer, live_terms
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.budget import bill_usd
@@ -38,6 +39,7 @@ from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
 from rubberband.units import MONEY_SLACK_USD
 from tests.builders.aws_account import Account
 from tests.builders.memory import MemoryJournal
+from tests.builders.plans import plan_job
 
 Words = dict[str, Any]
 LIMITS_EACH = 10
@@ -152,12 +154,14 @@ def world() -> Iterator[tuple[Path, Account]]:
         yield home, account
 
 
-def compare(provider: str, seed: int, home: Path, account: Account, found: Counter[str]) -> None:
+def compare(
+    provider: str, seed: int, home: Path, account: Account, found: Counter[str], limits: int = LIMITS_EACH
+) -> None:
     """Count how often the front doors agree about the limits of one random experiment."""
     chance = random.Random(f"{provider} {seed}")
     words = experiment_words(chance, provider, account)
     free = estimated(words, home)
-    for _ in range(LIMITS_EACH):
+    for _ in range(limits):
         limited = {**words, "constraints": words["constraints"] | limits_around(chance, free)}
         told = estimated(limited, home)
         is_accepted = begins(limited, home)
@@ -267,14 +271,14 @@ def planned_job(name: str, seed: int) -> tuple[Job, float] | None:
     free = Experiment(**{**words, "constraints": {"objective": "min_cost"}})
     profile = free.loaded_profile()
     assert profile is not None, "it is written"
-    prediction = running.plan_job(free, profile, now=0.0).prediction
+    prediction = plan_job(free, profile, now=0.0).prediction
     assert prediction.cost is not None
     assert prediction.jct is not None
     words["constraints"]["max_cost"] = prediction.cost.p95 * chance.uniform(1.0, 1.4)
     if kind.deadline:
         words["constraints"]["deadline"] = prediction.jct.p95 * chance.uniform(0.7, 1.2)
     try:
-        job = running.plan_job(Experiment(**words), profile, now=0.0)
+        job = plan_job(Experiment(**words), profile, now=0.0)
     except InfeasibleError:
         return None
     odds = answer(Experiment(**words), profile, Terms(), now=0.0, clock=time.perf_counter).estimate.odds

@@ -32,7 +32,7 @@ from rubberband.values.profile import Profile
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
 from tests.builders.paper import simulate
-from tests.builders.plans import frontier, plan, plan_job
+from tests.builders.plans import frontier, plan, plan_brackets
 from tests.property.enumeration import best, every_plan
 
 NUM_RUNS = 7
@@ -142,7 +142,7 @@ def size() -> None:
 
 
 def _hyperband(times: Profile, limits: PlanningConstraints, objective: Objective) -> str:
-    job = plan_job(hyperband(81, 3), times, p3_8xlarge(64), limits, objective=objective)
+    job = plan_brackets(hyperband(81, 3), times, p3_8xlarge(64), limits, objective=objective)
     met = "" if job.odds is None else f"  P {job.odds.p_both:.4f}"
     return f"{job.prediction.jct_s:>10.1f} s {job.prediction.cost_usd:>10.4f} USD{met}"
 

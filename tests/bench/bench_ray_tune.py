@@ -31,7 +31,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from rubberband.app.run import plan_job  # noqa: E402
 from rubberband.cloud.local.guarding import end_all  # noqa: E402
 from rubberband.cloud.local.instance import load, tagged  # noqa: E402
 from rubberband.executor.core.state import Job  # noqa: E402
@@ -40,6 +39,7 @@ from rubberband.spec.experiment import Experiment  # noqa: E402
 from rubberband.spec.loading import load_experiment  # noqa: E402
 from rubberband.values.offer import Offer  # noqa: E402
 from rubberband.values.profile import Profile  # noqa: E402
+from tests.builders.plans import plan_job  # noqa: E402
 
 EXAMPLE = ROOT / "examples" / "scaling.yaml"
 OURS = "rubberband"

@@ -11,7 +11,6 @@ from typing import Any
 
 from rubberband.app.cases import Spent
 from rubberband.app.measure import make_setup
-from rubberband.app.run import plan_job
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
@@ -22,6 +21,7 @@ from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Faults
 from rubberband.spec.experiment import Experiment
 from tests.builders.memory import MemoryJournal
+from tests.builders.plans import plan_job
 
 WORDS: Mapping[str, Any] = {
     "name": "digits-sha",

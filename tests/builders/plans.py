@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+from rubberband.app.affordable import Profiles, Terms, planned
+from rubberband.app.cases import Spent
+from rubberband.app.run import job_of
+from rubberband.executor.core.state import Job
 from rubberband.planner import search
 from rubberband.planner.planning import plan as answer
 from rubberband.planner.problem import Infeasible, JobPlan, Problem
+from rubberband.spec.experiment import Experiment
 from rubberband.values.offer import Offer
 from rubberband.values.plan import Planned, PlanningConstraints, Stage
 from rubberband.values.profile import Profile
@@ -34,7 +40,7 @@ def problem(
     )
 
 
-def plan_job(brackets: Sequence[Sequence[Stage]], *job: Any, **more: Any) -> JobPlan:
+def plan_brackets(brackets: Sequence[Sequence[Stage]], *job: Any, **more: Any) -> JobPlan:
     """The best plan of a job, asked as `problem` is. Raises InfeasibleError if none meets the limits."""
     found = answer(problem(brackets, *job, **more))
     if isinstance(found, Infeasible):
@@ -43,10 +49,27 @@ def plan_job(brackets: Sequence[Sequence[Stage]], *job: Any, **more: Any) -> Job
 
 
 def plan(stages: Sequence[Stage], *job: Any, **more: Any) -> Planned:
-    """`plan_job` of a job of one bracket."""
-    return plan_job((stages,), *job, **more).lanes[0].planned
+    """`plan_brackets` of a job of one bracket."""
+    return plan_brackets((stages,), *job, **more).lanes[0].planned
 
 
 def frontier(stages: Sequence[Stage], *job: Any) -> list[tuple[float, float]]:
     """The frontier within the limits of a job of one bracket."""
     return search.frontier(problem((stages,), *job))
+
+
+def plan_job(
+    experiment: Experiment,
+    profiles: Profiles,
+    policy: Any = "optimal",
+    *,
+    spent: Spent | None = None,
+    now: float | None = None,
+    most_usd: float | None = None,
+    **terms: Any,
+) -> Job:
+    """The job of an experiment as `run` plans it, on `terms`. Raises InfeasibleError if no plan meets the limits."""
+    used, now = spent or Spent(), time.time() if now is None else now
+    return job_of(
+        planned(experiment, profiles, Terms(**terms), now=now, policy=policy, spent=used, most_usd=most_usd), used
+    )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rubberband.app.run import plan_job
 from rubberband.executor import sampling
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.state import Job
@@ -16,6 +15,7 @@ from rubberband.executor.driver import Observer, drive
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.spec.experiment import Experiment
 from tests.builders.memory import MemoryJournal
+from tests.builders.plans import plan_job
 from tests.builders.virtual_runs import Killed, check
 
 Objective = Callable[[Mapping[str, Any], int], float]

@@ -88,7 +88,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="repeats-without-a-word",
         harm="nine trials over two configurations are paid without a word",
         file="rubberband/app/terms.py",
-        old="            *repeat_notes(experiment),\n",
+        old="            *repeat_notes(started),\n",
         new="",
         tests=_SAMPLING,
     ),

@@ -81,9 +81,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="estimate-without-reserve",
         harm="an estimate calls feasible what the run refuses, or the run is stopped just before its end",
-        file="rubberband/app/terms.py",
-        old="found = cases_of(experiment)\n",
-        new="found = [replace(case, reserve=None) for case in cases_of(experiment)]\n",
+        file="rubberband/app/affordable.py",
+        old="found = cases_of(started)\n",
+        new="found = tuple(replace(case, reserve=None) for case in cases_of(started))\n",
+        tests=("tests/unit/test_planning.py",),
+    ),
+    Mutant(
+        name="measuring-not-counted",
+        harm="a run plans as if measuring its profile had cost nothing, and ends above its max_cost",
+        file="rubberband/app/affordable.py",
+        old="CasesLeft(profiles, spent or Spent(), now",
+        new="CasesLeft(profiles, Spent(), now",
         tests=("tests/unit/test_planning.py",),
     ),
     Mutant(

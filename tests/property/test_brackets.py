@@ -18,7 +18,7 @@ from rubberband.spec.search import hyperband
 from rubberband.values.offer import gang_sizes, slots
 from rubberband.values.plan import Plan, PlanningConstraints, Prediction, StagePlan
 from tests.builders.budget import examples
-from tests.builders.plans import plan_job
+from tests.builders.plans import plan_brackets
 from tests.builders.strategies import offers, profiles, stage_lists
 from tests.builders.virtual_runs import run_virtual
 
@@ -113,7 +113,7 @@ def planned_jobs(draw: st.DrawFn) -> Job:
     )
     objective = draw(st.sampled_from(["min_cost", "min_time"]))
     try:
-        planned = plan_job(brackets, profile, offer, limits, objective=objective)
+        planned = plan_brackets(brackets, profile, offer, limits, objective=objective)
     except InfeasibleError:
         reject()
     return Job(

@@ -18,7 +18,7 @@ from rubberband.spec.search import hyperband
 from rubberband.values.offer import Billing, Offer
 from rubberband.values.plan import Plan, Planned, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile
-from tests.builders.plans import plan, plan_job
+from tests.builders.plans import plan, plan_brackets
 
 PROFILE = Profile(seconds_per_iteration={1: 30.0, 2: 16.0, 4: 9.0, 8: 6.0}, trial_startup_s=2.0)
 
@@ -86,14 +86,14 @@ def test_no_division_that_can_be_tried_is_cheaper(brackets, max_instances, slack
         head_usd = offer.head_cost_usd(max(lane.prediction.jct_s for lane in lanes))
         costs_usd.append(sum(lane.prediction.cost_usd for lane in lanes) + head_usd)
     try:
-        job = plan_job(brackets, PROFILE, offer, limits)
+        job = plan_brackets(brackets, PROFILE, offer, limits)
     except InfeasibleError as error:
         shortest_s = error.shortest_jct_s
         job = None
     if job is None:
         assert not costs_usd
         enough = replace(limits, deadline_s=shortest_s * 1.001)
-        check(plan_job(brackets, PROFILE, offer, enough), brackets, PROFILE, offer, enough)
+        check(plan_brackets(brackets, PROFILE, offer, enough), brackets, PROFILE, offer, enough)
         return
     check(job, brackets, PROFILE, offer, limits)
     if costs_usd:
@@ -106,7 +106,7 @@ def test_hyperband_is_planned_within_its_limits(max_instances: int, trial_cv: fl
     brackets = hyperband(27, 3)
     profile, offer = replace(PROFILE, trial_cv=trial_cv), offer_of(max_instances, head_price_usd_per_hour=0.2)
     limits = PlanningConstraints(deadline_s=7000.0, max_gpus_per_trial=8)
-    job = plan_job(brackets, profile, offer, limits)
+    job = plan_brackets(brackets, profile, offer, limits)
     check(job, brackets, profile, offer, limits)
     if trial_cv:
         assert job.odds is not None
@@ -117,8 +117,8 @@ def test_hyperband_is_planned_within_its_limits(max_instances: int, trial_cv: fl
 
 def test_brackets_run_side_by_side_when_time_is_short_and_one_after_another_when_it_is_not() -> None:
     brackets, offer = hyperband(27, 3), offer_of(64)
-    fast = plan_job(brackets, PROFILE, offer, PlanningConstraints(max_gpus_per_trial=8), objective="min_time")
-    slow = plan_job(brackets, PROFILE, offer, PlanningConstraints(max_gpus_per_trial=8))
+    fast = plan_brackets(brackets, PROFILE, offer, PlanningConstraints(max_gpus_per_trial=8), objective="min_time")
+    slow = plan_brackets(brackets, PROFILE, offer, PlanningConstraints(max_gpus_per_trial=8))
     assert len(fast.lanes) > len(slow.lanes)
     assert fast.prediction.jct_s < slow.prediction.jct_s
     assert fast.prediction.cost_usd > slow.prediction.cost_usd
@@ -126,12 +126,12 @@ def test_brackets_run_side_by_side_when_time_is_short_and_one_after_another_when
 
 def test_the_budget_is_the_job_s_and_not_each_lane_s() -> None:
     brackets, offer = hyperband(27, 3), offer_of(16)
-    cheapest = plan_job(brackets, PROFILE, offer, PlanningConstraints(max_gpus_per_trial=8))
+    cheapest = plan_brackets(brackets, PROFILE, offer, PlanningConstraints(max_gpus_per_trial=8))
     limits = PlanningConstraints(max_gpus_per_trial=8, max_cost_usd=cheapest.prediction.cost_usd * 0.9)
     with pytest.raises(InfeasibleError, match="max_cost"):
-        plan_job(brackets, PROFILE, offer, limits)
+        plan_brackets(brackets, PROFILE, offer, limits)
     limits = replace(limits, max_cost_usd=cheapest.prediction.cost_usd * 1.2)
-    within = plan_job(brackets, PROFILE, offer, limits, objective="min_time")
+    within = plan_brackets(brackets, PROFILE, offer, limits, objective="min_time")
     assert within.prediction.cost_usd <= cheapest.prediction.cost_usd * 1.2
     assert within.prediction.jct_s <= cheapest.prediction.jct_s
 
@@ -142,10 +142,10 @@ def test_one_bracket_is_planned_as_it_is_and_samples_of_lanes_are_those_of_their
         offer_of(8),
         PlanningConstraints(deadline_s=8000.0, max_gpus_per_trial=8),
     )
-    alone = plan_job(brackets[:1], PROFILE, offer, limits)
+    alone = plan_brackets(brackets[:1], PROFILE, offer, limits)
     assert alone.lanes[0].planned == plan(brackets[0], PROFILE, offer, limits)
     assert alone.prediction == predict(brackets[0], alone.plan, PROFILE, offer)
-    job = plan_job(brackets, PROFILE, offer, limits)
+    job = plan_brackets(brackets, PROFILE, offer, limits)
     samples = sample_lanes(job.lanes, PROFILE, offer)
     assert samples.jct_s.max() == pytest.approx(job.prediction.jct_s)
     assert samples.cost_usd.min() == pytest.approx(job.prediction.cost_usd)
@@ -168,6 +168,6 @@ def test_a_lane_too_narrow_for_one_trial_is_no_error() -> None:
     offer = replace(offer_of(3), gpus=1)
     limits = PlanningConstraints(min_gpus_per_trial=2, max_gpus_per_trial=2)
     brackets = [(Stage(trials=2, iterations=1),), (Stage(trials=1, iterations=2),)]
-    job = plan_job(brackets, PROFILE, offer, limits)
+    job = plan_brackets(brackets, PROFILE, offer, limits)
     assert {choice.gpus_per_trial for choice in job.plan.stages} == {2}
     assert len(job.lanes) == 1

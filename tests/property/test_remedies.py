@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rubberband.app.affordable import Terms
 from rubberband.app.remedies import MOST_S
-from rubberband.app.terms import Terms, answer
+from rubberband.app.terms import answer
 from rubberband.errors import InputError
 from rubberband.planner.estimate import Estimate
 from rubberband.spec.loading import experiment_of

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rubberband.app.cases import cases
-from rubberband.app.run import plan_job
 from rubberband.app.sizing import size
 from rubberband.cloud.virtual import VirtualClock
 from rubberband.errors import InfeasibleError
@@ -24,6 +23,7 @@ from rubberband.planner.sizing import largest
 from rubberband.spec.experiment import Experiment
 from rubberband.values.profile import Profile
 from tests.builders.budget import examples
+from tests.builders.plans import plan_job
 from tests.builders.virtual_runs import run_virtual
 
 MOST = 200

@@ -23,11 +23,11 @@ from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
 from rubberband.app import check, run
 from rubberband.app import pool as pools
+from rubberband.app.affordable import Terms
 from rubberband.app.allowance import committed_usd, pledged, require_image, require_runnable
 from rubberband.app.estimating import estimate
 from rubberband.app.pool import bring_up
 from rubberband.app.run import tune
-from rubberband.app.terms import Terms
 from rubberband.cloud.catalogue import offer
 from rubberband.cloud.pool import FileJournal
 from rubberband.cloud.pool.events import MachineEnded, MachineRuns, Opened, PoolLimits, SliceRequested

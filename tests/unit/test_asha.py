@@ -9,7 +9,6 @@ import pytest
 
 from rubberband.api.dashboard.experiment_words import happenings, rungs_reached, stage_rows
 from rubberband.app.cases import cases
-from rubberband.app.run import plan_job
 from rubberband.app.sizing import size
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.forecast import expected_iterations
@@ -27,7 +26,7 @@ from rubberband.views.allocation_chart import allocation
 from rubberband.views.estimate_html import render_estimate
 from rubberband.views.report_html import render_html
 from tests.builders.experiment_words import words
-from tests.builders.plans import plan
+from tests.builders.plans import plan, plan_job
 from tests.builders.virtual_runs import run_virtual
 
 PROFILE = Profile(seconds_per_iteration={1: 40.0, 2: 22.0, 4: 13.0}, trial_startup_s=5.0)

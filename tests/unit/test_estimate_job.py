@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from rubberband.app.run import plan_job, run_experiment
+from rubberband.app.run import run_experiment
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import MINIMAL
+from tests.builders.plans import plan_job
 
 PROFILES = {
     "p3.2xlarge": {"seconds_per_iteration": {1: 60.0}},

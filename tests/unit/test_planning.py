@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rubberband.app.affordable import Terms
 from rubberband.app.cases import Spent
-from rubberband.app.run import plan_job
-from rubberband.app.terms import Terms, answer
+from rubberband.app.terms import answer
 from rubberband.errors import InfeasibleError, InputError
 from rubberband.executor.core.state import Job
 from rubberband.executor.training.content import with_trial
@@ -23,6 +23,7 @@ from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import StagePlan
 from rubberband.values.profile import Profile
 from tests.builders.experiments import PROFILE, experiment
+from tests.builders.plans import plan_job
 from tests.builders.virtual_runs import jct_s, run_virtual
 
 SPOT_MARKET: dict[str, Any] = {

@@ -12,7 +12,8 @@ import yaml
 
 from rubberband.api.plans.process import Question, planned, question_of, serve
 from rubberband.api.problems import PROFILE_MISSING, REFUSED, Problem
-from rubberband.app.terms import Terms, answer
+from rubberband.app.affordable import Terms
+from rubberband.app.terms import answer
 from rubberband.spec.experiment import Experiment
 from tests.builders.experiment_words import words
 

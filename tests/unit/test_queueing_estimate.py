@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from rubberband.app.affordable import Terms
 from rubberband.app.cases import async_notes, cases
 from rubberband.app.measure import async_lines
-from rubberband.app.terms import EstimateAnswer, Terms, answer
+from rubberband.app.terms import EstimateAnswer, answer
 from rubberband.errors import InputError
 from rubberband.planner.queueing import knee, least_telling, seconds_per_iteration
 from rubberband.spec.experiment import Experiment

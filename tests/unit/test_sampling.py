@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import rubberband
+from rubberband.app.affordable import Terms
 from rubberband.app.cases import repeat_notes, sampler_notes
 from rubberband.app.measure import Spent, make_setup
-from rubberband.app.run import plan_job
-from rubberband.app.terms import Terms, answer
+from rubberband.app.terms import answer
 from rubberband.errors import InputError
 from rubberband.executor import sampling, session
 from rubberband.executor.core.events import RestPlanned, Started, TrialsDrawn
@@ -26,6 +26,7 @@ from rubberband.executor.result import summarise
 from rubberband.spec import samplers, space
 from rubberband.views.estimate_tables import screen_tables
 from rubberband.views.narration import Narrator
+from tests.builders.plans import plan_job
 from tests.builders.sampled_runs import SampledRun, an_experiment
 from tests.builders.sessions import Killed, dying_after
 

@@ -12,7 +12,7 @@ import pytest
 
 from rubberband.app.cases import Spent
 from rubberband.app.measure import MeasuredProfile, make_setup, measure_profile
-from rubberband.app.run import plan_job, run_experiment
+from rubberband.app.run import run_experiment
 from rubberband.app.terms import cloud_terms
 from rubberband.cloud.local import ray_node
 from rubberband.errors import Cancelled, InputError, RubberbandError
@@ -28,6 +28,7 @@ from rubberband.values.offer import Offer
 from tests.builders.adaptive_backend import AdaptiveBackend
 from tests.builders.aws_account import Account
 from tests.builders.experiments import PROFILE, experiment
+from tests.builders.plans import plan_job
 
 MODEL = GoodputProfile(
     throughput=Throughput(alpha_grad_s=0.02, beta_grad_s=0.001, alpha_local_s=0.01, gamma=2.0),
