@@ -187,6 +187,12 @@ class Estimate:
         """Odds of keeping the constraints; None if nothing varies or there is no plan."""
         return None if self.job is None else self.job.odds
 
+    def rungs(self, lane: Lane) -> list[tuple[int, int]]:
+        """Return the bracket, and the number within it, of each stage of a lane of the plan, or of an option's."""
+        if len(self.brackets) == 1:
+            return [(0, rung) for rung in range(len(lane.stages))]
+        return [(bracket, rung) for bracket in lane.brackets for rung in range(len(self.brackets[bracket]))]
+
     @property
     def fixed_batch(self) -> JobPlan | None:
         """Plan of the same policy with a fixed batch, where the plan's own batch adapts.
@@ -471,10 +477,7 @@ def _job(estimate: Estimate, job: JobPlan, instance_type: str = "") -> Json:
 
 
 def _lane(estimate: Estimate, lane: Lane, instance_type: str) -> list[Json]:
-    several = len(estimate.brackets) > 1
-    rungs = [(0, rung) for rung in range(len(lane.stages))]
-    if several:
-        rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(estimate.brackets[bracket]))]
+    several, rungs = len(estimate.brackets) > 1, estimate.rungs(lane)
     return [
         {
             "stage": rung,

@@ -73,7 +73,7 @@ def greedy(
     Raises InputError if no GPUs per trial fit the offer, and any error of `evaluate`.
 
     An allocation is a number of GPUs for each stage, divided fairly among its trials. The caller supplies the
-    prediction; with the paper's Algorithm 1 (`examples/paper/dag.py`) this is the paper's planner.
+    prediction; with the paper's Algorithm 1 (`rubberband.planner.dag`) this is the paper's planner.
     """
     search = _Search(
         stages, offer, constraints, evaluate, gangs_of(profile, offer, constraints), {} if known is None else known

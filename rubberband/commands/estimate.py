@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from rubberband.app.affordable import Terms
     from rubberband.app.terms import EstimateAnswer
+    from rubberband.planner.dag import Simulation
     from rubberband.planner.estimate import Estimate
     from rubberband.planner.sizing import Size
     from rubberband.spec.experiment import Experiment
@@ -61,6 +62,16 @@ SizeOption = Annotated[
         "budget allow.",
     ),
 ]
+SimulateOption = Annotated[
+    int | None,
+    option(
+        "--simulate",
+        "N",
+        "Also simulate the plan's DAG N times (RubberBand, Algorithm 1): quantiles and the critical path.",
+        min=1,
+        max=100_000,
+    ),
+]
 HtmlOption = Annotated[Path | None, option("--html", "FILE", "Write a page with charts to FILE as well.")]
 VerboseOption = Annotated[
     bool,
@@ -86,6 +97,7 @@ class _Options:
     plan: Path | None
     frontier: bool
     size: bool
+    simulate: int | None
     html: Path | None
     verbose: bool
     overrides: list[str]
@@ -104,6 +116,7 @@ def _command(live: bool, help: str) -> Callable[..., None]:
         plan: PlanOption = None,
         frontier: FrontierOption = False,
         size: SizeOption = False,
+        simulate: SimulateOption = None,
         html: HtmlOption = None,
         seed: SeedOption = 0,
         verbose: VerboseOption = False,
@@ -116,6 +129,7 @@ def _command(live: bool, help: str) -> Callable[..., None]:
             plan=plan,
             frontier=frontier,
             size=size,
+            simulate=simulate,
             html=html,
             verbose=verbose,
             overrides=overrides or [],
@@ -189,16 +203,17 @@ def _show(asked: _Options) -> None:
         seed=asked.seed,
         size=asked.size,
     )
-    lines, listed = _document(found)
+    simulation = _simulation(asked, found.estimate)
+    lines, listed = _document(found, simulation)
     if asked.html is not None:
         from rubberband.views.estimate_html import render_estimate
 
         write_page(asked.html, render_estimate(found.estimate, lines, listed))
     if asked.output is TableFormat.json:
-        print_json(found.to_json())
+        print_json(found.to_json() | ({} if simulation is None else {"simulation": simulation.to_json()}))
     else:
         closing = _next(asked, found.estimate, found.size, experiment.resources.provider)
-        _print(asked, found, lines, listed, (*terms.notes, *found.blocks), closing)
+        _print(asked, found, lines, listed, (*terms.notes, *found.blocks), closing, simulation)
     if not found.estimate.feasible:
         raise _infeasible(found.estimate)
 
@@ -210,14 +225,15 @@ def _print(
     listed: Sequence[TextTable],
     notes: Sequence[str],
     closing: Sequence[str],
+    simulation: Simulation | None,
 ) -> None:
     """Print the estimate: on one screen, or with all tables."""
-    from rubberband.views.estimate_tables import screen_tables
+    from rubberband.views.estimate_tables import screen_tables, simulation_tables
     from rubberband.views.report_text import WIDTH, more, print_document
 
     shown = listed
     if not asked.verbose:
-        shown = screen_tables(found.estimate, found.notes)
+        shown = [*screen_tables(found.estimate, found.notes), *simulation_tables(found.estimate, simulation)]
         remarks = [line for note in notes for line in textwrap.wrap(note, WIDTH)]
         closing = [*remarks, *closing, *more(listed, shown)]
     print_document(lines, shown, ("bold", "", "bold green"), closing)
@@ -255,14 +271,24 @@ def _infeasible(answer: Estimate) -> Exception:
     return InfeasibleError(reason, shortest_jct_s=answer.prediction.jct_s, cheapest_usd=answer.prediction.cost_usd)
 
 
-def _document(found: EstimateAnswer) -> tuple[list[str], list[TextTable]]:
+def _simulation(asked: _Options, found: Estimate) -> Simulation | None:
+    """Return the plan's simulation, if one is asked for. Raises InputError for a plan without a DAG."""
+    if asked.simulate is None or found.job is None:
+        return None
+    from rubberband.planner.dag import simulate_job
+
+    return simulate_job(found.job, found.profile, found.offer, num_samples=asked.simulate, seed=asked.seed)
+
+
+def _document(found: EstimateAnswer, simulation: Simulation | None) -> tuple[list[str], list[TextTable]]:
     """Return the headlines and all tables."""
-    from rubberband.views.estimate_tables import headlines, size_line, tables
+    from rubberband.views.estimate_tables import headlines, simulation_tables, size_line, tables
 
     lines = headlines(found.estimate)
     if found.size is not None:
         lines.insert(0, size_line(found.estimate, found.size))
-    return lines, tables(found.estimate, found.assumptions, list(found.notes), found.bill)
+    every = tables(found.estimate, found.assumptions, list(found.notes), found.bill)
+    return lines, [*every, *simulation_tables(found.estimate, simulation)]
 
 
 def plan_from_json(data: object) -> Plan:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rubberband.planner.assumptions import Assumption
 from rubberband.planner.estimate import USER_PLAN, Estimate, Option
@@ -20,6 +22,9 @@ from rubberband.values.offer import BillLine, Offer
 from rubberband.values.plan import Market, PlanningConstraints, Stage, StagePlan
 from rubberband.views.tables import Row, TextTable, bill
 from rubberband.views.words import difference, rounded, time_unit_s, usd, usd_decimals
+
+if TYPE_CHECKING:  # networkx is slow to import
+    from rubberband.planner.dag import CriticalTask, Simulation
 
 POLICIES = {
     "optimal": "elastic, the cheapest plan",
@@ -38,6 +43,7 @@ _PLANS = {
     USER_PLAN: "given plan",
 }
 TICK = "✓"
+_NOTE_WIDTH = 118
 _STAGE_FIGURES = ("launch", "duration", "cost (USD)")
 _MARKETS: dict[Market, str] = {"spot": "on the spot market", "on_demand": "on demand"}
 
@@ -248,9 +254,8 @@ def _lane_rows(answer: Estimate, at: int, lane: Lane, costs_usd: list[float], de
     stages = lane.planned.prediction.stages
     times_s = rounded([time_s for stage in stages for time_s in (stage.provisioning_s, stage.duration_s)], unit_s)
     several = len(answer.brackets) > 1
-    rungs = [(bracket, rung) for bracket in lane.brackets for rung in range(len(answer.brackets[bracket]))]
     rows: list[Row] = []
-    for index, (bracket, rung) in enumerate(rungs):
+    for index, (bracket, rung) in enumerate(answer.rungs(lane)):
         lead = (str(at), str(bracket), str(rung)) if several else (str(rung),)
         middle = _stage(answer, lane.stages[index], lane.planned.plan.stages[index])
         times = (format_duration(times_s[2 * index]), format_duration(times_s[2 * index + 1]))
@@ -364,6 +369,37 @@ def quantile_tables(answer: Estimate) -> list[TextTable]:
             notes=(note,),
         )
     ]
+
+
+def simulation_tables(answer: Estimate, simulation: Simulation | None) -> list[TextTable]:
+    """Return the quantiles of the simulated DAG beside the plan's own figures, and its critical path."""
+    if simulation is None or answer.prediction is None:
+        return []
+    figures = simulation.to_json()
+    jct, cost = ([figures[key][at] for at in ("mean", "p5", "p50", "p95")] for key in ("jct_s", "cost_usd"))
+    decimals, unit_s = usd_decimals(cost[-1]), time_unit_s(jct[-1])
+    prediction = answer.prediction
+    times = [format_duration(round(value / unit_s) * unit_s) for value in (prediction.jct_s, *jct)]
+    path = ", ".join(f"{_named(answer, task)} {task.kind} {100 * task.share:.1f} %" for task in simulation.critical)
+    return [
+        TextTable(
+            title=f"The plan's DAG, simulated {counted(figures['num_samples'], 'time')}",
+            header=("", "planned", "mean", "p5", "p50", "p95"),
+            rows=(
+                ("time", *times),
+                ("cost (USD)", *(usd(value, decimals) for value in (prediction.cost_usd, *cost))),
+            ),
+            notes=tuple(textwrap.wrap(f"Critical path: {path}.", _NOTE_WIDTH)),
+        )
+    ]
+
+
+def _named(answer: Estimate, task: CriticalTask) -> str:
+    """Return a stage as the table of stages names it."""
+    if answer.job is None or len(answer.brackets) == 1:
+        return f"stage {task.stage}"
+    bracket, rung = answer.rungs(answer.job.lanes[task.lane])[task.stage]
+    return f"bracket {bracket} stage {rung}"
 
 
 def option_table(answer: Estimate) -> TextTable:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rubberband.planner.dag import Sorted, build_dag, sampled, simulate
 from rubberband.planner.model import predict
 from rubberband.planner.search import greedy
 from rubberband.values.plan import Plan
 from tests.bench.jobs import BenchJob, cost_usd, paper_job, random_job
-from tests.builders.paper import Sorted, build_dag, sampled, simulate
 
 LONGEST_S = 120.0
 """Rows that would take longer are extrapolated from some of their evaluations."""

@@ -22,6 +22,7 @@ from typing import get_args
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rubberband.errors import InfeasibleError
+from rubberband.planner.dag import simulate
 from rubberband.planner.sampling import sample
 from rubberband.planner.solver import Objective
 from rubberband.planner.table import Floats
@@ -31,7 +32,6 @@ from rubberband.values.plan import Planned, PlanningConstraints, Policy, Stage
 from rubberband.values.profile import Profile
 from tests.bench import bench_paper
 from tests.bench.jobs import BenchJob, cost_usd, p3_8xlarge, paper_job, profile, random_job, small_job
-from tests.builders.paper import simulate
 from tests.builders.plans import frontier, plan, plan_brackets
 from tests.property.enumeration import best, every_plan
 

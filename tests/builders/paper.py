@@ -18,9 +18,6 @@ def _loaded(name: str) -> ModuleType:
     return module
 
 
-_DAG, _MVA = _loaded("dag"), _loaded("mva")
-Sorted, build_dag, literal_plan, sampled, simulate = (
-    getattr(_DAG, name) for name in ("Sorted", "build_dag", "literal_plan", "sampled", "simulate")
-)
+_MVA = _loaded("mva")
 first_come, hybrid = _MVA.first_come, _MVA.hybrid
 Arima = _loaded("arima").Arima

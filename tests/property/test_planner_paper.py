@@ -7,21 +7,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from rubberband.errors import InfeasibleError
+from rubberband.planner.dag import literal_plan, simulate, simulate_job
 from rubberband.planner.model import predict
 from rubberband.planner.sampling import sample
 from rubberband.planner.search import greedy
 from rubberband.planner.table import gangs_of
-from rubberband.spec.search import sha
+from rubberband.spec.search import hyperband, sha
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Plan, PlanningConstraints, StagePlan
 from rubberband.values.profile import Profile, Spread, measured
 from tests.builders import strategies
 from tests.builders.budget import examples
-from tests.builders.paper import literal_plan, simulate
-from tests.builders.plans import plan
+from tests.builders.plans import plan, plan_brackets
 from tests.builders.strategies import carried_out
 from tests.property.enumeration import limited_jobs
 
@@ -186,3 +187,21 @@ def test_samples_are_distributed_as_algorithm_1_s(case):
 @given(noisy())
 def test_more_samples_are_distributed_as_algorithm_1_s_on_more_jobs(case):
     check_against_samples(case, 5000)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(strategies.offers(), strategies.profiles(), st.sampled_from([3, 4, 9]), st.integers(2, 8))
+def test_a_job_of_several_brackets_is_a_dag_for_each_lane(offer, profile, max_t, instances):
+    """Lanes run side by side: the longest is the time, and the head node is paid once."""
+    offer = replace(offer, max_instances=instances)
+    limits = PlanningConstraints(min_gpus_per_trial=profile.smallest_gpus, max_gpus_per_trial=8)
+    try:
+        found = plan_brackets(hyperband(max_t, 3), profile, offer, limits)
+    except InfeasibleError:
+        reject()
+    seen, predicted = simulate_job(found, profile, offer, num_samples=2), found.prediction
+    assert seen.sampled.jct_s.tolist() == pytest.approx([predicted.jct_s] * 2, rel=1e-9, abs=1e-9)
+    assert seen.sampled.cost_usd.tolist() == pytest.approx([predicted.cost_usd] * 2, rel=1e-9, abs=1e-9)
+    assert sum(task.share for task in seen.critical) == pytest.approx(1.0)
+    lane = found.lanes[seen.critical[0].lane]
+    assert lane.planned.prediction.jct_s == pytest.approx(predicted.jct_s)

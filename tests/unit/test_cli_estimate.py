@@ -59,6 +59,30 @@ def test_json_holds_the_plan_the_prediction_and_the_baseline(
     assert [stage["trials"] for stage in answer["plan"]["stages"]] == [32, 10, 3, 1]
 
 
+def test_simulate_shows_the_dag_beside_the_plan(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "estimate", file, "-o", "json", "-s", DEADLINE, "--simulate", "3") == 0
+    answer = json.loads(capsys.readouterr().out)
+    simulated, predicted = answer["simulation"], answer["prediction"]
+    assert simulated["num_samples"] == 3
+    for figure in ("jct_s", "cost_usd"):
+        assert simulated[figure]["p50"] == pytest.approx(predicted[figure]["mean"])
+    assert sum(task["share"] for task in simulated["critical_path"]) == pytest.approx(1.0, abs=1e-5)
+    assert run(monkeypatch, "estimate", file, "-s", DEADLINE, "--simulate", "3") == 0
+    out = capsys.readouterr().out
+    assert "The plan's DAG, simulated 3 times" in out
+    assert "Critical path: stage 0 SCALE" in out
+
+
+def test_simulate_refuses_a_search_without_syncs(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asha = "search.scheduler={type: asha, num_samples: 9, grace_period: 1, max_t: 9, reduction_factor: 3}"
+    assert run(monkeypatch, "estimate", file, "-s", asha, "--simulate", "3") == 2
+    assert "scheduler.type=asha has no DAG" in capsys.readouterr().err
+
+
 def test_a_deadline_that_no_plan_meets(
     file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

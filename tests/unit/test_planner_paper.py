@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from rubberband.errors import InputError
+from rubberband.planner.dag import Sorted, build_dag, literal_plan, simulate
 from rubberband.planner.model import predict
 from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, Spot
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
 from rubberband.values.profile import Profile, Spread, measured
-from tests.builders.paper import build_dag, literal_plan, simulate
 
 STAGES = [Stage(trials=4, iterations=1), Stage(trials=2, iterations=2), Stage(trials=1, iterations=4)]
 PROFILE = Profile(seconds_per_iteration={1: 100.0, 2: 50.0, 4: 40.0})
@@ -173,3 +174,10 @@ def test_the_paper_s_planner_plans_with_noise():
     found = literal_plan(STAGES, noisy, offer(), limits, seed=3)
     assert simulate(STAGES, found, noisy, offer(), seed=3).jct_s.mean() <= 500.0
     assert literal_plan(STAGES, noisy, offer(), limits, seed=3) == found
+
+
+def test_the_critical_path_leads_through_the_slowest_trials_and_what_they_waited_for():
+    """Two slots, three trials of 100 s: the third waits for one of the others. Growth: 15 s and 20 s."""
+    sampled = Sorted.of(build_dag([Stage(trials=3, iterations=1)], plan_of((2, 1)), PROFILE, offer()))
+    critical_s = sampled.sample(random.Random(0)).critical_s
+    assert critical_s == {(0, "SCALE"): 15.0, (0, "INIT_INSTANCE"): 20.0, (0, "TRAIN"): 200.0, (0, "SYNC"): 0.0}

@@ -1,7 +1,8 @@
 """Algorithm 1 of the paper, literally: a plan as a DAG of tasks, sampled node by node (RubberBand §4.2).
 
-It is the oracle of the model's tests, and the paper's row in `tests/bench/bench_paper.py`. The planner does without
-it: one DAG for each candidate plan is what makes planning slow.
+It is the oracle of the model's tests, the paper's row in `tests/bench/bench_paper.py`, and what `rubberband estimate
+--simulate` shows beside the model's figures. The search does without it: one DAG for each candidate is what makes
+planning slow.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
 from rubberband.errors import InputError
+from rubberband.planner.brackets import JobPlan
 from rubberband.planner.model import check_plan
 from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, slots
@@ -183,6 +186,8 @@ class Execution:
     """When each stage ends."""
     busy_s: list[float]
     """Sum of the durations of each stage's trials."""
+    critical_s: dict[tuple[int, Kind], float]
+    """(stage, kind) -> seconds of its tasks on the critical path; they add up to the last SYNC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,26 +211,39 @@ class Sorted:
 
         The topological order lists a queue's trials wave by wave, so a slot is known before it is taken.
         """
-        ends_s = [0.0] * len(self.nodes)
+        ends_s, causes = [0.0] * len(self.nodes), [-1] * len(self.nodes)
         scaled_s: dict[int, float] = {}
         syncs_s, busy_s = [0.0] * self.num_stages, [0.0] * self.num_stages
-        slots_s: dict[int, list[float]] = {stage: [] for stage in self.queues}
+        slots: dict[int, list[tuple[float, int]]] = {stage: [] for stage in self.queues}
         for node, task, predecessors in self.nodes:
             took_s = task.latency.sample_s(source)
             if task.queued:
-                begun_s = heapq.heappop(slots_s[task.stage])
+                begun_s, cause = heapq.heappop(slots[task.stage])
             else:
-                begun_s = max([ends_s[before] for before in predecessors], default=0.0)
-            ends_s[node] = end_s = begun_s + took_s
+                begun_s, cause = max([(ends_s[before], before) for before in predecessors], default=(0.0, -1))
+            end_s = ends_s[node] = begun_s + took_s
+            causes[node] = cause
             if task.kind == "TRAIN":
                 busy_s[task.stage] += took_s
                 if task.stage in self.queues:
-                    heapq.heappush(slots_s[task.stage], end_s)
+                    heapq.heappush(slots[task.stage], (end_s, node))
             elif task.kind == "SCALE":
                 scaled_s[task.stage] = end_s
             elif task.kind == "SYNC":
                 syncs_s[task.stage] = end_s
-        return Execution(scaled_s=scaled_s, syncs_s=syncs_s, busy_s=busy_s)
+        critical_s = self._critical_s(ends_s, causes)
+        return Execution(scaled_s=scaled_s, syncs_s=syncs_s, busy_s=busy_s, critical_s=critical_s)
+
+    def _critical_s(self, ends_s: Sequence[float], causes: Sequence[int]) -> dict[tuple[int, Kind], float]:
+        """Walk back from the last SYNC: from each task to the one whose end it began at."""
+        tasks = {node: task for node, task, _ in self.nodes}
+        found: dict[tuple[int, Kind], float] = defaultdict(float)
+        node = self.nodes[-1][0]
+        while node >= 0:
+            begun_s = ends_s[causes[node]] if causes[node] >= 0 else 0.0
+            found[tasks[node].stage, tasks[node].kind] += ends_s[node] - begun_s
+            node = causes[node]
+        return dict(found)
 
 
 def _cost_usd(execution: Execution, plan: Plan, offer: Offer) -> float:
@@ -242,6 +260,84 @@ def _cost_usd(execution: Execution, plan: Plan, offer: Offer) -> float:
         cost_usd += offer.function_cost_usd(choice.gpus_per_trial, execution.busy_s[index])
         now_s = execution.syncs_s[index]
     return cost_usd + sum(offer.instance_cost_usd(now_s - since_s) for since_s in running_since_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalTask:
+    """What tasks of one kind in one stage take of the critical path."""
+
+    lane: int
+    stage: int
+    """Number among the stages of its lane."""
+    kind: Kind
+    share: float
+    """Mean share of the time of its lane; those of a lane add up to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """Executions of a job's plan by Algorithm 1."""
+
+    sampled: Sampled
+    critical: tuple[CriticalTask, ...]
+    """The critical path of the lane that ends last (on average), in order; no tasks that take nothing."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return quantiles (seconds, USD) and the critical path."""
+        return {
+            "num_samples": len(self.sampled.jct_s),
+            "jct_s": _quantiles(self.sampled.jct_s),
+            "cost_usd": _quantiles(self.sampled.cost_usd),
+            "critical_path": [
+                {"lane": task.lane, "stage": task.stage, "task": task.kind, "share": round(task.share, 6)}
+                for task in self.critical
+            ],
+        }
+
+
+def _quantiles(values: npt.NDArray[np.float64]) -> dict[str, float]:
+    low, middle, high = (float(value) for value in np.quantile(values, (0.05, 0.5, 0.95)))
+    return {"mean": float(values.mean()), "p5": low, "p50": middle, "p95": high}
+
+
+def simulate_job(job: JobPlan, profile: Profile, offer: Offer, *, num_samples: int, seed: int = 0) -> Simulation:
+    """Return N executions of a job's plan: each of its lanes is a DAG, and they run side by side.
+
+    Raises InputError as `build_dag` does, and for asha.
+    """
+    if any(stage.ladder is not None for lane in job.lanes for stage in lane.stages):
+        raise InputError(
+            "scheduler.type=asha has no DAG, as no trial waits for a SYNC; the estimate simulates its runs already"
+        )
+    source, alone = random.Random(seed), replace(offer, head_price_usd_per_hour=0.0)
+    runs: list[Sampled] = []
+    paths: list[list[CriticalTask]] = []
+    for number, lane in enumerate(job.lanes):
+        plan = lane.planned.plan
+        dag = Sorted.of(build_dag(lane.stages, plan, profile, offer))
+        executions = [dag.sample(source) for _ in range(num_samples)]
+        runs.append(sampled(executions, plan, alone))
+        paths.append(_critical(executions, number))
+    times_s = np.array([run.jct_s for run in runs])
+    jct_s = times_s.max(axis=0)
+    heads_usd = np.array([offer.head_cost_usd(float(end_s)) for end_s in jct_s])
+    whole = Sampled(jct_s=jct_s, cost_usd=np.sum([run.cost_usd for run in runs], axis=0) + heads_usd)
+    return Simulation(sampled=whole, critical=tuple(paths[int(times_s.mean(axis=1).argmax())]))
+
+
+def _critical(executions: Sequence[Execution], lane: int) -> list[CriticalTask]:
+    """Return the tasks of the critical paths of a lane."""
+    taken_s: dict[tuple[int, Kind], float] = defaultdict(float)
+    for execution in executions:
+        for task, seconds in execution.critical_s.items():
+            taken_s[task] += seconds
+    order: dict[Kind, int] = {"SCALE": 0, "INIT_INSTANCE": 1, "TRAIN": 2, "SYNC": 3}
+    total_s = sum(taken_s.values())
+    return [
+        CriticalTask(lane=lane, stage=stage, kind=kind, share=seconds / total_s)
+        for (stage, kind), seconds in sorted(taken_s.items(), key=lambda one: (one[0][0], order[one[0][1]]))
+        if seconds > 0.0
+    ]
 
 
 def literal_plan(
