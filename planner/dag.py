@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rubberband.errors import InputError
-from rubberband.planner.brackets import JobPlan
 from rubberband.planner.model import check_plan
+from rubberband.planner.problem import JobPlan
 from rubberband.planner.search import greedy
 from rubberband.values.offer import Offer, slots
 from rubberband.values.plan import Plan, PlanningConstraints, Stage, StagePlan
