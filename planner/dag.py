@@ -183,7 +183,7 @@ class Execution:
     scaled_s: dict[int, float]
     """Stage -> when its new instances run; only for stages that grow the cluster."""
     syncs_s: list[float]
-    """When each stage ends."""
+    """End of each stage."""
     busy_s: list[float]
     """Sum of the durations of each stage's trials."""
     critical_s: dict[tuple[int, Kind], float]
@@ -264,7 +264,7 @@ def _cost_usd(execution: Execution, plan: Plan, offer: Offer) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalTask:
-    """What tasks of one kind in one stage take of the critical path."""
+    """Share of the critical path that tasks of one kind in one stage take."""
 
     lane: int
     stage: int
