@@ -72,7 +72,8 @@ def reservation_of(session: AwsSession, reservation_id: str | None, instance_typ
 
 
 def last_use_at(held: Reservation) -> float:
-    """Return when EC2 ends its instances (Unix time); infinite if never."""
+    """Return when it is of no more use (Unix time), infinite if never: EC2 ends the instances of a block then, and
+    launches no more in another one."""
     if held.ends_at is None:
         return math.inf
     return held.ends_at - (BLOCK_ENDS_S if held.is_block else 0.0)
@@ -88,13 +89,14 @@ def check_size(held: Reservation, resources: Resources) -> None:
 
 
 def check_time(held: Reservation, now: float, until: float | None = None) -> Iterator[str]:
-    """Yield notes on its rent and its end. `until`: when the experiment must be done, if that is known.
+    """Yield notes on its rent and its end. `until`: when the experiment must be done, if that is known; infinite
+    without a deadline.
 
     Raises InputError if it cannot be used now, or not `until` then.
     """
     name, ends_at = held.reservation_id, last_use_at(held)
     if held.state == "scheduled":
-        raise InputError(f"{_KEY}: {name} begins at {_instant(held.begins_at)}; run the experiment then")
+        raise InputError(f"{_KEY}: {name} begins at {_instant(held.begins_at)}; start then")
     if held.state != "active" or ends_at <= now:
         over = f"ends its instances since {_instant(ends_at)}" if held.state == "active" else f"is {held.state}"
         raise InputError(f"{_KEY}: {name} {over}; name one that is active, or leave it out")
@@ -102,9 +104,12 @@ def check_time(held: Reservation, now: float, until: float | None = None) -> Ite
         yield f"the rent in {name} counts as 0: a capacity block is paid for in advance"
     if math.isinf(ends_at):
         return
-    left = f"EC2 ends the instances of {name} at {_instant(ends_at)}, in {format_duration(ends_at - now)}"
+    what = f"EC2 ends the instances of {name}" if held.is_block else f"EC2 launches no more instances in {name}"
+    left = f"{what} {'at' if held.is_block else 'from'} {_instant(ends_at)}, in {format_duration(ends_at - now)}"
     if until is not None and until > ends_at:
-        raise InputError(f"{_KEY}: {left}, before constraints.deadline; set an earlier deadline")
+        missing = "and constraints.deadline is missing; set one before that"
+        late = missing if math.isinf(until) else "before constraints.deadline; set an earlier deadline"
+        raise InputError(f"{_KEY}: {left}, {late}")
     yield left
 
 

@@ -145,10 +145,15 @@ def _offered(pool: PoolFile, home: Path, announce: Callable[[str], None]) -> Off
             table = with_reservation(table, held, resources)
         found = offer(resources, table=table)
         for note in (*table.notes, *preflight(resources, [found], session=session, together=False)):
-            announce(note.replace("resources.", ""))
-    except InputError as error:  # a pool file has these words at its top
-        raise InputError(str(error).replace("resources.", "")) from None
+            announce(_at_the_top(note))
+    except InputError as error:
+        raise InputError(_at_the_top(str(error))) from None
     return found
+
+
+def _at_the_top(line: str) -> str:
+    """Return a line with the words of a pool file, which has those of `resources` at its top."""
+    return line.replace("resources.max_instances", "instances").replace("resources.", "")
 
 
 def resources_of(pool: PoolFile) -> Resources:

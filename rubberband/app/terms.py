@@ -5,9 +5,10 @@ The command line, the service and Python give the same JSON. Nothing is started 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from rubberband.planner.assumptions import Assumption, Basis, Name, assumptions,
 from rubberband.planner.estimate import Case, Estimate
 from rubberband.planner.sizing import Size
 from rubberband.spec.experiment import Experiment, ProfilesByType, entrypoint_words
+from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.spec.profile_file import VARIATIONS, InlineProfile
 from rubberband.spec.resources import Resources
 from rubberband.values.offer import BillLine, Offer
@@ -238,7 +240,8 @@ def live_terms(experiment: Experiment, home: Path) -> Terms:
     """
     resources = experiment.resources
     if not resources.kind.is_rented or resources.pool is not None:
-        return local_terms(experiment, home)
+        ours = local_terms(experiment, home)
+        return replace(ours, notes=(*ours.notes, *(f"{note}." for note in _pool_notes(experiment))))
     from rubberband.cloud.aws.calls import open_aws
 
     session = open_aws(resources.region)
@@ -278,10 +281,32 @@ def _reserved(session: AwsSession, experiment: Experiment, table: LiveTable) -> 
         held = reservation_of(session, resources.aws.reservation, types_of(resources)[0])
     assert held is not None, "the experiment names one"
     check_size(held, resources)
-    deadline_s = experiment.constraints.deadline_from(now)
-    notes = [*check_time(held, now, None if deadline_s is None else now + deadline_s)]
+    notes = [*check_time(held, now, _until(experiment, now))]
     priced = with_reservation(table, held, resources)
     return Terms(table=priced, notes=tuple(f"{note}." for note in (*priced.notes, *notes)))
+
+
+def _until(experiment: Experiment, now: float) -> float:
+    deadline_s = experiment.constraints.deadline_from(now)
+    return math.inf if deadline_s is None else now + deadline_s
+
+
+def _pool_notes(experiment: Experiment) -> list[str]:
+    """Return notes on what the user has reserved for the experiment's pool. Raises InputError if it ends before the
+    deadline."""
+    resources, now = experiment.resources, time.time()
+    if resources.pool is None or not resources.kind.is_rented:
+        return []
+    pool = PoolFile(**PoolFolder(path=Path(resources.pool)).read())
+    if pool.aws.reservation is None or pool.instance_type is None:
+        return []
+    from rubberband.cloud.aws.calls import open_aws
+    from rubberband.cloud.aws.errors import in_one_line
+    from rubberband.cloud.aws.reservations import check_time, reservation_of
+
+    with in_one_line():
+        held = reservation_of(open_aws(pool.region), pool.aws.reservation, pool.instance_type)
+    return [] if held is None else [*check_time(held, now, _until(experiment, now))]
 
 
 def _block_note(session: AwsSession, found: Estimate) -> str | None:
@@ -302,6 +327,8 @@ def cloud_terms(experiment: Experiment, home: Path, announce: Callable[[str], No
     """
     resources = experiment.resources
     if not resources.kind.is_rented or resources.pool is not None:  # a pool was checked when it came up
+        for note in _pool_notes(experiment):
+            announce(note)
         return Terms()
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.preflight import preflight, sign_in

@@ -119,6 +119,12 @@ class PoolFile(Words):
             raise fault("is required; add it, or instance_type", at="gpus_per_instance")
         return self
 
+    @model_validator(mode="after")
+    def _reserved(self) -> PoolFile:
+        if self.aws.reservation is not None and self.market == "spot":
+            raise fault("spot instances are not launched in a reservation; set market: on_demand", at="market")
+        return self
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFolder:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rubberband.app import pool as pools
 from rubberband.app import terms
 from rubberband.app.terms import answer, live_terms
 from rubberband.cloud.aws import calls, preflight, reservations
@@ -18,6 +19,7 @@ from rubberband.cloud.aws.resolving import resolve
 from rubberband.cloud.catalogue import offers
 from rubberband.errors import InputError, NoCapacityError
 from rubberband.spec.experiment import Experiment
+from rubberband.spec.pool import PoolFile, PoolFolder, on_pool
 from rubberband.spec.resources import Aws
 from rubberband.values.profile import Profile
 from tests.builders.aws_account import START_AT, Account, offer
@@ -102,7 +104,7 @@ def test_machines_have_the_reservations_subnet_alone_and_builders_are_not_in_it(
         ({"instance_type": "g4dn.xlarge"}, rf"{NAME} is of g4dn.xlarge, and g5.xlarge is asked for"),
         ({"platform": "SUSE Linux"}, r"is for SUSE Linux \(default tenancy\)"),
         ({"instances": 2}, r"max_instances: 4 are more than the 2 instances of"),
-        ({"begins_at": START_AT + 3600.0}, r"begins at 2027-01-15 09:00 UTC; run the experiment then"),
+        ({"begins_at": START_AT + 3600.0}, r"begins at 2027-01-15 09:00 UTC; start then"),
         ({"ends_at": START_AT - 10.0}, r"is expired; name one that is active"),
         ({"ends_at": START_AT + 600.0}, r"ends its instances since"),
         ({"zone": "us-east-1e"}, r"is in us-east-1e, and the subnets are in"),
@@ -128,6 +130,54 @@ def test_a_reservation_passes_the_checks_with_no_quota_left(account: Account) ->
         account.resources(aws={"reservation": NAME}), [offer()], session=account.session, place=account.place
     )
     assert f"EC2 ends the instances of {NAME} at 2027-01-16 07:30 UTC, in 23h30m" in notes
+
+
+def team(account: Account, **words: Any) -> PoolFile:
+    asked = {"name": "team", "provider": "aws", "instance_type": "g5.xlarge", "instances": 4, "max_usd_per_hour": 5}
+    asked |= {"checkpoints": f"s3://{account.bucket}/team", "aws": {"install": "none", "reservation": NAME}}
+    return PoolFile(**{**asked, **words})
+
+
+def brought_up(account: Account, home: Path, monkeypatch: pytest.MonkeyPatch, **words: Any) -> Path:
+    monkeypatch.setattr(pools.RemotePool, "ensure_broker", lambda self: None)
+    monkeypatch.setattr(preflight, "own_place", lambda: account.place)
+    return pools.bring_up(team(account, **words), home).path
+
+
+def test_a_pool_in_a_block_costs_its_volumes_and_is_no_larger_than_it(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(account.fake.world)
+    with pytest.raises(InputError, match=r"^instances: 5 are more than the 4 instances of .*; lower it to 4"):
+        brought_up(account, tmp_path, monkeypatch, instances=5)
+    with pytest.raises(ValidationError, match="spot instances are not launched in a reservation"):
+        team(account, market="spot")
+    pool = PoolFile(**PoolFolder(path=brought_up(account, tmp_path, monkeypatch)).read())
+    limits = pools.limits_of(pool, pools.offer(pools.resources_of(pool)))
+    assert pool.price_usd_per_hour == 0.0
+    assert limits.instances == 4
+    assert 0.0 < limits.price_usd_per_hour == limits.side_usd_per_hour < 0.1
+
+
+@pytest.mark.parametrize("kind", ["default", "capacity-block"])
+def test_an_experiment_in_a_pool_ends_before_the_pools_reservation(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    reserve(account.fake.world, kind=kind)
+    path = brought_up(account, tmp_path, monkeypatch)
+
+    def asked(**words: Any) -> Experiment:
+        own = experiment(account).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        limits = {"max_cost": 50, **words}
+        return Experiment(**on_pool({**own, "resources": {"pool": str(path)}, "constraints": limits}, tmp_path))
+
+    what = "ends the instances" if kind == "capacity-block" else "launches no more instances"
+    for found in (live_terms, lambda found, home: terms.cloud_terms(found, home, lambda note: None)):
+        with pytest.raises(InputError, match=rf"EC2 {what}.* before constraints\.deadline; set an earlier deadline"):
+            found(asked(deadline="25h"), tmp_path)
+        with pytest.raises(InputError, match=r"constraints\.deadline is missing; set one before that"):
+            found(asked(), tmp_path)
+    assert any(f"EC2 {what}" in note for note in live_terms(asked(deadline="20h"), tmp_path).notes)
 
 
 @pytest.mark.parametrize(
