@@ -75,17 +75,16 @@ class Promised(typer.core.TyperCommand):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments as the imported command does, which becomes the context's command.
 
-        With `--on head`, what asks for an experiment by its name is run there, as typed.
+        With `--on head`, what asks for an experiment is carried out there; `run` sends it.
         """
-        typed = list(args)
-        for option in (word.partition("=")[0] for word in typed):
+        for option in (word.partition("=")[0] for word in args):
             if (instead := REMOVED.get(f"{self.name} {option}")) is not None:
                 raise InputError(f"{option} {instead}")
         context = self.made().make_context(info_name, args, parent, **extra)
-        if context.params.get("on") is not None and "name" in context.params:
+        if context.params.get("on") is not None and info_name != "run":
             from rubberband.commands.on_head import forward
 
-            raise typer.Exit(forward(str(info_name), context.params["name"], typed))
+            raise typer.Exit(forward(context))
         return context
 
 

@@ -7,6 +7,10 @@ read it. The shell code is in `boot.sh` and `worker.sh`; this module sets its va
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -35,6 +39,7 @@ _OTHERS = re.compile(r"rubberband(?![-\w.]).*|\S*/rubberband-[^/\s]+\.whl(#\S*)?
 """On a package index this name belongs to another project."""
 _S3_WHEEL = re.compile(r"s3://[^/\s]+/\S*[^/\s]\.whl(#sha256=[0-9a-f]{64})?")
 _EXTRAS = "[ray,aws]"
+_IS_OURS = re.compile(r"(^|/)rubberband[-_.]+tune(?![\w])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +163,29 @@ def head_script(
     The head stops itself once nothing has run on it for `idle_s` seconds; 0: never. It remembers `bucket`, as
     `rubberband aws setup` does on a laptop.
     """
-    return script(
-        {"FOLDERS": folders, "BUCKET": bucket, "IDLE_S": str(int(idle_s)), **_shared_values(region, installed, setup)},
-        "boot.sh",
-        "head.sh",
-    )
+    values: dict[str, str | tuple[str, ...]] = {
+        "FOLDERS": folders,
+        "BUCKET": bucket,
+        "IDLE_S": str(int(idle_s)),
+        "MADE_OF": made_of(installed, setup, idle_s=idle_s),
+    }
+    return script({**values, **_shared_values(region, installed, setup)}, "boot.sh", "head.sh")
+
+
+def made_of(installed: Installation, setup: tuple[str, ...], *, idle_s: float = 0.0) -> str:
+    """Return what tells heads of other code, packages or settings apart: a digest, and the rubberband that they have.
+
+    Where the packages lie in a bucket makes no difference.
+    """
+    packages = [address.rpartition("#")[2] for address in (*installed.wheels, installed.constraints)]
+    words = [installed.python, installed.index_url, installed.requirements, packages, setup, int(idle_s)]
+    own = next((word for word in installed.requirements if _IS_OURS.search(word)), "")
+    return f"{hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]} {own}".rstrip()
+
+
+def remake_script(key: str, boot: str) -> str:
+    """Return the script that makes a head that is there anew by the boot script `boot`, once for each `key`."""
+    return script({"KEY": key, "BOOT": base64.b64encode(gzip.compress(boot.encode(), mtime=0)).decode()}, "remake.sh")
 
 
 def script(values: Mapping[str, str | tuple[str, ...]], *shell_files: str) -> str:

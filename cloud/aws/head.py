@@ -16,7 +16,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rubberband.cloud.aws.boot import head_script
+from rubberband.cloud.aws.boot import head_script, made_of
 from rubberband.cloud.aws.calls import OWNER_TAG, ROLE_TAG, AwsSession, Role, by_tags, changed_disks, machine_request
 from rubberband.cloud.aws.client import age, instances
 from rubberband.cloud.aws.errors import FAILURES, code_of, ignoring, in_one_line, verdict
@@ -56,6 +56,7 @@ def ensure_head(
     resources: Resources,
     *,
     folders: Sequence[str] = (),
+    confirm: Callable[[], None] = lambda: None,
     place: OwnInstance | None = None,
     clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
@@ -63,13 +64,16 @@ def ensure_head(
     """Return the owner's running head in the session's region; start it if it is stopped, and launch one if there is
     none. Idempotent.
 
-    `folders` are s3:// addresses of packed folders that a new head fetches. If two are started at the same time, only
-    the older one stays. Raises InputError for a wrong setting, ProviderError if EC2 does not start it.
+    `folders` are s3:// addresses of packed folders that a new head fetches. `confirm` is called before one costs money
+    that did not before, and may raise. If two are started at the same time, only the older one stays. Raises InputError
+    for a wrong setting, ProviderError if EC2 does not start it.
     """
     waiting, started, restarted = Waiting(clock=clock, sleep=sleep), "", False
     place = place or own_place()
     with in_one_line():
         found = next(iter(heads(session, resources.aws.owner)), None)
+        if found is None or found["State"]["Name"] in _STOPPED:
+            confirm()
         if found is None:
             started = _launch(session, resources, folders, place, sleep)
             found = _the_only_one(session, resources.aws.owner, started, waiting)
@@ -143,6 +147,32 @@ def _restart(session: AwsSession, instance_id: str, waiting: Waiting) -> None:
     raise ProviderError(f"the head {instance_id} has not stopped after {_RUNNING_S:g} s; try again later")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadBoot:
+    """What a head needs for an experiment."""
+
+    script: str
+    made_of: str
+    """See `boot.made_of`."""
+    installs: bool
+
+
+def head_boot(session: AwsSession, resources: Resources, folders: Sequence[str] = ()) -> HeadBoot:
+    """Return how a head for such resources boots, with its packages put into the bucket. Raises InputError."""
+    words, checkpoints = resources.aws, resources.checkpoints
+    installed = what_to_install(session, words, checkpoints)
+    script = head_script(
+        session.region,
+        installed,
+        words.setup,
+        tuple(folders),
+        idle_s=words.head_idle_s,
+        bucket=place_in(checkpoints, "")[0] if is_bucket(checkpoints) else "",
+    )
+    made = made_of(installed, words.setup, idle_s=words.head_idle_s)
+    return HeadBoot(script=script, made_of=made, installs=bool(installed.requirements))
+
+
 def _launch(
     session: AwsSession,
     resources: Resources,
@@ -154,8 +184,8 @@ def _launch(
     words = resources.aws
     name = words.head_instance_type
     facts = type_facts(session, name, "resources.aws.head_instance_type")
-    installed = what_to_install(session, words, resources.checkpoints)
-    installs = bool(installed.requirements)
+    boot = head_boot(session, resources, folders)
+    installs = boot.installs
     # `resources.aws.image` is meant for workers; only an image that has everything serves the head as well.
     image_word = None if installs else words.image
     image = find_image(session, image_word, facts, installs=installs)
@@ -167,14 +197,7 @@ def _launch(
         security_group=security_group(session, words, vpc, sleep),
         profile=words.head_profile,
         key_name=words.key_name,
-        user_data=head_script(
-            session.region,
-            installed,
-            words.setup,
-            tuple(folders),
-            idle_s=words.head_idle_s,
-            bucket=place_in(resources.checkpoints, "")[0] if is_bucket(resources.checkpoints) else "",
-        ),
+        user_data=boot.script,
         disks=changed_disks(image.root_device, volume_gb, image.further_disks),
         tags={OWNER_TAG: words.owner, ROLE_TAG: "head", "Name": f"rubberband head of {words.owner}"},
     )

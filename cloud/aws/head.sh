@@ -77,12 +77,14 @@ boot() {
         unpack "$address"
     done
     run_setup
+    echo "$MADE_OF" > "$DIR/made-of"
     say "the head is ready"
 }
 
 DIR="${RUBBERBAND_ROOT:-}/opt/rubberband"
 PROGRAMS="${RUBBERBAND_ROOT:-}/usr/local/bin"
 mkdir -p "$DIR" "$PROGRAMS" "${RUBBERBAND_ROOT:-}/var/log"
+rm -f "$DIR/check-idle" # of a head that is made anew, and may idle now
 ((IDLE_S == 0)) || stop_when_idle
 LOG="${RUBBERBAND_ROOT:-}/var/log/rubberband.log"
 (boot) 2>&1 | tee -a "$LOG"

@@ -30,8 +30,8 @@ CHUNK_BYTES = 12_000
 """Most of a log in one answer: 16,000 characters in base64."""
 MOST_CHARACTERS = 20_000
 """A longer answer goes through the bucket."""
-NEEDS_FILE = "FILE"
-"""Word of a command for the file that it writes, and whose content the answer has."""
+NEEDS_FILE = "{file}"
+"""Begin of a command's word for the file that it writes, and whose content the answer has; its suffix may follow."""
 _LOG, _EXIT, _PID, _NAME = "log", "exit", "pid", "name"
 _KEY = re.compile(r"[0-9a-f]{8,32}")
 
@@ -41,10 +41,11 @@ def folder() -> Path:
     return Path(f"{os.environ.get('RUBBERBAND_ROOT', '')}/opt/rubberband")
 
 
-def start(*, key: str, name: str, words: list[str], packed: str | None) -> dict[str, Any]:
+def start(*, key: str, name: str, words: list[str], packed: str | None, made_of: str | None = None) -> dict[str, Any]:
     """Start `rubberband WORDS` in the folder of experiment `name`, which it fetches from the s3:// address `packed`.
 
-    It outlives the call. The same key starts once. Raises InputError while another command runs for that name.
+    It outlives the call. The same key starts once. Raises InputError while another command runs for that name, and if
+    the head is not `made_of` what the caller saw.
     """
     assert _KEY.fullmatch(key)
     run = folder() / "runs" / key
@@ -52,6 +53,8 @@ def start(*, key: str, name: str, words: list[str], packed: str | None) -> dict[
         return {"started": False}
     if (other := _latest(name)) is not None and _lives(other):
         raise InputError(f"{name} runs on the head already; `rubberband status {name} --on head --watch` follows it")
+    if made_of is not None and made_of != _read(folder() / "made-of"):
+        raise InputError("the head was given other code or packages just now; run the command again")
     run.mkdir(parents=True)
     try:
         (run / _NAME).write_text(name)
@@ -75,6 +78,10 @@ def start(*, key: str, name: str, words: list[str], packed: str | None) -> dict[
 
 
 _REGION = ("AWS_DEFAULT_REGION", "RUBBERBAND_DEVICE")
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
 
 
 def _run(command: list[str]) -> None:
@@ -109,19 +116,19 @@ def look(*, key: str | None, name: str, offset: int) -> dict[str, Any]:
 def ask(*, words: list[str], store: str) -> dict[str, Any]:
     """Run `rubberband WORDS`; return its exit code and output, and the content of the file that it writes as FILE."""
     with tempfile.TemporaryDirectory() as place:
-        written = Path(place) / "answer"
-        command = [str(written) if word == NEEDS_FILE else word for word in words]
+        command = [word.replace(NEEDS_FILE, f"{place}/answer") for word in words]
         done = subprocess.run(
             [sys.executable, "-m", "rubberband.cli", *command],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             check=False,
         )
+        written = next(Path(place).iterdir(), None)
         answer = {
             "exit": done.returncode,
             "out": done.stdout.decode(errors="replace"),
             "err": done.stderr.decode(errors="replace"),
-            "file": base64.b64encode(written.read_bytes()).decode() if written.exists() else None,
+            "file": base64.b64encode(written.read_bytes()).decode() if written else None,
         }
     text = json.dumps(answer)
     if len(text) <= MOST_CHARACTERS:

@@ -7,6 +7,7 @@ Any answer may be lost, and SSM has no client tokens: what is sent may be repeat
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import shlex
 import uuid
@@ -16,10 +17,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from rubberband.cloud.aws.boot import remake_script
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.errors import FAILURES, code_of, in_one_line, verdict
 from rubberband.cloud.steady import Waiting
-from rubberband.errors import ProviderError
+from rubberband.errors import InputError, ProviderError
 
 READY_S = 1500.0
 """A head that is not set up after this time never will be."""
@@ -27,7 +29,7 @@ _LOOK_S = 2.0
 _COMMAND_S = 600.0
 _REACH_S = 300.0
 """Longest time for which a head that has been reached may be offline."""
-_NOT_READY, _BROKEN = 75, 70
+_NOT_READY, _BROKEN, _BUSY = 75, 70, 73
 _PENDING = ("Pending", "InProgress", "Delayed", "Cancelling")
 
 
@@ -65,17 +67,18 @@ class RemoteHead:
     """s3:// address below which long answers and copies of its home go."""
     waiting: Waiting = field(default_factory=Waiting)
 
-    def wait_until_ready(self, announce: Callable[[str], None]) -> None:
+    def wait_until_ready(self, announce: Callable[[str], None]) -> str:
         """Wait until the head is reached and set up; `announce` gets each line of its progress once.
 
-        Raises ProviderError if that takes too long or fails.
+        Returns what it is made of (`boot.made_of`); empty for a head of an older version. Raises ProviderError if that
+        takes too long or fails.
         """
         last = ""
         for _ in self.waiting.looks(READY_S, every_s=3 * _LOOK_S):
-            code, out = self._ran("true", READY_S)
-            if code == 0:
-                return
+            code, out = self._ran("cat made-of 2> /dev/null || true", READY_S)
             said = out.strip()
+            if code == 0:
+                return said
             if code == _BROKEN:
                 raise ProviderError(
                     f"the head {self.instance_id} could not be set up: {said}; `rubberband down` ends it"
@@ -87,10 +90,30 @@ class RemoteHead:
             f"the head {self.instance_id} is not ready after {READY_S:g} s ({last}); end it with `down`"
         )
 
-    def start(self, name: str, words: list[str], packed: str | None) -> str:
-        """Start `rubberband WORDS` as a unit that outlives this process, and return its key. Raises ProviderError."""
+    def remake(self, boot: str, announce: Callable[[str], None]) -> str:
+        """Have the head made anew by a boot script, and return what it is made of then; what it had if that fails.
+
+        Raises InputError while something runs there.
+        """
         key = uuid.uuid4().hex
-        self._call("start", key=key, name=name, words=words, packed=packed)
+        packed = base64.b64encode(gzip.compress(remake_script(key, boot).encode(), mtime=0)).decode()
+        # A file: on a command line, what the script looks for would be found in the script.
+        work = f'file=".remake-{key}.sh"; echo {packed} | base64 -d | gzip -d > "$file"; bash "$file"'
+        code, out = self._ran(work, _REACH_S)
+        if code == _BUSY:
+            raise InputError(
+                f"the head {self.instance_id} has other code or packages than this needs, and something runs there; "
+                "wait for its end, or give a head of its own: -s resources.aws.owner=NAME"
+            )
+        if code not in (0, _NOT_READY):  # a repeat finds it at work
+            raise ProviderError(f"the head {self.instance_id} cannot be brought up to date: {out.strip()[:300]}")
+        return self.wait_until_ready(announce)
+
+    def start(self, name: str, words: list[str], packed: str | None, made_of: str) -> str:
+        """Start `rubberband WORDS` as a unit that outlives this process, and return its key. Raises ProviderError, also
+        if the head is not `made_of` that any more."""
+        key = uuid.uuid4().hex
+        self._call("start", key=key, name=name, words=words, packed=packed, made_of=made_of)
         return key
 
     def look(self, name: str, key: str | None, offset: int) -> Seen:
@@ -101,12 +124,18 @@ class RemoteHead:
         )
 
     def ask(self, words: list[str]) -> Answer:
-        """Run a short `rubberband WORDS`; the word FILE stands for a file whose content the answer has."""
+        """Run a short `rubberband WORDS`; the word {file} stands for a file whose content the answer has."""
         found = self._call("ask", words=words, store=self.store)
         if "at" in found:
             found = json.loads(self._fetched(found["at"]))
         file = None if found["file"] is None else base64.b64decode(found["file"])
         return Answer(exit_code=found["exit"], out=found["out"], err=found["err"], file=file)
+
+    def fetch(self, packed: str) -> None:
+        """Have the head unpack a folder from its s3:// address. Raises ProviderError."""
+        code, out = self._ran(shlex.join(["rubberband-fetch", packed]), _REACH_S)
+        if code:
+            raise ProviderError(f"the head {self.instance_id} cannot fetch the folder: {out.strip()[-300:]}")
 
     def keep(self) -> str:
         """Copy the head's home to the bucket, and return the address. Raises ProviderError."""

@@ -6,7 +6,7 @@ The journal may be in a store instead, a database with those of many experiments
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -120,14 +120,14 @@ class ExperimentFolder:
 
         Raises JournalError if the store does not answer.
         """
-        if not self.exists and not (self.store is not None and self.journal.exists()):
-            return self
-        for number in itertools.count(2):
-            suffix = f"-{number}"
-            other = replace(self, name=f"{self.name[: _LONGEST_NAME - len(suffix)]}{suffix}")
-            if not other.path.exists() and not other.exists:
-                return other
-        raise AssertionError("counting does not end")
+
+        def is_taken(name: str) -> bool:
+            other = replace(self, name=name)
+            if name == self.name:
+                return other.exists or (self.store is not None and other.journal.exists())
+            return other.path.exists() or other.exists
+
+        return replace(self, name=free_name(self.name, is_taken))
 
     def make(self) -> None:
         """Make the folder. Raises NameTakenError if the experiment exists, InputError if it cannot be made."""
@@ -179,6 +179,15 @@ class ExperimentFolder:
 
 
 _LONGEST_NAME = 63
+
+
+def free_name(name: str, is_taken: Callable[[str], bool]) -> str:
+    """Return a name if it is free, else the first free one with -2, -3 and so on."""
+    ends = (f"-{number}" for number in itertools.count(2))
+    names = itertools.chain([name], (f"{name[: _LONGEST_NAME - len(end)]}{end}" for end in ends))
+    return next(one for one in names if not is_taken(one))
+
+
 _LAST_S = 0.5
 """The wait for a driver that is just ending."""
 

@@ -32,9 +32,7 @@ from rubberband.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
-    from rubberband.cloud.aws.head import HeadInstance
     from rubberband.cloud.aws.sweeping import Ended, FoundInstance
-    from rubberband.spec.experiment import Experiment
     from rubberband.spec.resources import Resources
 
 
@@ -77,78 +75,67 @@ def prices(
 def up(
     file: FileArgument,
     overrides: Overrides = None,
+    yes: YesOption = False,
 ) -> None:
     """Start the head on EC2, or find it.
 
-    The account is checked as for a run first: quota, rights, bucket, network. The head is an instance in your VPC with
-    rubberband and the experiment's folder; `rubberband run` works on it as on any machine. Each owner has one head in
-    a region (resources.aws.owner, resources.region). A stopped head is started again. It costs money until
-    `rubberband down`. It stops itself when nothing has run for resources.aws.head_idle (1 h); then only its disk
-    costs money. The folder is copied if resources.checkpoints is a bucket (s3://...).
+    `rubberband run FILE --on head` does this too; `up` is for a head without a run, such as for a pool. The account is
+    checked as for a run first: quota, rights, bucket, network. Then the command shows what the head costs, and on a
+    terminal asks before it starts one. The head is an instance in your VPC with rubberband and the experiment's folder.
+    Each owner has one in a region (resources.aws.owner, resources.region). A stopped head is started again; one of
+    other code or packages gets those of here. It costs money until `rubberband down`. It stops itself when nothing has
+    run for resources.aws.head_idle (1 h); then only its disk costs money. The folder is copied if
+    resources.checkpoints is a bucket (s3://...).
     """
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.spec.loading import load_experiment
 
     experiment = load_experiment(file, overrides or [])
-    if not experiment.resources.kind.is_rented:
+    resources = experiment.resources
+    if not resources.kind.is_rented:
         raise InputError(
-            f"resources.provider: {experiment.resources.provider} needs no head; write provider: aws, or give "
+            f"resources.provider: {resources.provider} needs no head; write provider: aws, or give "
             "-s resources.provider=aws"
         )
-    session = open_aws(experiment.resources.region)
+    session = open_aws(resources.region)
 
     from rubberband.app.terms import cloud_terms
-    from rubberband.cloud.aws.head import ensure_head, upload_folder
+    from rubberband.cloud.aws.head import ensure_head, head_boot, upload_folder
+    from rubberband.commands.on_head import head_told, note, of_this_kind, remember
+    from rubberband.executor.ray.code import pack
     from rubberband.installation import default_home
 
-    cloud_terms(experiment, default_home(), lambda note: print(f"note: {note}", file=sys.stderr), on_head=False)
-    from rubberband.executor.ray.code import pack
-
+    terms = cloud_terms(experiment, default_home(), note, on_head=False)
+    what, idles = head_told(resources, terms.table)
+    bill = f"the head ({what}) costs money until `rubberband down`, and {idles}"
     path = Path(os.path.abspath(file))
     root = root_of(path)
-    folder = upload_folder(session, experiment.resources.checkpoints, experiment.name, pack([str(root)]).archive)
-    head = ensure_head(session, experiment.resources, folders=[folder] if folder else [])
-    settings = [word for override in overrides or [] for word in ("-s", override)]
-    run = shlex.join(("rubberband", "run", str(path.relative_to(root)), *settings))
-    for line in _told(session, head, experiment, run, folder):
-        print(line)
-
-
-def _told(session: AwsSession, head: HeadInstance, experiment: Experiment, run: str, folder: str | None) -> list[str]:
+    folder = upload_folder(session, resources.checkpoints, experiment.name, pack([str(root)]).archive)
+    head = ensure_head(
+        session,
+        resources,
+        folders=[folder] if folder else [],
+        confirm=lambda: confirm_bill(bill, "start it", yes=yes),
+    )
+    if head.started:
+        made_of = head_boot(session, resources).made_of
+    else:
+        remote, made_of = of_this_kind(session, experiment, head)
+        if folder is not None:
+            remote.fetch(folder)
+    remember(resources, experiment.name, made_of)
     state = "was stopped and is started again" if head.restarted else "runs already"
     if head.started:
         state = "was started; it needs some minutes to install rubberband"
-    lines = [
-        f"head {head.instance_id} ({head.instance_type}, {head.zone}) {state}{_cost(session, head.instance_type)}",
-        f"get in:  aws ssm start-session --target {head.instance_id} --region {session.region}",
-        "follow:  tail -f /var/log/rubberband.log",
-    ]
+    print(f"head {head.instance_id} ({head.instance_type}, {head.zone}) {state}")
+    print(bill)
     if folder is None:
-        lines.append("copy:    the experiment's folder to the head (resources.checkpoints is no bucket to pass it on)")
+        print("copy the experiment's folder to it (resources.checkpoints is no bucket to pass it on)")
     else:
-        if not head.started:
-            lines.append(f"update:  sudo rubberband-fetch {folder}")
-        run = f"cd /opt/rubberband/{experiment.name} && {run}"
-    lines.append(f"run:     {run}  (ends with the session; `rubberband run FILE --on head` here does not)")
-    words = experiment.resources.aws
-    if words.head_idle_s:
-        idle = format_duration(words.head_idle_s)
-        lines.append(f"idle:    it stops itself when nothing has run for {idle}; its disk stays")
-    return [*lines, f"end all: rubberband down --owner {words.owner} --region {session.region}"]
-
-
-def _cost(session: AwsSession, instance_type: str) -> str:
-    """Return the price as a clause, or an empty string if AWS gives none."""
-    from rubberband.cloud.aws.errors import in_one_line
-    from rubberband.cloud.aws.pricing import on_demand_price
-
-    try:
-        with in_one_line():
-            price_usd = on_demand_price(session, instance_type)
-    except InputError as error:
-        print(f"note: the price of a {instance_type} is not known: {error}", file=sys.stderr)
-        return ""
-    return "" if price_usd is None else f"; {format_usd(price_usd)} an hour until `rubberband down`"
+        settings = [word for override in overrides or [] for word in ("-s", override)]
+        print(f"next:    {shlex.join(('rubberband', 'run', str(file), *settings, '--on', 'head'))}")
+    print(f"get in:  aws ssm start-session --target {head.instance_id} --region {session.region}  (for a pool)")
+    print(f"end all: rubberband down --owner {resources.aws.owner} --region {session.region}")
 
 
 # `rubberband down`: end everything that an owner has on EC2.

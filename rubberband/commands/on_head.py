@@ -6,26 +6,39 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from rubberband.commands.common import confirm_bill
-from rubberband.errors import InputError
+from rubberband.errors import InputError, ProviderError
 from rubberband.installation import default_home
-from rubberband.units import format_duration
+from rubberband.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
-    from rubberband.cloud.aws.remote import RemoteHead
+    from rubberband.cloud.aws.head import HeadInstance
+    from rubberband.cloud.aws.remote import Answer, RemoteHead
+    from rubberband.cloud.catalogue import Table
     from rubberband.spec.experiment import Experiment
+    from rubberband.spec.resources import Resources
 
 _FOLLOW_S = 3.0
 
 
 def run_on_head(
-    file: Path, experiment: Experiment, overrides: Sequence[str], words: list[str], *, no_cap: bool, yes: bool
+    file: Path,
+    experiment: Experiment,
+    overrides: Sequence[str],
+    words: list[str],
+    *,
+    new: bool = False,
+    no_cap: bool,
+    yes: bool,
 ) -> int:
     """Check, ask, start or find the head, send the folder, start the run there and follow it. Return its exit code."""
     from rubberband.app.allowance import require_rate, require_runnable
@@ -33,6 +46,7 @@ def run_on_head(
     from rubberband.app.terms import cloud_terms
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.head import ensure_head, upload_folder
+    from rubberband.cloud.aws.s3 import is_bucket
     from rubberband.executor.ray.code import pack
 
     resources, home, name = experiment.resources, default_home(), experiment.name
@@ -40,80 +54,175 @@ def run_on_head(
         raise InputError(
             f"resources.provider: {resources.provider} needs no head; leave --on head out, or write provider: aws"
         )
+    if not is_bucket(resources.checkpoints):
+        raise InputError("resources.checkpoints: --on head sends the folder through a bucket; give s3://bucket/prefix")
     require_runnable(experiment, home, no_cap=no_cap)
     session = open_aws(resources.region)
-    require_rate(experiment, home, cloud_terms(experiment, home, _note, on_head=False).table)
+    table = cloud_terms(experiment, home, note, on_head=False).table
+    require_rate(experiment, home, table)
+    most, (what, idles) = bound_of(experiment.constraints.max_cost_usd), head_told(resources, table)
+    confirm_bill(f"{most}, and the head ({what}) before and after the run; it {idles}", "run", yes=yes)
     path = Path(os.path.abspath(file))
     root = root_of(path)
-    most = bound_of(experiment.constraints.max_cost_usd)
-    idle = format_duration(resources.aws.head_idle_s) if resources.aws.head_idle_s else ""
-    until = f"stops itself {idle} after the run" if idle else "runs until `rubberband down`"
-    confirm_bill(f"{most}, beside the head, which {until}", "run", yes=yes)
-    packed = upload_folder(session, resources.checkpoints, name, pack([str(root)]).archive)
-    if packed is None or resources.checkpoints is None:
-        raise InputError("resources.checkpoints: --on head sends the folder through a bucket; give s3://bucket/prefix")
+    archive = pack([str(root)]).archive
     head = ensure_head(session, resources)
-    _remember(home, name, region=resources.region, owner=resources.aws.owner, checkpoints=resources.checkpoints)
-    remote = remote_head(session, head.instance_id, resources.checkpoints)
-    _note(f"head {head.instance_id} ({head.instance_type}, {head.zone})")
+    note(f"head {head.instance_id} ({head.instance_type}, {head.zone})")
     try:
-        remote.wait_until_ready(_note)
+        remote, made_of = of_this_kind(session, experiment, head)
         settings = [word for override in overrides for word in ("-s", override)]
+        if new and (free := _free_name(remote, name)) != name:
+            note(f"the name {name} is taken: this run is {free}")
+            name, settings = free, [*settings, "-s", f"name={free}"]
+        packed = upload_folder(session, resources.checkpoints, name, archive)
+        remember(resources, name, made_of)
         command = ["run", str(path.relative_to(root)), *settings, *words, "--yes"]
-        key = remote.start(name, command, packed)
+        key = remote.start(name, command, packed, made_of)
     except KeyboardInterrupt:
-        _note(f"nothing was started; the head {head.instance_id} is left")
+        note(f"nothing was started; the head {head.instance_id} is left")
         raise
     return _followed(remote, name, key)
 
 
-def forward(command: str, name: str, typed: list[str]) -> int:
-    """Run `rubberband COMMAND`, as typed but for `--on head`, on the head, and return its exit code."""
-    words = _without_on(typed)
+def head_told(resources: Resources, table: Table | None) -> tuple[str, str]:
+    """Return the type and price of a head, and what ends it, in words."""
+    from rubberband.cloud.catalogue import offers
+
+    usd, idle_s = 0.0, resources.aws.head_idle_s
+    with suppress(InputError):  # a price that only EC2 knows
+        usd = offers(resources, table=table)[0].head_price_usd_per_hour
+    price = f"{format_usd(usd)} an hour" if usd else "its price is not known"
+    idles = f"stops itself when nothing has run for {format_duration(idle_s)}" if idle_s else "never stops itself"
+    return f"{resources.aws.head_instance_type}, {price}", idles
+
+
+def of_this_kind(session: AwsSession, experiment: Experiment, head: HeadInstance) -> tuple[RemoteHead, str]:
+    """Wait until a head is ready, and give it the code and packages of here, unless it has those; return also what it
+    is made of then. Raises InputError while something runs there with others, ProviderError if that fails."""
+    from rubberband.cloud.aws.head import head_boot
+
+    resources = experiment.resources
+    wanted = head_boot(session, resources)
+    remote = remote_head(session, head.instance_id, resources.checkpoints)
+    found = remote.wait_until_ready(note)
+    if found != wanted.made_of:
+        note(f"the head has other code, packages or settings than {experiment.name} needs, and is brought up to date")
+        found = remote.remake(wanted.script, note)
+    if found != wanted.made_of:
+        raise ProviderError(
+            f"the head {head.instance_id} could not be brought up to date, and has what it had (its "
+            "/var/log/rubberband.log.failed says why); try again, or `rubberband down` and a new head help"
+        )
+    return remote, found
+
+
+def _free_name(remote: RemoteHead, name: str) -> str:
+    """Return the first name like this one that no experiment on the head has."""
+    from rubberband.executor.journal.folder import free_name
+
+    answer = remote.ask(["ps", "--output", "json"])
+    if answer.exit_code:
+        raise ProviderError(f"the head does not tell its experiments: {answer.err.strip()}")
+    taken = {one["name"] for one in json.loads(answer.out)["experiments"]}
+    return free_name(name, taken.__contains__)
+
+
+def forward(context: typer.Context) -> int:
+    """Carry a command out on the head as it was typed here, but for `--on head`, and return its exit code.
+
+    Raises InputError for options that mean nothing there.
+    """
+    command, params = str(context.info_name), context.params
+    name = str(params.get("name", ""))
+    names = [str(one.name) for one in context.command.params]
+    typed = {one for one in names if getattr(context.get_parameter_source(one), "name", "") == "COMMANDLINE"}
+    if "server" in typed:
+        raise InputError("--server and --on head name two places; give one of them")
+    if params.get("follow"):
+        raise InputError(
+            f"--follow: the head does not send it line by line; use `rubberband status {name} --watch --on head`"
+        )
+    if params.get("watch") and "output" in typed:
+        raise InputError("--output: with --watch, the head shows the run's own lines; leave one of them out")
+    remote, known, made_of = _found(name)
+    words = _words(context, typed - {"on"})
     if command == "resume":
-        confirm_bill(f"{name} goes on on the head, within its max_cost", "go on", yes=bool({"-y", "--yes"} & {*words}))
-    if command == "logs" and {"-f", "--follow"} & {*words}:
-        raise InputError(f"--follow: the head is asked call by call; use `rubberband status {name} --on head --watch`")
-    remote = _found(name)
-    if command == "resume":
-        return _followed(remote, name, remote.start(name, ["resume", *words, "--yes"], None))
-    if command == "status" and {"-w", "--watch"} & {*words}:
+        _require_same(name, known, made_of)
+        confirm_bill(f"{name} goes on on the head, within its max_cost", "go on", yes=bool(params["yes"]))
+        words = words if params["yes"] else ["--yes", *words]
+        return _followed(remote, name, remote.start(name, ["resume", *words], None, made_of))
+    _tell_older(made_of)
+    if params.get("watch"):
         return _followed(remote, name, None)
-    words, written = _with_file(words)
-    answer = remote.ask([command, *words])
+    if command == "extend" and not (params["yes"] or params["dry_run"]):
+        shown = remote.ask(["extend", "--dry-run", *words])
+        if shown.exit_code:
+            return _printed(shown)
+        print(shown.err, end="", file=sys.stderr)
+        typer.confirm("Grant it?", abort=True, err=True)
+        words = ["--yes", *words]
+    return _printed(remote.ask([command, *words]), params.get("html") or params.get("file"))
+
+
+def _words(context: typer.Context, names: Collection[str]) -> list[str]:
+    """Return these parameters of a command as words of a command line; for a file that it writes, a place there."""
+    from rubberband.cloud.aws.on_head import NEEDS_FILE
+
+    options, arguments = list[str](), list[str]()
+    for param in context.command.params:
+        if str(param.name) not in names:
+            continue
+        value = context.params[str(param.name)]
+        value = value.value if isinstance(value, Enum) else value
+        if param.name in ("html", "file"):
+            value = f"{NEEDS_FILE}{Path(value).suffix}"
+        if param.param_type_name == "argument":
+            arguments.append(str(value))
+        elif isinstance(value, bool):
+            options.append((param.opts if value else param.secondary_opts)[0])
+        else:
+            options += [param.opts[0], str(value)]
+    return [*options, *arguments]
+
+
+def _printed(answer: Answer, path: str | Path | None = None) -> int:
+    """Print the answer of a command, and write the file that it wrote. Raises ProviderError if that did not come."""
     print(answer.out, end="", flush=True)
     print(answer.err, end="", file=sys.stderr)
-    if written is not None and answer.file is not None:
-        written.write_bytes(answer.file)
-        _note(f"written to {written.absolute()}")
+    if path is not None and answer.exit_code == 0:
+        if answer.file is None:
+            raise ProviderError("the head did not send the file; its rubberband may be older than this one")
+        try:
+            Path(path).write_bytes(answer.file)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
+        note(f"written to {Path(path).absolute()}")
     return answer.exit_code
+
+
+def _require_same(name: str, known: Mapping[str, Any], made_of: str) -> None:
+    """Raise InputError where the head has other code or packages than the run was started with."""
+    if known.get("made_of", made_of) != made_of:
+        raise InputError(
+            f"the head has other code or packages than {name} was started with; give it those of here first: "
+            "`rubberband up FILE`"
+        )
+
+
+def _tell_older(made_of: str) -> None:
+    from rubberband.cloud.aws import wheel
+
+    _, _, has = made_of.partition(" ")
+    with suppress(InputError):  # a changed installation: nothing to compare with
+        own = wheel.build()[0]
+        if made_of and (not has or own in has or has.endswith(f"=={wheel.public_version()}")):
+            return
+        note(f"note: the head's rubberband is {has or 'an older one'}, and this one is {own.removesuffix('.whl')}")
 
 
 def root_of(path: Path) -> Path:
     """Return the folder with the code: the working folder if the file is in it, else the file's own."""
     here = Path.cwd()
     return here if path.is_relative_to(here) else path.parent
-
-
-def _without_on(typed: Sequence[str]) -> list[str]:
-    words = list(typed)
-    if "--on" in words:
-        at = words.index("--on")
-        return [*words[:at], *words[at + 2 :]]
-    return [word for word in words if not word.startswith("--on=")]
-
-
-def _with_file(words: list[str]) -> tuple[list[str], Path | None]:
-    """Return the words with FILE for the file that `--html` names, and that file."""
-    from rubberband.cloud.aws.on_head import NEEDS_FILE
-
-    for at, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option == "--html" and equals:
-            return [*words[:at], option, NEEDS_FILE, *words[at + 1 :]], Path(value)
-        if option == "--html" and at + 1 < len(words):
-            return [*words[: at + 1], NEEDS_FILE, *words[at + 2 :]], Path(words[at + 1])
-    return words, None
 
 
 def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
@@ -135,15 +244,16 @@ def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
                 )
             time.sleep(_FOLLOW_S)
     except KeyboardInterrupt:
-        _note(
+        note(
             f"{name} goes on on the head: `rubberband status {name} --on head --watch` follows it, `rubberband cancel "
             f"{name} --on head` ends it"
         )
         raise
 
 
-def _found(name: str) -> RemoteHead:
-    """Return the head on which an experiment was started, started again if it has stopped. Raises InputError."""
+def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
+    """Return the head on which an experiment was started, started again if it has stopped; also what is remembered of
+    that start, and what the head is made of. Raises InputError."""
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.head import running_head
     from rubberband.spec.remembered import remembered
@@ -161,25 +271,30 @@ def _found(name: str) -> RemoteHead:
     if words["checkpoints"] is None:
         raise InputError(f"{name} was not started from here, and no bucket is known; run `rubberband aws setup`")
     session = open_aws(words["region"])
-    remote = remote_head(session, running_head(session, words["owner"], _note), words["checkpoints"])
-    remote.wait_until_ready(_note)
-    return remote
+    remote = remote_head(session, running_head(session, words["owner"], note), words["checkpoints"])
+    return remote, words, remote.wait_until_ready(note)
 
 
-def remote_head(session: AwsSession, instance_id: str, checkpoints: str) -> RemoteHead:
-    """Return a head whose long answers and copies go to the bucket of this checkpoint store."""
+def remote_head(session: AwsSession, instance_id: str, checkpoints: str | None) -> RemoteHead:
+    """Return a head whose long answers and copies go to the bucket of this checkpoint store, if it is one."""
     from rubberband.cloud.aws.remote import RemoteHead
-    from rubberband.cloud.aws.s3 import place_in
+    from rubberband.cloud.aws.s3 import is_bucket, place_in
 
-    return RemoteHead(session=session, instance_id=instance_id, store=f"s3://{place_in(checkpoints, '')[0]}/heads")
+    store = f"s3://{place_in(checkpoints, '')[0]}/heads" if is_bucket(checkpoints) else ""
+    return RemoteHead(session=session, instance_id=instance_id, store=store)
 
 
-def _remember(home: Path, name: str, **words: str | None) -> None:
+def remember(resources: Resources, name: str, made_of: str) -> None:
+    """Note on which head an experiment is, and what that is made of."""
     from rubberband.atomic import make_directories, write_atomically
 
-    make_directories(home / "heads")
-    write_atomically(home / "heads" / f"{name}.json", json.dumps(words).encode(), durable=True)
+    folder = default_home() / "heads"
+    words = {"region": resources.region, "owner": resources.aws.owner, "checkpoints": resources.checkpoints}
+    make_directories(folder)
+    content = json.dumps({**words, "made_of": made_of}).encode()
+    write_atomically(folder / f"{name}.json", content, durable=True)
 
 
-def _note(line: str) -> None:
+def note(line: str) -> None:
+    """Print a line on stderr."""
     print(line, file=sys.stderr, flush=True)

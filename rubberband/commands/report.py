@@ -91,7 +91,7 @@ def _read(folder: ExperimentFolder) -> Result:
         return found.result
 
 
-def best(name: Name, output: TextOption = TextFormat.text, server: ServerOption = None) -> None:
+def best(name: Name, output: TextOption = TextFormat.text, server: ServerOption = None, on: OnOption = None) -> None:
     """Print an experiment's best configuration.
 
     With its metrics, and the path of its checkpoint. Also while it runs: the best so far.
@@ -121,6 +121,7 @@ def export(
         bool, typer.Option("--reports", help="A row for each report of each trial, instead of one for each trial.")
     ] = False,
     server: ServerOption = None,
+    on: OnOption = None,
 ) -> None:
     """Write an experiment's trials as a table.
 
@@ -168,6 +169,7 @@ def ps(
     ] = "",
     output: TextOption = TextFormat.text,
     server: ServerOption = None,
+    on: OnOption = None,
 ) -> None:
     """List the experiments on this machine, or those of a service."""
     from rubberband.units import format_duration, format_usd

@@ -68,7 +68,7 @@ def run(
     continues the run.
 
     Instances of EC2 need a max_cost, and on a terminal the command shows the bill and asks before it rents any. With
-    `--on head`, Ctrl-C leaves the run going: `status`, `logs`, `report`, `cancel` and `resume` take `--on head` too.
+    `--on head`, Ctrl-C leaves the run going; `status`, `logs`, `report`, `cancel` and others take `--on head` too.
     """
     from rubberband.app.run import run_experiment, under_free_name
     from rubberband.executor.journal.folder import open_folder
@@ -79,9 +79,9 @@ def run(
     if on is not None:
         from rubberband.commands.on_head import run_on_head
 
-        flags = {"--new": new, "--no-check": not check, "--profile-again": profile_again, "--no-cap": no_cap}
+        flags = {"--no-check": not check, "--profile-again": profile_again, "--no-cap": no_cap}
         words = ["--policy", policy.value, *(flag for flag, given in flags.items() if given)]
-        raise typer.Exit(run_on_head(file, experiment, overrides or [], words, no_cap=no_cap, yes=yes))
+        raise typer.Exit(run_on_head(file, experiment, overrides or [], words, new=new, no_cap=no_cap, yes=yes))
     folder = open_folder(experiment.name)
     if new:
         experiment, folder = under_free_name(experiment, folder, _announce)

@@ -143,6 +143,7 @@ def extend(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")] = False,
     output: TextOption = TextFormat.text,
     server: ServerOption = None,
+    on: OnOption = None,
 ) -> None:
     """Give an experiment a later deadline or a larger budget.
 
@@ -173,6 +174,7 @@ def limit(
         str, option("--max-instances", "N", "The most instances from now on; 0 pauses it, `none` lifts the limit.")
     ],
     server: ServerOption = None,
+    on: OnOption = None,
 ) -> None:
     """Limit the instances of a running experiment.
 

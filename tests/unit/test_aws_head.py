@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import shlex
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,9 +20,11 @@ from rubberband.cli import app
 from rubberband.cloud.aws.calls import tags_of
 from rubberband.cloud.aws.head import HeadInstance, ensure_head, upload_folder
 from rubberband.cloud.aws.network import OwnInstance, ensure_group
+from rubberband.cloud.aws.remote import RemoteHead
 from rubberband.cloud.aws.sweeping import Ended, end_everything, living
 from rubberband.cloud.aws.token import publish_token
-from rubberband.errors import InputError, ProviderError
+from rubberband.cloud.steady import Waiting
+from rubberband.errors import Cancelled, InputError, ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account
 from tests.ec2 import Fault
@@ -60,7 +63,15 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
     passing: dict[str, Any] = {"clock": lambda: account.now, "sleep": account.sleep}
     monkeypatch.setattr("rubberband.cloud.aws.head.ensure_head", partial(ensure_head, **passing))
     monkeypatch.setattr("rubberband.cloud.aws.sweeping.end_everything", partial(end_everything, **passing))
+    monkeypatch.setattr("rubberband.cloud.aws.remote.RemoteHead", partial(RemoteHead, waiting=Waiting(**passing)))
+    account.fake.world.runs_command = lambda instance_id, script: lambda: (0, sent_made_of(account, instance_id), "")
     return account
+
+
+def sent_made_of(account: Account, instance_id: str) -> str:
+    """What a head is made of, as its boot script says."""
+    (line,) = re.findall(r"^MADE_OF=(.*)$", account.fake.world.instances[instance_id].user_data, re.MULTILINE)
+    return shlex.split(line)[0]
 
 
 def head_of(account: Account, **aws: Any) -> HeadInstance:
@@ -331,18 +342,40 @@ def say(*words: str) -> tuple[int, str]:
     return result.exit_code, result.output + (str(result.exception) if result.exception else "")
 
 
-def test_up_shows_how_to_get_in_what_to_run_and_what_it_costs(account: Account, file: Path) -> None:
+def test_up_shows_what_the_head_costs_and_the_command_for_a_run(account: Account, file: Path) -> None:
     code, told = say("up", "digits.yaml", "-s", "constraints.max_cost=5")
 
     assert code == 0, told
     (head,) = account.fake.instances
-    assert f"aws ssm start-session --target {head.instance_id} --region us-east-1" in told
-    assert "cd /opt/rubberband/digits && rubberband run digits.yaml -s constraints.max_cost=5" in told
-    assert re.search(r"; 0\.09\d* USD an hour until `rubberband down`", told)
+    assert "rubberband run digits.yaml -s constraints.max_cost=5 --on head" in told
+    assert re.search(
+        r"m7i-flex\.large, 0\.1\d* USD an hour\) costs money until `rubberband down`, and stops itself", told
+    )
     assert f"s3://{account.bucket}/packages/digits/folders/digits.zip" in head.user_data
-    assert "sudo rubberband-fetch" not in told
-    assert "sudo rubberband-fetch" in say("up", "digits.yaml")[1]
-    assert len(account.fake.instances) == 1
+
+
+def test_up_asks_before_it_rents_or_starts_a_head_again(
+    account: Account, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuses(bill: str, what: str, *, yes: bool) -> None:
+        asked.append(bill)
+        if not yes:
+            raise Cancelled("not confirmed")
+
+    monkeypatch.setattr("rubberband.commands.cloud.confirm_bill", refuses)
+    assert say("up", "digits.yaml")[0] != 0
+    assert account.fake.instances == ()
+    assert say("up", "digits.yaml", "-y")[0] == 0
+    (head,) = account.fake.instances
+    account.sleep(60)
+    account.fake.power_off(head.instance_id)
+    account.sleep(60)
+    assert say("up", "digits.yaml")[0] != 0
+    assert account.fake.living == ()
+    assert len(asked) == 3
+    assert "USD an hour" in asked[0]
 
 
 def test_up_from_a_folder_beside_the_file_s_takes_the_file_s(
@@ -354,7 +387,7 @@ def test_up_from_a_folder_beside_the_file_s_takes_the_file_s(
     code, told = say("up", "../digits.yaml")
 
     assert code == 0, told
-    assert "cd /opt/rubberband/digits && rubberband run digits.yaml" in told
+    assert "rubberband run ../digits.yaml --on head" in told
     archive = account.fake.world.buckets[account.bucket]["packages/digits/folders/digits.zip"]
     assert "0/digits.py" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
 
@@ -371,7 +404,8 @@ def test_up_without_prices_works_and_says_why(account: Account, file: Path) -> N
     code, told = say("up", "digits.yaml")
 
     assert code == 0, told
-    assert "the price of a m7i-flex.large is not known: x may not pricing:GetProducts" in told
+    assert "x may not pricing:GetProducts" in told
+    assert "the head (m7i-flex.large, its price is not known) costs money until `rubberband down`" in told
 
 
 def test_up_is_for_ec2(account: Account, file: Path) -> None:
@@ -490,7 +524,7 @@ def test_a_head_is_of_a_type_that_the_free_plan_has(account: Account) -> None:
 def test_up_of_a_network_mount_is_checked_on_the_head(account: Account, file: Path) -> None:
     code, told = say("up", "digits.yaml", "-s", "resources.checkpoints=/mnt/efs", "-s", "resources.market=spot")
     assert code == 0, told
-    assert "copy:    the experiment's folder to the head" in told
+    assert "copy the experiment's folder to it" in told
 
 
 def test_a_head_that_bursts_is_not_charged_for_it(account: Account) -> None:

@@ -30,7 +30,7 @@ from rubberband.errors import InputError, ProviderError
 from tests.builders.aws_account import Account
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeError
-from tests.unit.test_aws_head import EXPERIMENT
+from tests.unit.test_aws_head import EXPERIMENT, sent_made_of
 
 Work = Callable[[str, dict[str, Any]], dict[str, Any] | tuple[int, str]]
 
@@ -42,11 +42,21 @@ class Head:
         self.account = account
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.answers: Work = lambda what, words: {}
+        self.made_of: list[str | None] = [None]
+        """What it says of itself, one after the other; None: what its boot script says."""
+        self.remade, self.remakes, self.fetched = 0, 0, list[str]()
         account.fake.world.runs_command = self._run
 
     def _run(self, instance_id: str, script: str) -> Callable[[], tuple[int, str, str]]:
         work = shlex.split(script.strip().splitlines()[-1])
-        if work == ["true"]:
+        if work[:2] == ["cat", "made-of"]:
+            found = self.made_of.pop(0) if len(self.made_of) > 1 else self.made_of[0]
+            return lambda: (0, sent_made_of(self.account, instance_id) if found is None else found, "")
+        if work[0].startswith("file="):
+            self.remade += 1
+            return lambda: (self.remakes, "", "")
+        if work[0] == "rubberband-fetch":
+            self.fetched.append(work[1])
             return lambda: (0, "", "")
         assert work[:3] == ["python3", "-m", "rubberband.cloud.aws.on_head"]
         self.asked.append((work[3], json.loads(work[4])))
@@ -120,7 +130,7 @@ def test_a_start_that_is_repeated_has_the_same_key(account: Account) -> None:
         return Fault.timeout(took_effect=True) if call.operation == "SendCommand" and lost and lost.pop() else None
 
     account.fake.fault = loses
-    key = remote.start("digits", ["run", "digits.yaml"], "s3://b/digits.zip#sha256=0")
+    key = remote.start("digits", ["run", "digits.yaml"], "s3://b/digits.zip#sha256=0", "it")
     assert [(what, words["key"]) for what, words in head.asked] == [("start", key), ("start", key)]
 
 
@@ -220,7 +230,7 @@ def test_ctrl_c_leaves_the_run_going_and_says_how_to_follow_it(account: Account,
 
 def test_commands_are_asked_as_typed_on_the_head_that_runs_the_experiment(account: Account, file: Path) -> None:
     head = Head(account)
-    head.answers = lambda what, words: {"exit": 3, "out": "fine\n", "err": "note\n", "file": None}
+    head.answers, head.made_of = lambda what, words: {"exit": 3, "out": "fine\n", "err": "note\n", "file": None}, ["0"]
     other = account.fake.session("admin", region="eu-west-1")
     resources = account.resources(region="eu-west-1")
     there = ensure_head(other, resources, clock=lambda: account.now, sleep=account.sleep)
@@ -232,7 +242,10 @@ def test_commands_are_asked_as_typed_on_the_head_that_runs_the_experiment(accoun
     code, told = say("status", "-o", "json", "digits", "--on", "head")
     assert (code, told.startswith("fine\nnote\n")) == (3, True)
     assert say("logs", "digits", "1", "--on=head")[0] == 3
-    assert [words["words"] for _, words in head.asked] == [["status", "-o", "json", "digits"], ["logs", "digits", "1"]]
+    assert [words["words"] for _, words in head.asked] == [
+        ["status", "--output", "json", "digits"],
+        ["logs", "digits", "1"],
+    ]
     assert there.instance_id in {one.instance_id for one in account.fake.in_region("eu-west-1").living}
 
 
@@ -255,9 +268,135 @@ def test_a_report_of_a_stopped_head_starts_it_and_comes_through_the_bucket(accou
 
     assert code == 0, told
     assert f"the head {started} has stopped and is started again" in told
-    assert head.asked[0][1]["words"] == ["report", "digits", "--html", "FILE"]
+    assert head.asked[0][1]["words"] == ["report", "--html", "{file}.html", "digits"]
     assert (file.parent / "page.html").read_bytes() == page
     assert "heads/answers/1.json" not in account.fake.world.buckets[account.bucket]
+
+
+ENDED = shown(b"", exit_code=0)
+
+
+def test_a_head_of_other_code_is_brought_up_to_date_before_a_run(account: Account, file: Path) -> None:
+    head = Head(account)
+    head.made_of = ["", None]
+    head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
+    code, told = say("run", "digits.yaml", "--on", "head")
+    assert code == 0, told
+    assert "the head has other code, packages or settings than digits needs" in told
+    assert head.remade == 1
+    assert head.asked[0][1]["made_of"] == sent_made_of(account, account.fake.living[0].instance_id)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [(73, "something runs there; wait for its end"), (0, "could not be brought up to date")]
+)
+def test_a_head_of_other_code_that_stays_so_runs_nothing(account: Account, file: Path, code: int, why: str) -> None:
+    head = Head(account)
+    head.made_of, head.remakes = ["0123 an older one"], code
+    failed, told = say("run", "digits.yaml", "--on", "head")
+    assert failed != 0
+    assert why in told
+    assert head.asked == []
+
+
+def test_up_gives_a_head_that_runs_the_code_and_the_folder_of_here(account: Account, file: Path) -> None:
+    head = Head(account)
+    head.remote()
+    head.made_of = ["", None]
+    code, told = say("up", "digits.yaml")
+    assert code == 0, told
+    assert head.remade == 1
+    assert head.fetched[0].startswith(f"s3://{account.bucket}/packages/digits/folders/digits.zip#sha256=")
+
+
+def test_a_resume_on_a_head_of_other_code_is_refused(account: Account, file: Path) -> None:
+    head = Head(account)
+    head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
+    assert say("run", "digits.yaml", "--on", "head")[0] == 0
+    assert say("resume", "digits", "--on", "head")[0] == 0
+    assert head.asked[-2][1]["words"] == ["resume", "--yes", "digits"]
+    count, head.made_of = len(head.asked), ["another ./wheels/rubberband_tune-0-py3-none-any.whl[ray,aws]"]
+    code, told = say("resume", "digits", "--on", "head")
+    assert code != 0
+    assert "other code or packages than digits was started with" in told
+    assert len(head.asked) == count
+    head.answers = lambda what, words: {"exit": 0, "out": "", "err": "", "file": None}
+    assert "the head's rubberband is ./wheels/rubberband_tune-0-py3" in say("status", "digits", "--on", "head")[1]
+
+
+def test_a_new_run_has_its_free_name_here_too(account: Account, file: Path) -> None:
+    head = Head(account)
+    names = json.dumps({"experiments": [{"name": "digits"}, {"name": "digits-2"}]})
+
+    def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
+        if what == "ask":
+            return {"exit": 0, "out": names, "err": "", "file": None}
+        return {"started": True} if what == "start" else ENDED
+
+    head.answers = answers
+    code, told = say("run", "digits.yaml", "--new", "--on", "head")
+    assert code == 0, told
+    assert "the name digits is taken: this run is digits-3" in told
+    (start,) = [words for what, words in head.asked if what == "start"]
+    assert start["name"] == "digits-3"
+    assert start["words"][2:4] == ["-s", "name=digits-3"]
+    assert "--new" not in start["words"]
+    assert "folders/digits-3.zip" in start["packed"]
+    assert (file.parents[1] / "home" / "heads" / "digits-3.json").exists()
+
+
+def test_what_asks_for_experiments_is_asked_on_the_head(account: Account, file: Path) -> None:
+    head = Head(account)
+    head.remote()
+    home = file.parents[1] / "home"
+    home.mkdir(exist_ok=True)
+    (home / "aws.yaml").write_text(f"bucket: {account.bucket}\nregion: us-east-1\n")
+    table = base64.b64encode(b"trial\n0\n").decode()
+    head.answers = lambda what, words: {"exit": 0, "out": "", "err": "", "file": table}
+    for words, sent in {
+        ("ps", "--search", "mine"): ["ps", "--search", "mine"],
+        ("best", "digits", "-o", "json"): ["best", "--output", "json", "digits"],
+        ("export", "digits", "t.csv", "--reports"): ["export", "--reports", "digits", "{file}.csv"],
+        ("limit", "digits", "--max-instances", "2"): ["limit", "--max-instances", "2", "digits"],
+        ("cancel", "digits"): ["cancel", "digits"],
+        ("extend", "digits", "--deadline", "2h", "-n"): ["extend", "--deadline", "2h", "--dry-run", "digits"],
+    }.items():
+        code, told = say(*words, "--on", "head")
+        assert code == 0, told
+        assert head.asked[-1][1]["words"] == sent
+    assert (file.parent / "t.csv").read_bytes() == b"trial\n0\n"
+
+
+def test_an_extension_is_shown_before_it_is_granted(
+    account: Account, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = Head(account)
+    head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
+    assert say("run", "digits.yaml", "--on", "head")[0] == 0
+    head.answers = lambda what, words: {"exit": 0, "out": "", "err": "until 2h\n", "file": None}
+    for answer, sent in (("n", ["--dry-run"]), ("y", ["--dry-run", "--yes"])):
+        head.asked.clear()
+        result = CliRunner().invoke(app, ["extend", "digits", "--deadline", "2h", "--on", "head"], input=f"{answer}\n")
+        assert "until 2h" in result.output
+        assert [words["words"][1] for _, words in head.asked] == sent
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "digits", "--server", "http://here"),
+        ("logs", "digits", "--follow"),
+        ("status", "digits", "-wo", "json"),
+        ("profile", "digits.yaml"),
+    ],
+)
+def test_an_option_without_a_meaning_on_the_head_is_refused(
+    account: Account, file: Path, words: tuple[str, ...]
+) -> None:
+    head = Head(account)
+    assert say(*words, "--on", "head")[0] != 0
+    assert head.asked == []
+    assert account.fake.instances == ()
 
 
 def test_down_copies_the_journals_of_a_head_that_runs(account: Account, file: Path) -> None:

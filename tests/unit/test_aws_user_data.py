@@ -35,6 +35,8 @@ from rubberband.cloud.aws.boot import (
     Installation,
     head_script,
     installation,
+    made_of,
+    remake_script,
     script,
     worker_script,
 )
@@ -448,13 +450,13 @@ SHELLCHECK = shutil.which("shellcheck")
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
-@pytest.mark.parametrize("role", ["worker", "head"])
+@pytest.mark.parametrize("role", ["worker", "head", "remake"])
 def test_the_assembled_scripts_are_clean_for_shellcheck(tmp_path: Path, role: str) -> None:
     asked = installation("s3://b/rubberband_tune-1-py3-none-any.whl torch", python="3.11", ray="2.60.0")
     boot = replace(BOOT, installation=replace(asked, constraints="s3://b/c.txt"), setup=("echo it's",), device="cuda")
     text = worker_script(boot, START) if role == "worker" else head_script("us-east-1", asked, ("x",), ("s3://b/f",))
     path = tmp_path / "user-data"
-    path.write_text(text)
+    path.write_text(remake_script("0a", text) if role == "remake" else text)
 
     checked = subprocess.run([str(SHELLCHECK), str(path)], capture_output=True, text=True, check=False)
 
@@ -558,6 +560,46 @@ def test_the_head_installs_fetches_the_folder_and_leaves_commands_behind(machine
     assert machine.called[-1] == "python3 -m rubberband.cli"
     assert machine.run(commands / "rubberband-fetch").returncode != 0
     assert not any("shutdown" in line for line in machine.called)
+
+
+@pytest.mark.parametrize(("fails", "runs"), [(False, False), (True, False), (False, True)])
+def test_a_head_is_made_anew_if_nothing_runs_or_keeps_what_it_has(machine: Machine, fails: bool, runs: bool) -> None:
+    machine.program("pgrep", f"exit {0 if runs else 1}")
+    assert machine.boot(head_script("us-east-1", BOOT.installation, (), ())).returncode == 0
+    place, log = machine.root / "opt/rubberband", machine.root / "var/log/rubberband.log"
+    (place / "venv").mkdir()
+    made_of = (place / "made-of").read_text()
+    other = head_script("us-east-1", BOOT.installation, ("false" if fails else "true",), ())
+
+    for _ in range(2):  # an answer that was lost
+        ran = machine.boot(remake_script("0a1b", other))
+        assert ran.returncode == (73 if runs else 0), ran.stderr
+    units = [line for line in machine.called if "rubberband-remake-0a1b" in line]
+    assert len(units) == (not runs)
+    if not runs:
+        assert not log.exists(), "while it is made anew it answers nothing"
+        machine.run(place / ".remake-0a1b/script")
+
+    assert "the head is ready" in log.read_text()
+    assert ((place / "made-of").read_text() == made_of) == (fails or runs)
+    assert (place / "venv").exists() == (fails or runs)
+    assert ("false" in (log.parent / "rubberband.log.failed").read_text()) if fails else True
+
+
+def test_what_a_head_is_made_of_tells_code_packages_and_settings_apart() -> None:
+    wheel = "s3://{}/wheels/rubberband_tune-1-py3-none-any.whl#sha256=" + "0" * 64
+    one = replace(installation(wheel.format("a/digits"), python="3.11", ray="2.60.0"), constraints="s3://a/c#sha256=1")
+    there = replace(installation(wheel.format("b"), python="3.11", ray="2.60.0"), constraints="s3://b/c#sha256=1")
+    assert made_of(one, ()) == made_of(there, ())
+    assert made_of(one, ()).endswith(" ./wheels/rubberband_tune-1-py3-none-any.whl[ray,aws]")
+    others = [
+        made_of(replace(one, constraints="s3://a/c#sha256=2"), ()),
+        made_of(replace(one, wheels=(one.wheels[0] + "1",)), ()),
+        made_of(replace(one, requirements=(*one.requirements, "scikit-learn")), ()),
+        made_of(one, ("apt-get install x",)),
+        made_of(one, (), idle_s=600.0),
+    ]
+    assert len({made_of(one, ()), *others}) == 6
 
 
 @pytest.mark.parametrize(
