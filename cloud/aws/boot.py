@@ -173,7 +173,7 @@ def head_script(
 
 
 def made_of(installed: Installation, setup: tuple[str, ...], *, idle_s: float = 0.0) -> str:
-    """Return what tells heads of other code, packages or settings apart: a digest, and the rubberband that they have.
+    """Return a digest of a head's code, packages and settings, and the requirement of its rubberband.
 
     Where the packages lie in a bucket makes no difference.
     """

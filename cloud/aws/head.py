@@ -149,7 +149,7 @@ def _restart(session: AwsSession, instance_id: str, waiting: Waiting) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadBoot:
-    """What a head needs for an experiment."""
+    """Boot of a head for an experiment."""
 
     script: str
     made_of: str

@@ -121,7 +121,7 @@ def _free_name(remote: RemoteHead, name: str) -> str:
 
     answer = remote.ask(["ps", "--output", "json"])
     if answer.exit_code:
-        raise ProviderError(f"the head does not tell its experiments: {answer.err.strip()}")
+        raise ProviderError(f"the head does not list its experiments: {answer.err.strip()}")
     taken = {one["name"] for one in json.loads(answer.out)["experiments"]}
     return free_name(name, taken.__contains__)
 

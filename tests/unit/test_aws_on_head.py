@@ -345,7 +345,7 @@ def test_a_new_run_has_its_free_name_here_too(account: Account, file: Path) -> N
     assert (file.parents[1] / "home" / "heads" / "digits-3.json").exists()
 
 
-def test_what_asks_for_experiments_is_asked_on_the_head(account: Account, file: Path) -> None:
+def test_commands_that_ask_for_experiments_are_sent_to_the_head(account: Account, file: Path) -> None:
     head = Head(account)
     head.remote()
     home = file.parents[1] / "home"
@@ -394,9 +394,13 @@ def test_an_option_without_a_meaning_on_the_head_is_refused(
     account: Account, file: Path, words: tuple[str, ...]
 ) -> None:
     head = Head(account)
+    head.remote()
+    home = file.parents[1] / "home"
+    home.mkdir(exist_ok=True)
+    (home / "aws.yaml").write_text(f"bucket: {account.bucket}\nregion: us-east-1\n")
+    head.answers = lambda what, words: {"exit": 0, "out": "", "err": "", "file": None}
     assert say(*words, "--on", "head")[0] != 0
     assert head.asked == []
-    assert account.fake.instances == ()
 
 
 def test_down_copies_the_journals_of_a_head_that_runs(account: Account, file: Path) -> None:

@@ -586,7 +586,7 @@ def test_a_head_is_made_anew_if_nothing_runs_or_keeps_what_it_has(machine: Machi
     assert ("false" in (log.parent / "rubberband.log.failed").read_text()) if fails else True
 
 
-def test_what_a_head_is_made_of_tells_code_packages_and_settings_apart() -> None:
+def test_a_digest_differs_with_code_packages_and_settings_and_not_with_the_bucket() -> None:
     wheel = "s3://{}/wheels/rubberband_tune-1-py3-none-any.whl#sha256=" + "0" * 64
     one = replace(installation(wheel.format("a/digits"), python="3.11", ray="2.60.0"), constraints="s3://a/c#sha256=1")
     there = replace(installation(wheel.format("b"), python="3.11", ray="2.60.0"), constraints="s3://b/c#sha256=1")
