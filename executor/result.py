@@ -31,16 +31,9 @@ from rubberband.executor.core.budget import (
     rent_usd_per_hour,
 )
 from rubberband.executor.core.events import CheckpointRef
+from rubberband.executor.core.history import DecisionResult, Granted, Pause, Replacement, RungResult, Setback
 from rubberband.executor.core.state import Allocation, Job, Lane, Phase, State
 from rubberband.executor.core.trials import best_trial
-from rubberband.executor.happenings import (
-    DecisionResult,
-    ExtensionResult,
-    PauseResult,
-    ReplacementResult,
-    RungResult,
-    SetbackResult,
-)
 from rubberband.executor.sampling import Seeds, configurations
 from rubberband.units import counted
 from rubberband.values.adaptive import GoodputProfile
@@ -269,15 +262,15 @@ class Result:
     """The lines that add up to `actual_cost_usd`."""
     goodput: GoodputProfile | None = None
     """The model of adaptive training at the latest replan; None if none was measured."""
-    extensions: tuple[ExtensionResult, ...] = ()
+    extensions: tuple[Granted, ...] = ()
     """In order."""
     resumed_s: tuple[float, ...] = ()
     """Times at which drivers resumed it, from the start."""
-    setbacks: tuple[SetbackResult, ...] = ()
+    setbacks: tuple[Setback, ...] = ()
     """In order."""
-    pauses: tuple[PauseResult, ...] = ()
+    pauses: tuple[Pause, ...] = ()
     """In order."""
-    replacements: tuple[ReplacementResult, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
     """Slow instances that were replaced, in order."""
     instead_of_spot: str = ""
     """How many instances were bought on demand instead of spot, and why; empty if none was."""
@@ -446,11 +439,11 @@ def summarise(job: Job, state: State, setup: Mapping[str, Any], now: float) -> R
         side_usd_per_hour=job.offer.side_usd_per_hour,
         bill=bill_lines(job, state, at),
         goodput=state.profile.goodput,
-        extensions=tuple(copied(ExtensionResult, one, at_s=_after(state, one.at)) for one in state.granted),
-        resumed_s=tuple(_after(state, at) for at in state.resumed_at),
-        setbacks=tuple(copied(SetbackResult, one, at_s=_after(state, one.at)) for one in state.setbacks),
-        pauses=tuple(copied(PauseResult, one, at_s=_after(state, one.at - one.paused_s)) for one in state.pauses),
-        replacements=tuple(copied(ReplacementResult, r, at_s=_after(state, r.at)) for r in state.fleet.replacements),
+        extensions=tuple(state.history.of(Granted)),
+        resumed_s=tuple(map(state.elapsed_s, state.resumed_at)),
+        setbacks=tuple(state.history.of(Setback)),
+        pauses=tuple(state.history.of(Pause)),
+        replacements=tuple(state.history.of(Replacement)),
         instead_of_spot=_instead_of_spot(state),
         resumable=state.phase is not Phase.FINISHED or rules.can_go_on(job, state),
         unsaved_trials=sum(
@@ -502,11 +495,6 @@ def _trial(job: Job, state: State, trial: int, config: Mapping[str, Any], seed: 
         seed=seed,
         ended=record.ended,
     )
-
-
-def _after(state: State, instant: float) -> float:
-    """Seconds from the start, but not before it."""
-    return max(0.0, instant - state.started_at)
 
 
 def _stage(job: Job, state: State, index: int, at: float) -> StageResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rubberband.executor.happenings import DecisionResult
+from rubberband.executor.core.history import DecisionResult
 from rubberband.executor.result import (
     Result,
     StageResult,

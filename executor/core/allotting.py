@@ -32,9 +32,9 @@ def note_allotment(job: Job, state: State, event: AllotmentChanged) -> None:
     if allotted == before:
         return
     then = forecast(job, state, at)
-    state.allotments.append(
+    state.history.add(
         Allotted(
-            at=at,
+            at_s=state.elapsed_s(at),
             max_instances_before=before,
             max_instances=allotted,
             jct_before_s=expected.jct_s,

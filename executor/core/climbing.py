@@ -9,7 +9,7 @@ from __future__ import annotations
 from rubberband.executor.core import instances, rules
 from rubberband.executor.core.events import Command
 from rubberband.executor.core.fleet import InstanceStatus
-from rubberband.executor.core.history import Promotion
+from rubberband.executor.core.history import Allotted, Promotion
 from rubberband.executor.core.state import Job, Lane, State, TrialStatus
 from rubberband.executor.core.trials import pause
 
@@ -29,7 +29,7 @@ def promote(job: Job, state: State, lane: Lane) -> None:
             break
         trial = state.trials[rungs.promote(rung)]
         trial.rung = rung + 1
-        state.promotions.append(Promotion(at=state.now, trial=trial.trial, rung=rung + 1))
+        state.history.add(Promotion(at_s=state.elapsed_s(state.now), trial=trial.trial, rung=rung + 1))
         if trial.ended:
             pause(job, state, lane, trial)
             continue
@@ -72,7 +72,7 @@ def release_idle(job: Job, state: State, lane: Lane) -> list[Command]:
     if held.leaving:
         idle.sort(key=lambda record: record.status is not InstanceStatus.READY)
         idle = idle[max(0, lane.needs - (len(held.live) - len(idle))) :]
-    if state.allotments:  # gangs may be narrower than planned: what is idle is not asked for again
+    if state.history.of(Allotted):  # gangs may be narrower than planned: what is idle is not asked for again
         recalled = sum(lane.runners.uses(record.instance) for record in held.leaving)
         lane.needs = min(lane.needs, len(held.live) - len(idle) + recalled)
     return instances.give_up(job, state, lane, idle)

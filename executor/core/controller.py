@@ -137,9 +137,9 @@ class Controller:
         before, self.job = self.job, rules.granted(self.job, event)
         if self.job == before:
             return []
-        self.state.granted.append(
+        self.state.history.add(
             Granted(
-                at=event.occurred_at,
+                at_s=self.state.elapsed_s(event.occurred_at),
                 deadline_before_s=before.deadline_s,
                 deadline_s=self.job.deadline_s,
                 max_cost_before_usd=before.max_cost_usd,
@@ -310,7 +310,7 @@ class Controller:
         due_at, at = self.wake_at(), tick.occurred_at
         self.state.just_woke = tick.paused_s > 0.0
         if self.state.just_woke:
-            self.state.pauses.append(Pause(at=at, paused_s=tick.paused_s))
+            self.state.history.add(Pause(at_s=self.state.elapsed_s(at - tick.paused_s), paused_s=tick.paused_s))
         if self.state.just_woke or (due_at is not None and at > due_at + PAUSE_S):
             self.state.woke_at.append(at)
             for trial in self.state.running():

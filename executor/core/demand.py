@@ -9,6 +9,7 @@ from itertools import pairwise
 from rubberband.executor.core import rules
 from rubberband.executor.core.allotting import apportioned
 from rubberband.executor.core.forecast import expected_iterations, stage_left_s
+from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.state import Job, Lane, State, TrialStatus
 from rubberband.planner.sharing import Demand, Span
 from rubberband.values.offer import gang_sizes, slots
@@ -38,7 +39,7 @@ def demand(
         arrived_at=arrived_at,
         seconds_left=[left_s[count // gpus] for count in range(1, most * gpus + 1)],
         delta_s=state.profile.trial_startup_s,
-        moves=len(state.allotments),
+        moves=len(state.history.of(Allotted)),
         deadline_s=None if job.deadline_s is None else job.deadline_s + started_at - arrived_at,
         weight=weight,
         min_gpus=gpus * min(rules.least_instances(job, state, lane) for lane in state.active()),

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rubberband.executor.core.events import Recall
-from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.purse import Purse
 from rubberband.values.plan import Market
 
@@ -113,10 +112,6 @@ class Fleet:
     spot_dry_until: float = -math.inf
     """Until then spot counts as not to be had: it was refused, or taken away too often."""
     spot_dry_reason: str = ""
-    replacements: list[Replacement] = field(default_factory=list)
-    """Slow instances that were exchanged, in order."""
-    hung: list[HungInstance] = field(default_factory=list)
-    """Instances that were exchanged since a trial hung on them, in order."""
     slow_anywhere: set[int] = field(default_factory=set)
     """Ranks that stayed slow on another instance, so that it is not the instances' fault."""
     purse: Purse | None = field(default=None, init=False, repr=False, compare=False)

@@ -1,15 +1,22 @@
-"""Records of an experiment that reports show, beside its instances, stages and trials. Plain data."""
+"""Records of a run beside its instances, stages and trials, for views and results. Plain data.
+
+Times are seconds from the start of the run, 0 before it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rubberband.values.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setback:
-    """A trial went back, since its checkpoint was lost."""
+    """A trial went back to an earlier checkpoint, or to its beginning, since its latest was lost."""
 
-    at: float
+    at_s: float
     trial: int
     from_iterations: int
     to_iterations: int
@@ -20,7 +27,7 @@ class Setback:
 class Promotion:
     """A trial goes on to a rung, where trials climb rungs (asha)."""
 
-    at: float
+    at_s: float
     trial: int
     rung: int
 
@@ -29,16 +36,16 @@ class Promotion:
 class Pause:
     """The driver stood still, paused or with its machine asleep."""
 
-    at: float
-    """Its end."""
+    at_s: float
+    """Its begin."""
     paused_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """More time or money than an experiment had, from `at` on; None is no limit."""
+    """More time or money than an experiment had, from then on; None is no limit."""
 
-    at: float
+    at_s: float
     deadline_before_s: float | None
     deadline_s: float | None
     max_cost_before_usd: float | None
@@ -47,12 +54,12 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allotted:
-    """Another number of instances that an experiment may hold, from `at` on, and what that changes.
+    """Another number of instances that an experiment may hold from then on, and what that changes.
 
     The times and costs are those of the plan in force, cut to the allotment; a replan follows and may be better.
     """
 
-    at: float
+    at_s: float
     max_instances_before: int
     max_instances: int
     jct_before_s: float
@@ -66,7 +73,7 @@ class Allotted:
 class Replacement:
     """A slow instance was exchanged for another, at the report of a trial whose gang it held up."""
 
-    at: float
+    at_s: float
     instance: str
     """The slow one."""
     trial: int
@@ -86,8 +93,67 @@ class Replacement:
 class HungInstance:
     """An instance was exchanged for another: a trial hung on it, and no other trial on it reported meanwhile."""
 
-    at: float
+    at_s: float
     instance: str
     trial: int
     first: bool
     """Whether it is used until the other one is ready; if not, its trials wait for that."""
+
+
+Record = Setback | Promotion | Pause | Granted | Allotted | Replacement | HungInstance
+Kind = TypeVar("Kind", Setback, Promotion, Pause, Granted, Allotted, Replacement, HungInstance)
+
+
+@dataclass(slots=True)
+class History:
+    """The records of a run, in order."""
+
+    records: list[Record] = field(default_factory=list)
+    _by_kind: dict[type, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def add(self, record: Record) -> None:
+        """Add the latest record."""
+        self.records.append(record)
+        self._by_kind.setdefault(type(record), []).append(record)
+
+    def of(self, kind: type[Kind]) -> Sequence[Kind]:
+        """Return the records of a kind."""
+        return self._by_kind.get(kind, [])
+
+
+# The same of decisions and rungs, for results.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionResult:
+    """A decision at a SYNC: to keep the plan for the rest, or to change it."""
+
+    stage: int
+    """The first stage that it is about."""
+    at_s: float
+    """From the start."""
+    changed: bool
+    reason: str
+    plan: Plan
+    """In force from then on."""
+    present_jct_s: float
+    """Expected for the whole run by the plan that was in force."""
+    present_cost_usd: float
+    jct_s: float
+    """Expected by the plan that is in force now."""
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungResult:
+    """One rung of a search whose trials climb rungs without a SYNC (asha)."""
+
+    rung: int
+    iterations: int
+    """Iterations in all that a trial has done at its end."""
+    trials: int
+    """Trials that started in it, or were promoted to it."""
+    ended: int
+    """Trials that ended it."""
+    promoted: int
+    """Trials that went on from it."""

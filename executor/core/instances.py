@@ -24,6 +24,7 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import GONE, LIVE, InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast, runs_in_s, speed_of, stage_left_s
+from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.state import Job, Lane, Phase, State
 from rubberband.executor.core.trials import stop
 from rubberband.units import MONEY_SLACK_USD, counted
@@ -374,7 +375,7 @@ def fit_allotment(job: Job, state: State, lane: Lane) -> list[Command]:
     now where another experiment was promised it. The fewest trials are stopped; of instances that are alike, those
     billed longest go.
     """
-    if not state.allotments:
+    if not state.history.of(Allotted):
         return []
     held = state.held(lane)
     surplus = len(held.live) - state.most(lane)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from rubberband.executor.core import budget
 from rubberband.executor.core.events import FailureKind, Gang, LimitsChanged
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
+from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.placement import place
 from rubberband.executor.core.purse import Purse
 from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState
@@ -345,7 +346,7 @@ def _waits_for_recalled(state: State, lane: Lane) -> bool:
 
 def stops_at_checkpoint(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
     """Whether a running trial stops at a checkpoint: its instance is recalled, or it goes on with another gang."""
-    if not state.allotments:
+    if not state.history.of(Allotted):
         return False
     if any(state.instances[slot.instance].recalled_at is not None for slot in trial.gang):
         return True

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rubberband.executor.core.brackets import Bracket
 from rubberband.executor.core.events import CheckpointRef, FailureKind, Gang, Outcome, RestPlanned
 from rubberband.executor.core.fleet import Fleet, Held, InstanceRecord
-from rubberband.executor.core.history import Allotted, Granted, Pause, Promotion, Setback
+from rubberband.executor.core.history import History
 from rubberband.executor.core.own_speeds import OwnSpeed
 from rubberband.executor.core.placement import FreeSlots
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
@@ -375,17 +375,11 @@ class State:
     """Trials that have a slot now and wait for their configurations, if trials climb rungs (asha)."""
     failed: list[int] = field(default_factory=list)
     """The trial of each failed attempt, in order."""
-    granted: list[Granted] = field(default_factory=list)
     allotment: int | None = None
     """The most instances that it may hold now; None: as many as the offer allows."""
     promised_instances: int | None = None
     """The most that a pool promises it at any time; None: no promise."""
-    allotments: list[Allotted] = field(default_factory=list)
-    """How that changed."""
-    setbacks: list[Setback] = field(default_factory=list)
-    promotions: list[Promotion] = field(default_factory=list)
-    """Promotions in order, if trials climb rungs (asha)."""
-    pauses: list[Pause] = field(default_factory=list)
+    history: History = field(default_factory=History)
     requests: set[str] = field(default_factory=set)
     """Ids of what was asked of the driver and taken in."""
     allocations: list[Allocation] = field(default_factory=list)
@@ -445,6 +439,10 @@ class State:
             return _PHASES[self.course]
         phases = {lane.phase for lane in self.lanes}
         return next((phase for phase in (Phase.PLANNING, Phase.TRAINING) if phase in phases), Phase.SCALING)
+
+    def elapsed_s(self, at: float) -> float:
+        """Return the seconds from the start of the run to `at`; 0 before the start."""
+        return 0.0 if self.course == "new" else max(0.0, at - self.started_at)
 
     def lane_of_trial(self, trial: TrialState) -> Lane:
         """The lane that trains a trial."""

@@ -44,7 +44,7 @@ def replace_slow(job: Job, state: State, lane: Lane, trial: TrialState) -> list[
     if not paying:
         return []
     best = max(paying, key=lambda one: (one.saved_s, one.instance))
-    state.fleet.replacements.append(best)
+    state.history.add(best)
     return _replace(job, state, lane, state.instances[best.instance], first=best.first)
 
 
@@ -61,9 +61,8 @@ def replace_hung(job: Job, state: State, lane: Lane, trial: TrialState) -> list[
     if record.status is not InstanceStatus.READY or _is_alive(state, record, since=trial.progress_at):
         return []
     first = _has_room(state, lane)
-    state.fleet.hung.append(
-        HungInstance(at=state.now, instance=record.instance, trial=trial.trial, first=first),
-    )
+    at_s = state.elapsed_s(state.now)
+    state.history.add(HungInstance(at_s=at_s, instance=record.instance, trial=trial.trial, first=first))
     return _replace(job, state, lane, record, first=first)
 
 
@@ -72,8 +71,8 @@ def replace_hung(job: Job, state: State, lane: Lane, trial: TrialState) -> list[
 
 def _note_own_slowness(state: State, trial: TrialState, use: BalanceUse) -> None:
     """Note workers that are slow although their instance was replaced: they are slow by their trial's own doing."""
-    replaced = {one.instance for one in state.fleet.replacements}
-    for one in state.fleet.replacements:
+    replaced = {one.instance for one in state.history.of(Replacement)}
+    for one in state.history.of(Replacement):
         still_slow = one.trial == trial.trial and set(one.ranks) & set(use.stragglers)
         state.fleet.slow_anywhere.update(rank for rank in still_slow or () if trial.gang[rank].instance not in replaced)
 
@@ -83,7 +82,7 @@ def _suspects(state: State, trial: TrialState, use: BalanceUse) -> list[Instance
 
     A rank of a trial is evidence once: what it showed before led to a replacement.
     """
-    spent = {(one.trial, rank) for one in state.fleet.replacements for rank in one.ranks}
+    spent = {(one.trial, rank) for one in state.history.of(Replacement) for rank in one.ranks}
     fresh = [
         rank for rank in use.stragglers if (trial.trial, rank) not in spent and rank not in state.fleet.slow_anywhere
     ]
@@ -93,7 +92,7 @@ def _suspects(state: State, trial: TrialState, use: BalanceUse) -> list[Instance
 
 def _hang_is_evidence(job: Job, state: State, lane: Lane, trial: TrialState) -> bool:
     """Whether a trial's hang says something about its instance, and the instance may be exchanged now."""
-    hung = state.fleet.hung
+    hung = state.history.of(HungInstance)
     if len(hung) >= job.hung_replacements or trial.trial in {one.trial for one in hung}:
         return False
     again = [state.trials[one.trial] for one in hung]
@@ -115,7 +114,7 @@ def _is_alive(state: State, record: InstanceRecord, since: float) -> bool:
 
 def _may_replace(job: Job, state: State, lane: Lane) -> bool:
     """Whether a slow instance may be exchanged now: no trial waits, and replacements are left."""
-    if len(state.fleet.replacements) >= MOST_REPLACEMENTS or lane.waiters:
+    if len(state.history.of(Replacement)) >= MOST_REPLACEMENTS or lane.waiters:
         return False
     return _may_exchange(job, state, lane)
 
@@ -163,7 +162,7 @@ def _weighed(
     after_usd = _rest_usd(job, state, lane, after_s, instances=kept) + _growth_usd(job, state, record, moved_s)
     after_usd += new_instance_usd(job.offer, market, max(0.0, after_s - job.offer.provision_delay_s))
     return Replacement(
-        at=state.now,
+        at_s=state.elapsed_s(state.now),
         instance=record.instance,
         trial=trial.trial,
         ranks=tuple(rank for rank in use.stragglers if rank in ranks),

@@ -166,8 +166,14 @@ def go_back(job: Job, state: State, trial: TrialState, at: float, reason: str) -
     """
     free(job, state, trial)
     iterations = 0 if trial.before is None else trial.before_iterations
-    state.setbacks.append(
-        Setback(at=at, trial=trial.trial, from_iterations=trial.iterations, to_iterations=iterations, reason=reason)
+    state.history.add(
+        Setback(
+            at_s=state.elapsed_s(at),
+            trial=trial.trial,
+            from_iterations=trial.iterations,
+            to_iterations=iterations,
+            reason=reason,
+        )
     )
     trial.iterations, trial.checkpoint, trial.before = iterations, trial.before, None
     trial.checkpoint_iterations, trial.before_iterations = iterations, 0

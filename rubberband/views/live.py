@@ -27,6 +27,7 @@ from rubberband.executor.core.budget import bill_usd, lane_bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.forecast import Forecast, expected_iterations, forecast
+from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trial_index import RunningTrials, WaitingTrials
 from rubberband.executor.core.trials import best_trial
@@ -227,7 +228,7 @@ def _unneeded(state: State, trials: Sequence[int], before: int, iterations: int)
 
 def _trials(state: State, record: StageRecord) -> Counter[str]:
     """Count the stage's trials that run, wait, are done and have failed."""
-    if record.ended_at is not None and not state.promotions:
+    if record.ended_at is not None and not state.history.of(Promotion):
         return Counter(done=len(record.ranking), failed=len(record.trials) - len(record.ranking))
     names = {TrialStatus.RUNNING: "running", TrialStatus.QUEUED: "queued", TrialStatus.FAILED: "failed"}
     return Counter(names.get(state.trials[trial].status, "done") for trial in record.trials)

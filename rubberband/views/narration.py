@@ -26,6 +26,17 @@ from rubberband.executor.core.events import (
 )
 from rubberband.executor.core.fleet import InstanceRecord, InstanceStatus
 from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.history import (
+    Allotted,
+    Granted,
+    HungInstance,
+    Kind,
+    Pause,
+    Promotion,
+    Record,
+    Replacement,
+    Setback,
+)
 from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State, TrialState, TrialStatus
 from rubberband.executor.core.trials import best_trial
 from rubberband.units import counted, duration, format_usd
@@ -69,6 +80,8 @@ class Narrator:
         self._begun = False
         self._seen: dict[str, int] = {}
         """List of the state -> its items that lines were about."""
+        self._told: Record | None = None
+        """The latest record of other limits that a line was about."""
         self._warned = False
         self._instances: set[str] = set()
         self._live: Sequence[InstanceRecord] = ()
@@ -87,9 +100,11 @@ class Narrator:
         """Return the lines about `event`, in order; often none."""
         self._job, state = controller.job, controller.state
         if isinstance(event, LimitsChanged):
-            return _extended(event, state)
+            return [f"extended: {extended(granted)}" for granted in self._made(Granted, event, state)]
         if isinstance(event, AllotmentChanged):
-            return _allotted(event, self._job, state)
+            is_begun, deadline_s = bool(state.stages), self._job.deadline_s
+            changes = self._made(Allotted, event, state)
+            return [f"allotment: {allotted(change, deadline_s, is_begun=is_begun)}" for change in changes]
         if isinstance(event, DriverStopped):
             return [f"stopped: {printable(event.reason)}"]
         if isinstance(event, TrialsDrawn):
@@ -103,7 +118,7 @@ class Narrator:
         elif isinstance(event, DriverResumed):
             said.append(f"resumed: {_left(state)}")
         if isinstance(event, Tick) and event.paused_s:
-            said.append(stood_still(state.pauses[-1]))
+            said.append(stood_still(state.history.of(Pause)[-1]))
         said += self._instance(event, state) if self._details else []
         said += self._failed(state)
         said += self._went_back(state)
@@ -145,11 +160,11 @@ class Narrator:
         now = state.now
         self._seen = {
             "failed": len(state.failed),
-            "setbacks": len(state.setbacks),
+            "setbacks": len(state.history.of(Setback)),
             "decisions": len(state.decisions),
-            "promotions": len(state.promotions),
-            "replacements": len(state.fleet.replacements),
-            "hung": len(state.fleet.hung),
+            "promotions": len(state.history.of(Promotion)),
+            "replacements": len(state.history.of(Replacement)),
+            "hung": len(state.history.of(HungInstance)),
         }
         self._warned = any(trial.reports and trial.reports[0].saved_iterations == 0 for trial in state.trials)
         self._instances = {record.instance for record in state.instances.values() if record.requested_at < now}
@@ -162,6 +177,13 @@ class Narrator:
         """Return the items of a list of the state that came since the last look at it."""
         before, self._seen[name] = self._seen.get(name, 0), len(every)
         return every[before:]
+
+    def _made(self, kind: type[Kind], event: Event, state: State) -> Sequence[Kind]:
+        """Return the record of a kind that the event has just made; none if it has made none."""
+        latest = state.history.of(kind)[-1:]
+        is_new = bool(latest) and latest[0] is not self._told and latest[0].at_s == state.elapsed_s(event.occurred_at)
+        self._told = latest[0] if latest else self._told
+        return latest if is_new else []
 
     def _instance(self, event: Event, state: State) -> list[str]:
         match event:
@@ -248,7 +270,7 @@ class Narrator:
 
     def _recalled(self, state: State) -> list[str]:
         """Instances are given back within a stage, as the allotment shrank."""
-        if not state.allotments:
+        if not state.history.of(Allotted):
             return []
         recalled = [record for record in state.fleet.leaving() if record.recalled_at == state.now]
         fresh = [record.instance for record in recalled if record.instance not in self._told_recalled]
@@ -316,7 +338,7 @@ class Narrator:
         return said
 
     def _promoted(self, state: State) -> list[str]:
-        fresh, ladder = self._fresh("promotions", state.promotions), self._job.ladder
+        fresh, ladder = self._fresh("promotions", state.history.of(Promotion)), self._job.ladder
         if ladder is None:
             return []
         return [
@@ -337,8 +359,8 @@ class Narrator:
         return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{told or unequal(use)}"]
 
     def _replaced(self, state: State) -> list[str]:
-        fresh = self._fresh("replacements", state.fleet.replacements)
-        hung = self._fresh("hung", state.fleet.hung)
+        fresh = self._fresh("replacements", state.history.of(Replacement))
+        hung = self._fresh("hung", state.history.of(HungInstance))
         return [replaced(one) for one in fresh] + [replaced_after_hang(one) for one in hung]
 
     def _synced(self, state: State) -> list[str]:
@@ -392,7 +414,7 @@ class Narrator:
         return said
 
     def _went_back(self, state: State) -> list[str]:
-        return [went_back(setback) for setback in self._fresh("setbacks", state.setbacks)]
+        return [went_back(setback) for setback in self._fresh("setbacks", state.history.of(Setback))]
 
     def _ended(self, state: State) -> list[str]:
         if state.course not in ("ending", "finished"):
@@ -419,17 +441,6 @@ def _to_train(stage: StageRecord, state: State) -> str:
     """Return the number of a stage's trials that have not ended by themselves."""
     ended = sum(state.trials[trial].ended for trial in stage.trials)
     return counted(len(stage.trials) - ended, "trial") + (f" of {len(stage.trials)}" if ended else "")
-
-
-def _extended(event: LimitsChanged, state: State) -> list[str]:
-    """Return the line about limits that the event has raised."""
-    return [f"extended: {extended(granted)}" for granted in state.granted[-1:] if granted.at == event.occurred_at]
-
-
-def _allotted(event: AllotmentChanged, job: Job, state: State) -> list[str]:
-    """Return the line about an allotment, and what it costs in time, money and of the deadline."""
-    changes = [change for change in state.allotments[-1:] if change.at == event.occurred_at]
-    return [f"allotment: {allotted(change, job.deadline_s, is_begun=bool(state.stages))}" for change in changes]
 
 
 def _left(state: State) -> str:

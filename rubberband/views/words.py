@@ -10,12 +10,6 @@ from typing import Any
 from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.core.events import Gang
 from rubberband.executor.core.history import Allotted, Granted, HungInstance, Pause, Replacement, Setback
-from rubberband.executor.happenings import (
-    ExtensionResult,
-    PauseResult,
-    ReplacementResult,
-    SetbackResult,
-)
 from rubberband.executor.result import Result, TrialResult
 from rubberband.units import counted, duration
 from rubberband.values.balance import BalanceUse
@@ -52,18 +46,18 @@ def time_unit_s(largest_s: float) -> float:
     return 0.1 if largest_s >= 9.995 else 0.01
 
 
-def went_back(setback: SetbackResult | Setback) -> str:
+def went_back(setback: Setback) -> str:
     """Return the phrase about a trial whose latest checkpoint was lost."""
     to = f"to iteration {setback.to_iterations}" if setback.to_iterations else "to its beginning"
     return f"trial {setback.trial} went back from iteration {setback.from_iterations} {to}: {printable(setback.reason)}"
 
 
-def stood_still(pause: PauseResult | Pause) -> str:
+def stood_still(pause: Pause) -> str:
     """Return the phrase about a driver that was paused."""
     return f"the driver stood still for {duration(pause.paused_s)}, paused or with its machine asleep"
 
 
-def extended(granted: Granted | ExtensionResult) -> str:
+def extended(granted: Granted) -> str:
     """Return raised limits, such as `deadline 1h instead of 40m, max_cost 5.00 USD instead of 3.00 USD`."""
     parts = []
     before_s, deadline_s = granted.deadline_before_s, granted.deadline_s
@@ -268,11 +262,11 @@ def replaced_after_hang(one: HungInstance) -> str:
     )
 
 
-def _when(one: Replacement | ReplacementResult | HungInstance) -> str:
+def _when(one: Replacement | HungInstance) -> str:
     return "once another one is ready" if one.first else "at once, and its trials wait for another one"
 
 
-def replaced(one: Replacement | ReplacementResult) -> str:
+def replaced(one: Replacement) -> str:
     """Return the phrase about a slow instance that is replaced, with what that is expected to save and cost."""
     cost = "costs" if one.extra_usd > 0.0 else "saves"
     return (

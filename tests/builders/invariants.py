@@ -8,6 +8,7 @@ from rubberband.executor.core import budget, rules
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Slot
 from rubberband.executor.core.fleet import GONE, InstanceStatus
+from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.state import Job, Lane, Phase, State, TrialStatus
 
 
@@ -34,7 +35,8 @@ def validate(controller: Controller, *, is_told: bool = True) -> None:
         assert len(spread) == 1 or whole, f"trial {trial.trial} is spread over {spread} without owning them"
     held = len(state.fleet.live()) + len(state.fleet.leaving())
     assert held <= job.offer.max_instances, f"{held} instances are held"
-    is_taken_in = not state.allotments or state.allotments[-1].at < state.now
+    moved = state.history.of(Allotted)
+    is_taken_in = not moved or moved[-1].at_s < state.elapsed_s(state.now)
     most, allotted = sum(lane.max_instances for lane in state.active()), rules.most_instances(job, state)
     assert most <= allotted, f"lanes may have {most} instances of {allotted}"
     for lane in state.active() if state.stages else ():

@@ -33,6 +33,7 @@ from rubberband.executor.core.events import (
     TrialReported,
     TrialsDrawn,
 )
+from rubberband.executor.core.history import Granted
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.inbox import POLL_S, DriverRequest
@@ -444,8 +445,8 @@ class Run:
 
     def _check_extension(self, controller: Controller, at: float) -> None:
         """Until now the cap before it was kept, leases included: nothing that was granted just now is held yet."""
-        granted = controller.state.granted[-1] if controller.state.granted else None
-        if granted is None or granted.at != at:
+        granted = next(reversed(controller.state.history.of(Granted)), None)
+        if granted is None or granted.at_s != controller.state.elapsed_s(at):
             return
         self.seen["extended"] += 1
         provider, cap_usd = self.backend.provider, granted.max_cost_before_usd

@@ -16,6 +16,7 @@ from rubberband.executor.core.events import (
     TrialReported,
 )
 from rubberband.executor.core.forecast import forecast
+from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.state import Lane, Phase
 from rubberband.planner.sampling import varies
 from rubberband.units import MONEY_SLACK_USD
@@ -83,8 +84,8 @@ class AllotmentWatch:
         self._decided(controller)
 
     def _changed(self, event: AllotmentChanged, controller: Controller) -> bool:
-        changes = controller.state.allotments
-        return bool(changes) and changes[-1].at == event.occurred_at
+        changes = controller.state.history.of(Allotted)
+        return bool(changes) and changes[-1].at_s == controller.state.elapsed_s(event.occurred_at)
 
     def _decided(self, controller: Controller) -> None:
         job, state = controller.job, controller.state

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import TrialsDrawn
+from rubberband.executor.core.history import Promotion
 from rubberband.executor.core.state import Job, Phase, State, TrialStatus
 from rubberband.executor.driver import drive, replay
 from rubberband.executor.journal.journal import Journal
@@ -129,8 +130,8 @@ def test_a_killed_driver_goes_on_with_the_same_promotions(
         run_until_killed(before, backend, journal, events_before)
         after, _, finish = run_virtual(job, journal=journal, backend=backend)
         assert after.state.phase is Phase.FINISHED
-        promotions = before.state.promotions
-        assert after.state.promotions[: len(promotions)] == promotions
+        promotions = before.state.history.of(Promotion)
+        assert after.state.history.of(Promotion)[: len(promotions)] == promotions
         for old, new in zip(before.state.trials, after.state.trials, strict=True):
             assert new.reports[: old.iterations] == old.reports
         if finish.outcome == "done":

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rubberband.executor.core import stragglers
 from rubberband.executor.core.budget import bill_usd
+from rubberband.executor.core.history import Replacement
 from rubberband.executor.core.state import Job, State
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.model import predict
@@ -84,10 +85,10 @@ def ran(job: Job, faults: Faults, most: int) -> State:
 @given(jobs(), slowness)
 def test_one_replacement_ends_the_run_no_later_and_costs_no_more_than_was_expected(job: Job, faults: Faults) -> None:
     state, before = ran(job, faults, 1), ran(job, faults, 0)
-    event(f"{len(state.fleet.replacements)} replaced")
-    for found in state.fleet.replacements:
+    event(f"{len(state.history.of(Replacement))} replaced")
+    for found in state.history.of(Replacement):
         is_next_slow = faults.slow.get(f"i-00{len(before.instances) + 1}", 1.0) > 1.0
-        if is_next_slow or faults.slow_from > found.at:
+        if is_next_slow or faults.slow_from > state.started_at + found.at_s:
             return
         tolerance_s = 0.03 * found.left_s
         assert jct_s(state) <= jct_s(before) + tolerance_s
@@ -104,7 +105,7 @@ def test_the_cap_holds_and_evidence_counts_once(job: Job, faults: Faults, room: 
     capped = replace(job, max_cost_usd=room * job.prediction.cost_usd)
     state = ran(capped, faults, stragglers.MOST_REPLACEMENTS)
     assert bill_usd(capped, state, state.now) <= (capped.max_cost_usd or 0.0) + 1e-6
-    used = [(found.trial, rank) for found in state.fleet.replacements for rank in found.ranks]
-    assert len(state.fleet.replacements) <= stragglers.MOST_REPLACEMENTS
-    assert len({found.instance for found in state.fleet.replacements}) == len(state.fleet.replacements)
+    used = [(found.trial, rank) for found in state.history.of(Replacement) for rank in found.ranks]
+    assert len(state.history.of(Replacement)) <= stragglers.MOST_REPLACEMENTS
+    assert len({found.instance for found in state.history.of(Replacement)}) == len(state.history.of(Replacement))
     assert len(set(used)) == len(used)

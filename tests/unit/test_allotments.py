@@ -26,6 +26,7 @@ from rubberband.executor.core.events import (
     TrialReported,
 )
 from rubberband.executor.core.fleet import InstanceStatus
+from rubberband.executor.core.history import Allotted
 from rubberband.executor.core.replanning import decide_within
 from rubberband.executor.core.state import Job, Phase
 from rubberband.executor.journal.journal import decode_event, encode_event
@@ -245,7 +246,7 @@ def test_a_request_that_is_repeated_or_changes_nothing_is_no_news() -> None:
     story.tell(AllotmentChanged, request="b", max_instances=3)
     story.tell(AllotmentChanged, request="c", max_instances=None)
     story.tell(AllotmentChanged, request="d", max_instances=99)
-    assert [one.max_instances for one in story.state.allotments] == [3, 4]
+    assert [one.max_instances for one in story.state.history.of(Allotted)] == [3, 4]
 
 
 def test_an_instance_that_is_taken_away_counts_until_it_is_gone() -> None:

@@ -16,6 +16,7 @@ from rubberband.executor.core.events import (
     StartTrial,
     TrialReported,
 )
+from rubberband.executor.core.history import Setback
 from rubberband.executor.core.state import TrialStatus
 from rubberband.executor.driver import replay
 from rubberband.executor.result import summarise
@@ -113,7 +114,7 @@ def test_a_trial_goes_back_to_the_checkpoint_before_and_then_to_its_beginning_an
     from_zero = start_of(lose(story, 3))
     assert (from_zero.trial, from_zero.from_iterations, from_zero.checkpoint) == (3, 0, None)
     assert story.state.trials[3].failures == 0
-    assert [(s.from_iterations, s.to_iterations) for s in story.state.setbacks] == [(2, 1), (1, 0)]
+    assert [(s.from_iterations, s.to_iterations) for s in story.state.history.of(Setback)] == [(2, 1), (1, 0)]
     for _ in range(3):
         story.report(3, 0.9)
     assert story.state.trials[3].status is TrialStatus.PAUSED
@@ -142,7 +143,7 @@ def test_a_run_whose_checkpoints_are_lost_is_done_and_its_journal_says_the_same(
     journal = MemoryJournal()
     controller, _, finish = run_virtual(JOB, Faults(lost_checkpoints=lost), journal)
     assert finish.outcome == "done"
-    assert len(controller.state.setbacks) == 2
+    assert len(controller.state.history.of(Setback)) == 2
     assert [trial.failures for trial in controller.state.trials] == [0] * 4
     again = Controller(JOB)
     replay(again, journal)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.api.dashboard.compare import Compared, configurations_of, curves_of, figures_of, settings_of
-from rubberband.executor.happenings import DecisionResult
+from rubberband.executor.core.history import DecisionResult
 from rubberband.executor.result import Result
 from rubberband.states import ExperimentState
 from rubberband.values.submission import Submission, Summary

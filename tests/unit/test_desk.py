@@ -10,6 +10,7 @@ import pytest
 from rubberband.executor import session
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import CancelRequested, DriverResumed, Event, Finish, LimitsChanged, TrialReported
+from rubberband.executor.core.history import Granted
 from rubberband.executor.core.state import Job
 from rubberband.executor.driver import Observer, drive
 from rubberband.executor.journal.folder import ExperimentFolder
@@ -115,7 +116,7 @@ def test_the_same_request_from_two_sides_counts_once() -> None:
         run.inbox.put(extend(5.0, max_cost_usd=2.0 * ENOUGH_USD))
 
     run.drive(observers=(ask_again,))
-    assert [granted.max_cost_usd for granted in run.controller.state.granted] == [ENOUGH_USD]
+    assert [granted.max_cost_usd for granted in run.controller.state.history.of(Granted)] == [ENOUGH_USD]
 
 
 def test_two_extensions_at_once_leave_the_larger_limits() -> None:

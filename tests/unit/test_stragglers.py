@@ -12,6 +12,7 @@ from rubberband.executor.core import stragglers
 from rubberband.executor.core.budget import bill_usd
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import FailureKind
+from rubberband.executor.core.history import HungInstance, Replacement
 from rubberband.executor.core.state import Job, State, TrialStatus
 from rubberband.executor.virtual.backend import Faults
 from rubberband.planner.model import predict
@@ -74,7 +75,7 @@ def without(job: Job, monkeypatch: pytest.MonkeyPatch, faults: Faults = SLOW) ->
 
 def test_a_slow_instance_is_replaced_and_used_until_the_other_one_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     state, before = run(a_job()), without(a_job(), monkeypatch)
-    (found,) = state.fleet.replacements
+    (found,) = state.history.of(Replacement)
     assert (found.instance, found.trial, found.ranks, found.first) == ("i-003", 0, (2,), True)
     assert jct_s(before) - jct_s(state) == pytest.approx(found.saved_s, rel=0.02)
     cost = bill_usd(a_job(), state, state.now) - bill_usd(a_job(), before, before.now)
@@ -86,7 +87,7 @@ def test_a_slow_instance_is_replaced_and_used_until_the_other_one_is_ready(monke
 def test_without_room_for_both_the_trial_waits_for_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     job = a_job(offer=replace(OFFER, max_instances=4))
     state, before = run(job), without(job, monkeypatch)
-    (found,) = state.fleet.replacements
+    (found,) = state.history.of(Replacement)
     assert not found.first
     assert jct_s(before) - jct_s(state) == pytest.approx(found.saved_s, rel=0.02)
     cost = bill_usd(job, state, state.now) - bill_usd(job, before, before.now)
@@ -106,22 +107,23 @@ def test_without_room_for_both_the_trial_waits_for_the_other_one(monkeypatch: py
     ],
 )
 def test_an_instance_is_not_replaced_where_that_does_not_pay(job: Job) -> None:
-    assert not run(job).fleet.replacements
+    assert not run(job).history.of(Replacement)
 
 
 def test_time_is_worth_money_where_the_deadline_would_be_missed_or_the_shortest_time_is_asked_for() -> None:
     job = a_job(offer=DEAR, iterations=16)
-    assert run(replace(job, objective="min_time")).fleet.replacements
-    assert run(replace(job, deadline_s=job.prediction.jct_s * 1.15)).fleet.replacements
+    assert run(replace(job, objective="min_time")).history.of(Replacement)
+    assert run(replace(job, deadline_s=job.prediction.jct_s * 1.15)).history.of(Replacement)
 
 
 def test_a_slow_gpu_that_is_no_straggler_stays() -> None:
-    assert not run(a_job(), Faults(slow={"i-003": 3.0})).fleet.replacements
+    assert not run(a_job(), Faults(slow={"i-003": 3.0})).history.of(Replacement)
 
 
 def test_an_instance_that_slows_down_in_mid_run_is_replaced() -> None:
-    (found,) = run(a_job(), replace(SLOW, slow_from=300.0)).fleet.replacements
-    assert found.at > 300.0
+    state = run(a_job(), replace(SLOW, slow_from=300.0))
+    (found,) = state.history.of(Replacement)
+    assert state.started_at + found.at_s > 300.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class _SlowWorker(Faults):
 
 def test_a_worker_that_is_slow_on_another_instance_too_is_not_moved_again() -> None:
     state = run(a_job(iterations=200), _SlowWorker())
-    (found,) = state.fleet.replacements
+    (found,) = state.history.of(Replacement)
     assert found.instance == "i-004"
     assert state.fleet.slow_anywhere == {3}
 
@@ -141,9 +143,9 @@ def test_a_worker_that_is_slow_on_another_instance_too_is_not_moved_again() -> N
 def test_new_evidence_leads_to_another_replacement_up_to_a_limit() -> None:
     slow = {f"i-{number:03d}": 20.0 for number in (1, 5, 6, 7)}
     state = run(a_job(iterations=300, instances=4), Faults(slow=slow))
-    ranks = [found.ranks for found in state.fleet.replacements]
+    ranks = [found.ranks for found in state.history.of(Replacement)]
     assert ranks == [(0,), (3,)]
-    assert len(state.fleet.replacements) <= stragglers.MOST_REPLACEMENTS
+    assert len(state.history.of(Replacement)) <= stragglers.MOST_REPLACEMENTS
 
 
 def test_trials_on_the_other_gpus_of_a_slow_instance_move_too() -> None:
@@ -152,13 +154,13 @@ def test_trials_on_the_other_gpus_of_a_slow_instance_move_too() -> None:
     plan = Plan(stages=(StagePlan(instances=3, gpus_per_trial=2),))
     job = replace(a_job(offer=offer), stages=stages, plan=plan, prediction=predict(stages, plan, PROFILE, offer))
     state = run(job, Faults(slow={"i-002": 20.0}))
-    assert not state.fleet.replacements  # all workers of that gang are as slow, and none holds up the others
+    assert not state.history.of(Replacement)  # all workers of that gang are as slow, and none holds up the others
     assert state.outcome == "done"
 
 
 def test_a_failed_launch_leaves_the_trial_where_it_is() -> None:
     state = run(a_job(), replace(SLOW, refused=[f"i-{number:03d}" for number in range(5, 500)]))
-    assert len(state.fleet.replacements) == 1
+    assert len(state.history.of(Replacement)) == 1
     assert "i-003" in {slot.instance for slot in state.trials[0].gang}
 
 
@@ -181,7 +183,7 @@ def test_an_instance_on_which_a_trial_hangs_is_replaced(room: bool) -> None:
     job = of_two(iterations=20)
     job = job if room else replace(job, offer=replace(job.offer, max_instances=2))
     state = run(job, Faults(slow={"i-002": 40.0}, slow_from=200.0))
-    (found,) = state.fleet.hung
+    (found,) = state.history.of(HungInstance)
     assert (found.instance, found.trial, found.first) == ("i-002", 1, room)
     assert failures(state) == [0, 1]
     assert [trial.status for trial in state.trials] == [TrialStatus.COMPLETED] * 2
@@ -190,7 +192,7 @@ def test_an_instance_on_which_a_trial_hangs_is_replaced(room: bool) -> None:
 
 def test_a_journal_of_an_older_version_replaces_none() -> None:
     state = run(of_two(hung_replacements=0), Faults(slow={"i-002": 40.0}, slow_from=200.0))
-    assert (state.fleet.hung, failures(state)) == ([], [0, 2])
+    assert (state.history.of(HungInstance), failures(state)) == ([], [0, 2])
 
 
 def test_a_trial_that_hangs_on_another_instance_too_hangs_by_its_own_doing() -> None:
@@ -198,10 +200,10 @@ def test_a_trial_that_hangs_on_another_instance_too_hangs_by_its_own_doing() -> 
         (trial, attempt): "hung" for trial in (1, 3) for attempt in (1, 2, 3)
     }
     state = run(of_two(trials=4), Faults(failures=again_and_again))
-    assert [one.trial for one in state.fleet.hung] == [1]
+    assert [one.trial for one in state.history.of(HungInstance)] == [1]
     assert failures(state) == [0, 2, 0, 2]
 
 
 def test_an_instance_from_which_another_trial_reports_stays() -> None:
     state = run(of_two(trials=4, gpus_per_instance=2), Faults(failures={(1, 1): "hung"}))
-    assert (state.fleet.hung, failures(state)) == ([], [0, 1, 0, 0])
+    assert (state.history.of(HungInstance), failures(state)) == ([], [0, 1, 0, 0])

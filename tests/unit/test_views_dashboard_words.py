@@ -9,7 +9,7 @@ import pytest
 
 from rubberband.api.dashboard.experiment import PAGE_SIZE, Asked, TrialTable, trial_page
 from rubberband.api.dashboard.experiment_words import badge, cards, happenings, sentence, stage_rows, troubles
-from rubberband.executor.happenings import ExtensionResult
+from rubberband.executor.core.history import Granted
 from rubberband.executor.result import Result
 from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
@@ -108,9 +108,7 @@ def test_a_cap_that_is_passed_is_shown_by_its_gauge() -> None:
 
 
 def test_history_has_syncs_replans_and_extensions() -> None:
-    granted = ExtensionResult(
-        at_s=50.0, deadline_before_s=100.0, deadline_s=200.0, max_cost_before_usd=1.0, max_cost_usd=None
-    )
+    granted = Granted(at_s=50.0, deadline_before_s=100.0, deadline_s=200.0, max_cost_before_usd=1.0, max_cost_usd=None)
     result = dataclasses.replace(a_result(a_job(replan=True)), extensions=(granted,))
     told = {happening.kind: happening for happening in happenings(result)}
     assert {"sync", "extended"} <= set(told)
