@@ -148,10 +148,12 @@ class Broker:
         returned = self.state.held.get((event.tenant, event.instance))
         if not event.fault or returned is None or returned.machine is None:
             return
-        blamed = [
-            one for one in self.state.tenants[event.tenant] if one.fault and _ended_after(one, event.at - BLAME_S)
-        ]
-        if len(blamed) < MOST_BLAMED:
+        blamed = {
+            one.machine.name
+            for one in self.state.tenants[event.tenant]
+            if one.fault and one.machine is not None and _ended_after(one, event.at - BLAME_S)
+        }
+        if returned.machine.name in blamed or len(blamed) < MOST_BLAMED:
             returned.fault = event.fault
             returned.machine.retired = returned.machine.retired or event.fault
 

@@ -129,6 +129,8 @@ class InstanceLost(Event):
     """Whether the provider took it away (spot)."""
     overslept: bool = False
     """Whether its lease expired long before this was seen: the driver's machine slept, and renewed no lease."""
+    same_fault: bool = False
+    """Whether it was given up after another part of its machine (a pool's), which it was held beside: one fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

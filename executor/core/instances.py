@@ -161,7 +161,7 @@ def note(job: Job, state: State, event: InstanceEvent) -> list[Command]:
             was_wanted = record.status in LIVE
             commands = lose(job, state, record, event.ended_at, event.reason, preempted=event.preempted)
             never_ready = record.ready_at is None and not record.preempted and not rules.cut_short(job, record)
-            if was_wanted and event.overslept:  # the driver slept and renewed no lease
+            if was_wanted and (event.overslept or event.same_fault):  # the driver slept; or the fault is counted
                 allow_another_launch(job, lane)
             elif was_wanted and never_ready:
                 _note_failed_start(job, state, record)

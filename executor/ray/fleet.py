@@ -188,6 +188,8 @@ class _Hold:
     """The provider has given notice that it reclaims it."""
     over: bool = False
     """Released (or about to be), refused or lost: its next event is its last, or was."""
+    same_fault: bool = False
+    """Whether another instance on its machine was given up while this one was held."""
     gone: bool = False
     """Whether it costs nothing any more; until then, its lease counts."""
 
@@ -341,10 +343,13 @@ class RayFleet:
         except Exception:
             return False
 
-    def _end(self, instance: str, hold: _Hold) -> bool:
-        """Mark the end of `hold`; return False if it was marked before."""
+    def _end(self, instance: str, hold: _Hold, *, at_fault: bool = False) -> bool:
+        """Mark the end of `hold`; return False if it was marked before. `at_fault`: its machine is to blame."""
         with self._mutex:
             was_over, hold.over = hold.over, True
+            if at_fault and not was_over:
+                for other in self._held():
+                    self._holds[other].same_fault |= self.provider.node(other) == self.provider.node(instance)
         if not was_over:
             if hold.agent is not None:
                 hold.agent.dismiss()
@@ -354,7 +359,7 @@ class RayFleet:
     def _give_up(self, instance: str, reason: str) -> None:
         """Release an instance that cannot be used, and report it as lost."""
         hold = self._holds[instance]
-        if self._end(instance, hold):
+        if self._end(instance, hold, at_fault=True):
             self._lost(instance, hold, self._release_surely(instance, fault=reason), reason)
 
     def _lost(self, instance: str, hold: _Hold, status: InstanceDescription | None, reason: str) -> None:
@@ -368,7 +373,12 @@ class RayFleet:
         self._priced(hold, status)
         self.mailbox.put(
             lambda at: InstanceLost(
-                occurred_at=at, instance=instance, ended_at=ended_at or at, reason=reason, preempted=preempted
+                occurred_at=at,
+                instance=instance,
+                ended_at=ended_at or at,
+                reason=reason,
+                preempted=preempted,
+                same_fault=hold.same_fault,
             )
         )
         hold.gone = True

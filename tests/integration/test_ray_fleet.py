@@ -142,6 +142,25 @@ def test_a_release_that_breaks_is_reported_once_and_asked_for_until_it_works(
     assert told == ["instance a is not released yet; retrying: OSError: [Errno 28] No space left on device"]
 
 
+def test_parts_of_one_machine_that_are_given_up_have_one_fault(
+    fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider, "node", {"a": "m1", "b": "m1", "c": "m2", "d": "m1"}.get)
+    for name in "abc":
+        fleet.launch(name)
+    for name in "abcd":
+        if name == "d":  # it was held later: the machine is lent on, and fails again
+            fleet.launch(name)
+        fleet._give_up(name, "its workers did not start")
+    lost = [event for event in mailbox.take(10.0) if isinstance(event, InstanceLost)]
+    assert [(event.instance, event.same_fault) for event in lost] == [
+        ("a", False),
+        ("b", True),
+        ("c", False),
+        ("d", False),
+    ]
+
+
 def test_a_release_of_which_the_provider_has_no_record_is_left_to_the_lease_and_said(
     fleet: RayFleet, provider: Breaking, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

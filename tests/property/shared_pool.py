@@ -2,6 +2,7 @@
 
 Each experiment has the real driver loop in a thread of its own; only one thread runs at any moment, so that a seed is
 one run. The calendar admits, and a policy divides the pool, as the service does. Drivers and brokers die and come back.
+With sick machines, some never get a worker ready, or fall silent, and now and then the broker hears none of them.
 With odd orders, answers to launches are lost too, checkpoint stores go away, limits are set by hand, the service is
 restarted, and what has ended is resumed.
 """
@@ -22,7 +23,7 @@ from rubberband.api.experiments.sharing import DECIDE_EVERY_S, Division, Grant, 
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.cloud.pool import MemoryJournal, Pool, PoolLimits, PoolProvider
-from rubberband.cloud.pool.broker import LOOK_S
+from rubberband.cloud.pool.broker import LOOK_S, SILENT_S
 from rubberband.cloud.pool.pool import LentInstance
 from rubberband.cloud.provider import InstanceDescription
 from rubberband.cloud.virtual import Fate, VirtualClock, VirtualProvider
@@ -72,8 +73,11 @@ AWAY = 0.002
 """Share of the looks for events at which the checkpoint store goes away, with odd orders."""
 ANSWER_S = 10.0
 """Time after which a driver gives up a launch that is not answered."""
+START_ATTEMPTS = 3
 MOST_EVENTS = 5_000
 """Events of one experiment; one with more does not end."""
+READY_S, NODE_S = 90.0, 20.0
+"""Drivers give up a machine that is not ready by then, and one whose Ray node has been silent for so long."""
 LATEST_S = 6 * 3600.0
 """A run that lasts longer does not end."""
 POLICIES = ("default", "fifo", "equal", "gain", "knee", "hell", "fitness")
@@ -114,12 +118,31 @@ class Line:
         self._ask(lambda pool: pool.leave(tenant))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Illness:
+    """What ails a machine."""
+
+    starts_workers: bool = True
+    silent_after_s: float = math.inf
+    """From running until it answers nobody any more; 0: it never joins."""
+
+
+class HeardCloud(FaultyCloud):
+    """A cloud whose machines answer the broker, or not."""
+
+    run: SharedRun
+
+    def describe(self) -> list[InstanceDescription]:
+        return [self.run.as_heard(status) for status in self.inner.describe()]
+
+
 @dataclass(slots=True)
 class _Hold:
     """One instance as its driver sees it."""
 
     running: bool = False
     interrupted: bool = False
+    same_fault: bool = False
     over: bool = False
 
 
@@ -133,6 +156,10 @@ class PooledFleet:
         self.hold_until = math.inf
         self._began_at = -math.inf
         self.reasons: Counter[str] = Counter()
+        self.silent_at: Callable[[str], tuple[float, Illness]] = lambda machine: (math.inf, Illness())
+        """Machine -> when it falls silent, and what ails it."""
+        self.used: set[str] = set()
+        """Machines on which it has held an instance."""
 
     def renew(self, at: float) -> None:
         self._provider.renew_lease(min(at + LEASE_S, self.hold_until))
@@ -186,7 +213,7 @@ class PooledFleet:
         if running_at is not None and not hold.running:
             hold.running = True
             self._agenda.add(now, lambda at: running(status, running_at, at))
-            self._agenda.add(now + self._init_s, lambda at: self._ready(instance, hold, at))
+            self._begin(instance, hold)
         if status.interrupted_at is not None and hold.running and not hold.interrupted:
             hold.interrupted = True
             self._agenda.add(now, lambda at: InstanceInterrupted(occurred_at=at, instance=instance))
@@ -195,6 +222,38 @@ class PooledFleet:
             self.gone.add(instance)
             self.reasons[status.reason] += 1
             self._agenda.add(now, lambda at: self._ending(status, at))
+
+    def _begin(self, instance: str, hold: _Hold) -> None:
+        """Get it ready, or give it up."""
+        now, machine = self._clock.now(), self._provider.node(instance)
+        silent_at, illness = self.silent_at(machine)
+        self.used.add(machine)
+        if illness.starts_workers and silent_at > now + self._init_s:
+            self._agenda.add(now + self._init_s, lambda at: self._ready(instance, hold, at))
+        else:
+            self._agenda.add(now + READY_S, lambda at: self._give_up(instance, hold, "its workers did not start", at))
+        if 0.0 < illness.silent_after_s < math.inf:
+            dead_at = max(silent_at + NODE_S, now + 1.0)
+            self._agenda.add(dead_at, lambda at: self._give_up(instance, hold, "its Ray node stopped answering", at))
+
+    def _give_up(self, instance: str, hold: _Hold, reason: str, now: float) -> Event | None:
+        if hold.over:
+            return None
+        hold.over = True
+        self.gone.add(instance)
+        self.reasons[reason] += 1
+        machine = self._provider.node(instance)
+        for name, other in self.holds.items():
+            other.same_fault |= not other.over and self._provider.node(name) == machine
+        ended_at = self._provider.release(instance, fault=reason).ended_at
+        return InstanceLost(
+            occurred_at=now,
+            instance=instance,
+            ended_at=ended_at or now,
+            reason=reason,
+            preempted=hold.interrupted,
+            same_fault=hold.same_fault,
+        )
 
     def _ready(self, instance: str, hold: _Hold, now: float) -> Event | None:
         return None if hold.over else InstanceReady(occurred_at=now, instance=instance)
@@ -228,13 +287,10 @@ class PooledFleet:
                 live.append(living(status))
                 hold = self.holds[status.instance] = _Hold(running=status.running_at is not None)
                 if hold.running:
-                    self._adopt(status.instance, hold)
+                    self._begin(status.instance, hold)
             elif status.running_at is not None:
                 gone.append(ended(status))
         return DriverResumed(occurred_at=now, live=tuple(live), ended=tuple(gone))
-
-    def _adopt(self, instance: str, hold: _Hold) -> None:
-        self._agenda.add(self._clock.now() + self._init_s, lambda at: self._ready(instance, hold, at))
 
     def close(self) -> None:
         self.holds.clear()
@@ -289,6 +345,7 @@ class Member:
         self.provider = PoolProvider(job.name, Line(run), job.offer.gpus, run="r", clock=run.clock.now, lease_s=LEASE_S)
         self.backend = SharedBackend(job, self.provider, run.clock, self._hand_over)
         self.backend.store = run.odd
+        self.backend.fleet.silent_at = run.silent_at
         self.watch = AllotmentWatch(self.controller)
         self.away_since: float | None = None
         """When its driver stopped, as the checkpoint store was away."""
@@ -394,8 +451,14 @@ class Member:
 class SharedRun:
     """One run of a shared pool, from a seed."""
 
-    def __init__(self, seed: int, *, told: bool = False, odd: bool = False) -> None:
+    def __init__(self, seed: int, *, told: bool = False, odd: bool = False, sick: bool = False) -> None:
         self.seed, self.rng = seed, Random(seed)
+        self.sick = Random(f"sick machines {seed}") if sick else None
+        """None: there are none."""
+        self.ill_share = 0.0 if self.sick is None else self.sick.choice((0.1, 0.3))
+        self.illnesses: dict[str, Illness] = {}
+        self.cut_off = (-math.inf, -math.inf)
+        """The latest time in which the broker heard no machine."""
         self.odd = Random(f"odd orders {seed}") if odd else None
         """None: there are none."""
         rng = self.rng
@@ -441,7 +504,9 @@ class SharedRun:
         self.limits = replace(self.limits, autoscales=self.shared.autoscaling is not None)
         self.division = Division(self.shared)
         self.below = VirtualProvider("pool", self.clock, offer=self.offer, lease_s=60.0, fate_of=self._fate)
-        self.cloud = FaultyCloud(self.below, rng, 0.1 * self.broker_faults)
+        self.cloud = (HeardCloud if sick else FaultyCloud)(self.below, rng, 0.1 * self.broker_faults)
+        if isinstance(self.cloud, HeardCloud):
+            self.cloud.run = self
         self.journal = MemoryJournal()
         self.pool: Pool | None = None
         self.down_until = -math.inf
@@ -453,8 +518,12 @@ class SharedRun:
 
     # What is drawn.
 
-    def _fate(self, _machine: str, _market: Market) -> Fate:
+    def _fate(self, machine: str, _market: Market) -> Fate:
         rng, kind = self.rng, self.rng.random()
+        if self.sick is not None and self.sick.random() < self.ill_share:
+            silent_after_s = self.sick.choice((0.0, self.sick.expovariate(1 / 300.0)))
+            worker = Illness(starts_workers=False)
+            self.illnesses[machine] = self.sick.choice((worker, Illness(silent_after_s=silent_after_s)))
         late_s = self.offer.provision_delay_s * self.starts.uniform(0.5, 3.0) if self.is_slow else None
         if not self.machine_faults:
             return Fate(provision_s=late_s)
@@ -503,7 +572,7 @@ class SharedRun:
             release_margin_s=MARGIN_S,
             replan=rng.random() < 0.3,
             lease_s=LEASE_S,
-            start_attempts=3,
+            start_attempts=START_ATTEMPTS,
         )
         member = Member(self, job, arrives_at, deadline_at)
         member.calls_left = self._life()
@@ -520,6 +589,34 @@ class SharedRun:
     def new_id(self) -> int:
         self._ids += 1
         return self._ids
+
+    # Who answers.
+
+    def silent_at(self, machine: str) -> tuple[float, Illness]:
+        """Return when a machine falls silent, and what ails it."""
+        illness = self.illnesses.get(machine, Illness())
+        if illness.silent_after_s == math.inf:
+            return math.inf, illness
+        return self.below.runs_at(machine) + illness.silent_after_s, illness
+
+    def as_heard(self, status: InstanceDescription) -> InstanceDescription:
+        """Return a machine as the broker hears it."""
+        if status.running_at is None or status.ended_at is not None:
+            return status
+        now, (silent_at, illness), (begin, end) = self.clock.now(), self.silent_at(status.instance), self.cut_off
+        if illness.silent_after_s == 0.0:
+            return replace(status, silent_since=status.running_at + READY_S)
+        answered_at = min(now, silent_at)
+        late_s = Random(f"{self.seed} {status.instance} {begin}").uniform(0.0, 40.0)
+        if begin <= answered_at < end + late_s:
+            answered_at = max(begin, status.running_at)
+        return replace(status, silent_since=answered_at)
+
+    def _cut_off(self, now: float) -> None:
+        """Let the broker hear no machine for a while, now and then."""
+        if self.sick is not None and now > self.cut_off[1] and self.sick.random() < 0.005:
+            self.seen["cut off"] += 1
+            self.cut_off = now, now + self.sick.choice((20.0, 100.0, 900.0))
 
     # The broker.
 
@@ -658,6 +755,7 @@ class SharedRun:
 
     def _tick(self, now: float) -> None:
         self._disturb(now)
+        self._cut_off(now)
         if self.pool is not None and self.rng.random() < 0.005 * self.broker_faults:
             self.broker_died()
         if self.pool is not None or now >= self.down_until:
@@ -734,9 +832,27 @@ class SharedRun:
                     used[member.provider.node(instance)] += member.job.offer.gpus
         twice = {name: gpus for name, gpus in used.items() if name in machines and gpus > GPUS}
         assert not twice, f"lent twice: {twice}"
+        if self.sick is not None and self.pool is not None:
+            self._check_sick(now)
         self._checks += 1
         if self._checks % CHECK_MONEY_EVERY == 0:  # bills only grow
             self._check_money(now)
+
+    def _check_sick(self, now: float) -> None:
+        """No machine is lent on after a tenant gave it up, and none is blamed that would have answered."""
+        faults: dict[str, float] = {}
+        for one in self.broker().state.slices.values():
+            if one.machine is not None and one.fault and one.ended_at is not None:
+                faults[one.machine.name] = min(faults.get(one.machine.name, math.inf), one.ended_at)
+        for one in self.broker().state.slices.values():
+            if one.machine is not None and one.running_at is not None:
+                given_up_at = faults.get(one.machine.name, math.inf)
+                assert one.running_at <= given_up_at, f"{one.machine.name} is lent after it was given up"
+        for machine in self.broker().state.machines.values():
+            if machine.retired.startswith("it has not answered"):
+                self.seen["retired as silent"] += 1
+                silent_s = now - self.silent_at(machine.name)[0]
+                assert silent_s > SILENT_S, f"{machine.name} is blamed for the network: silent for {silent_s:.0f} s"
 
     def _check_money(self, now: float) -> None:
         cap = self.limits.max_usd_per_month
@@ -788,18 +904,21 @@ class SharedRun:
         limits, job = self.limits, member.job
         is_short = limits.max_usd_per_month is not None or job.max_cost_usd is not None
         is_lost = any(one.reason or one.warned_at is not None for one in self.broker().state.machines.values())
+        for reason in member.backend.fleet.reasons:
+            self.seen[reason] += 1
+        is_lost = is_lost or len(member.backend.fleet.used & self.illnesses.keys()) >= START_ATTEMPTS
         if is_short or is_lost or self.seen["driver dies"] or self.odd is not None:
             return
         assert member.finish.outcome == "done", f"{member.name}: {member.finish.outcome} ({member.finish.reason})"
-        if member.deadline_at is not None and not self.is_slow:
+        if member.deadline_at is not None and not self.is_slow and self.sick is None:
             late_s = member.ended_at - member.deadline_at - LOOK_S * self.seen["broker dies"]
             assert late_s <= 0.0, f"{member.name} is {late_s:.1f} s late, and lost nothing"
             self.seen["promise kept"] += 1
 
 
-def replay_command(seed: int, *, odd: bool = False) -> str:
+def replay_command(seed: int, *, odd: bool = False, sick: bool = False) -> str:
     """Return what tells the story of a seed."""
-    return f"python -m tests.property.shared_pool {seed}" + (" --odd" if odd else "")
+    return f"python -m tests.property.shared_pool {seed}" + " --odd" * odd + " --sick" * sick
 
 
 def wrong_end(run: SharedRun) -> str:
@@ -816,8 +935,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--odd", action="store_true", help="lose answers, set limits by hand, resume after ends")
+    parser.add_argument("--sick", action="store_true", help="machines without workers, silent machines")
     asked = parser.parse_args()
-    run = SharedRun(asked.seed, told=True, odd=asked.odd)
+    run = SharedRun(asked.seed, told=True, odd=asked.odd, sick=asked.sick)
     for member in run.members:
         print(member.job)
     wrong = wrong_end(run)

@@ -12,13 +12,13 @@ from tests.property.shared_pool import SharedRun, replay_command, wrong_end
 FEW, MANY = 10, 1_000
 
 
-def failures(seeds: Iterable[int], seen: Counter[str], *, odd: bool = False) -> list[str]:
+def failures(seeds: Iterable[int], seen: Counter[str], *, odd: bool = False, sick: bool = False) -> list[str]:
     """Return a line for each seed that ends as it must not, with the command that replays it."""
     found = []
     for seed in seeds:
-        run = SharedRun(seed, odd=odd)
+        run = SharedRun(seed, odd=odd, sick=sick)
         if wrong := wrong_end(run):
-            found.append(f"{replay_command(seed, odd=odd)}  # {wrong}")
+            found.append(f"{replay_command(seed, odd=odd, sick=sick)}  # {wrong}")
         seen.update(run.seen)
     return found
 
@@ -38,6 +38,13 @@ def test_a_pool_keeps_its_caps_and_allotments_in_odd_orders_too() -> None:
     assert odd <= set(seen)
 
 
+def test_a_sick_machine_costs_an_experiment_its_own_time_only() -> None:
+    seen: Counter[str] = Counter()
+    found = failures([0, 57, 110], seen, sick=True)
+    assert not found, "\n".join(found)
+    assert {"cut off", "its workers did not start", "its Ray node stopped answering", "retired as silent"} <= set(seen)
+
+
 @pytest.mark.parametrize("seed", [929, 2218, 2509, 3587, 20837, 21357])
 def test_a_promised_deadline_is_kept_whatever_others_do(seed: int) -> None:
     assert not failures([seed], Counter())
@@ -55,7 +62,7 @@ def test_nothing_is_billed_after_a_lease_though_driver_and_broker_were_dead_as_i
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 10 * MANY, MANY))
 def test_ten_thousand_of_them(first: int) -> None:
-    found = failures(range(first, first + MANY), Counter())
+    found = failures(range(first, first + MANY), Counter()) + failures(range(first, first + MANY), Counter(), sick=True)
     assert not found, "\n".join(found)
 
 

@@ -152,6 +152,16 @@ def test_want_of_capacity_and_what_the_provider_takes_away_do_not_count() -> Non
     assert story.state.fleet.failed_starts == 1
 
 
+def test_parts_of_one_machine_that_do_not_start_are_one_failed_start() -> None:
+    story = Story(CAREFUL)
+    story.tell(Started)
+    for number, same_fault in ((1, False), (2, True)):
+        name = f"i-{number:03}"
+        story.tell(InstanceRunning, instance=name, running_at=story.at)
+        story.tell(InstanceLost, instance=name, ended_at=story.at, reason="no workers", same_fault=same_fault)
+    assert story.state.fleet.failed_starts == 1
+
+
 def test_want_of_capacity_after_a_failed_start_is_reported_as_what_it_is() -> None:
     story = Story(dataclasses.replace(CAREFUL, launch_attempts=2))
     story.tell(Started)

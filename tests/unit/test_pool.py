@@ -317,6 +317,21 @@ def test_a_tenant_that_blames_many_machines_is_at_fault_itself() -> None:
     assert world.machine("b") == "m6"
 
 
+def test_parts_of_one_machine_are_blamed_as_one() -> None:
+    world = World(replace(LIMITS, instances=9))
+    for number in range(4):
+        world.ask("a", f"i{number}", gpus=1)
+    world.wait(15)
+    for number in range(4):
+        world.pool.release("a", f"i{number}", "its workers did not start")
+    world.ask("a", "j")
+    world.wait(15)
+    world.pool.release("a", "j", "its workers did not start")
+    world.ask("b")
+    world.wait(15)
+    assert world.machine("b") == "m3", "m1 and m2 are retired"
+
+
 class Attended(VirtualProvider):
     """A provider whose machines answer the broker, but for the `silent` ones."""
 
