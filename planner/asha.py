@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from threading import Lock
 
 import numpy as np
 
@@ -72,7 +74,7 @@ _TOGETHER = 10
 """Candidates that are looked at side by side."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figures:
     """Samples of a plan, each (samples,)."""
 
@@ -81,14 +83,20 @@ class Figures:
     starts_s: Floats
     """Instants at which its instances are ready."""
 
-    @property
+    @cached_property
     def mean(self) -> tuple[float, float]:
         """Mean JCT and cost."""
         return float(self.jct_s.mean()), float(self.cost_usd.mean())
 
+    @cached_property
+    def _firsts(self) -> dict[int, Figures]:
+        return {len(self.jct_s): self}
+
     def first(self, count: int) -> Figures:
         """Return the first samples."""
-        return Figures(self.jct_s[:count], self.cost_usd[:count], self.starts_s[:count])
+        if count not in self._firsts:
+            self._firsts[count] = Figures(self.jct_s[:count], self.cost_usd[:count], self.starts_s[:count])
+        return self._firsts[count]
 
     def joined(self, more: Figures) -> Figures:
         """Return these and more samples."""
@@ -107,6 +115,7 @@ class Simulations:
     effort: Effort = THOROUGH
     _draw: Draw | None = None
     _figures: dict[StagePlan, Figures] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
 
     @property
     def ends(self) -> list[int]:
@@ -132,6 +141,12 @@ class Simulations:
 
     def figures(self, choices: Sequence[StagePlan], count: int) -> list[Figures]:
         """Return the first samples of plans."""
+        with self._lock:  # estimates in several threads share them
+            self._complete(choices, count)
+            return [self._figures[choice].first(count) for choice in choices]
+
+    def _complete(self, choices: Sequence[StagePlan], count: int) -> None:
+        """Simulate what is lacking of the first samples of plans."""
         lacking: dict[tuple[str, int], list[StagePlan]] = {}
         for choice in dict.fromkeys(choices):
             known = len(self._figures[choice].jct_s) if choice in self._figures else 0
@@ -142,7 +157,6 @@ class Simulations:
             most = max(1, _MOST_CELLS // ((count - known) * self.stage.trials))
             for first in range(0, len(some), most):
                 self._simulate(some[first : first + most], range(known, count))
-        return [self._figures[choice].first(count) for choice in choices]
 
     def _simulate(self, choices: Sequence[StagePlan], samples: range) -> None:
         if self._draw is None:
@@ -201,8 +215,13 @@ def planned(problem: Problem, chosen: Plan, simulations: Simulations | None = No
 
 
 def simulations_of(problem: Problem, effort: Effort = THOROUGH) -> Simulations:
-    """Return the samples of a job, not yet drawn."""
-    return Simulations(problem.stages[0], problem.profile, problem.offer, problem.seed, effort)
+    """Return the samples of a job: not yet drawn, or those of an earlier row beside other plans."""
+    job = (problem.stages[0], problem.profile, problem.offer, problem.seed, effort)
+    return _kept(*job) if effort is QUICK else Simulations(*job)
+
+
+# A row beside other plans does not depend on deadline and budget, and these are what users ask about again.
+_kept = lru_cache(maxsize=4)(Simulations)
 
 
 def solve(problem: Problem) -> Planned | Infeasible:
