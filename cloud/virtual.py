@@ -41,7 +41,7 @@ class Fate:
     refused: str = ""
     """Reason of a permanent refusal; empty: none."""
     sold_out: bool = False
-    """Whether the refusal is for lack of capacity on its market."""
+    """Whether it is refused, or ends without having run, for lack of capacity on its market."""
     provision_s: float | None = None
     """From the request until it runs; None: the offer's delay."""
     stillborn_after_s: float = math.inf
@@ -193,6 +193,7 @@ class VirtualProvider:
             instance_type=fate.instance_type,
             interrupted_at=notice_at if notice_at <= min(now, machine.ended_at) else None,
             preempted=machine.preempted,
+            sold_out=fate.sold_out and ended and running_at is None,
             hour_prices_usd=self._hour_prices_usd(machine, min(now, machine.ended_at)),
         )
 

@@ -454,6 +454,7 @@ def _ended(status: InstanceDescription, ended_at: float, now: float) -> MachineE
         running_at=status.running_at,
         reason=status.reason,
         preempted=status.preempted,
+        sold_out=status.sold_out,
     )
 
 

@@ -13,6 +13,8 @@ from tests.ec2.spot_prices import HOUR_S, SpotMarket
 MINIMUM_BILLED_S = 60.0
 VOLUME_USD_PER_GB_MONTH = 0.08
 """gp3 in us-east-1; a month has 720 hours, as in AWS's examples (EBS pricing: by the second, 60 s at the least)."""
+IOPS_USD_PER_MONTH = 0.005
+"""Of each above 3,000."""
 ADDRESS_USD_PER_HOUR = 0.005
 NAT_USD_PER_GB = 0.045
 
@@ -122,8 +124,10 @@ def _beside(instance: Instance, now: float) -> Iterator[SideLine]:
     if instance.end_behavior == "stop":  # a stopped instance keeps its volume
         kept_until = now if instance.restarted_at is None else instance.restarted_at
         volume_hours = max(MINIMUM_BILLED_S, kept_until - instance.launched_at) / HOUR_S
+    volumes_usd_per_month = (instance.volume_gb + instance.further_gb) * VOLUME_USD_PER_GB_MONTH
+    volumes_usd_per_month += instance.further_iops * IOPS_USD_PER_MONTH
     amounts_usd: dict[SideKind, float] = {
-        "volume": volume_hours * (instance.volume_gb + instance.further_gb) * VOLUME_USD_PER_GB_MONTH / 720.0,
+        "volume": volume_hours * volumes_usd_per_month / 720.0,
         "address": hours * ADDRESS_USD_PER_HOUR if instance.public_address else 0.0,
         "nat": instance.nat_gb * NAT_USD_PER_GB if _ran(instance, now) else 0.0,
         "software": _billed_s(instance, now) / HOUR_S * instance.software_usd_per_hour if _ran(instance, now) else 0.0,

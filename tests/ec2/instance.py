@@ -79,6 +79,8 @@ class Instance:
     """Of its root volume."""
     further_gb: int = 0
     """Of its other volumes."""
+    further_iops: int = 0
+    """Of its volumes, above those in the price of gp3."""
     tenancy: Literal["default", "dedicated"] = "default"
     software_usd_per_hour: float = 0.0
     """What its image costs, beside the rent."""

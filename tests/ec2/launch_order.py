@@ -32,6 +32,8 @@ class Order:
     image: Image
     volume_gb: int
     """Of the root volume."""
+    further_iops: int
+    """Of all volumes, above those in the price of gp3."""
     subnet: Subnet
     groups: tuple[Group, ...]
     count: int
@@ -69,6 +71,7 @@ def order_of(world: World, params: Mapping[str, Any], now: float) -> Order:
         machine=machine,
         image=image,
         volume_gb=volume_gb,
+        further_iops=_further_iops(params, image),
         subnet=subnet,
         groups=_groups(world, params, subnet),
         count=count,
@@ -146,6 +149,13 @@ def _root_gb(params: Mapping[str, Any], image: Image) -> int:
         if mapping.get("DeviceName") == image.root_device:
             root_gb = size_gb
     return int(root_gb)
+
+
+def _further_iops(params: Mapping[str, Any], image: Image) -> int:
+    iops = dict.fromkeys((image.root_device, *image.lasting_disks), image.iops)
+    for mapping in params.get("BlockDeviceMappings", ()):
+        iops[mapping["DeviceName"]] = mapping.get("Ebs", {}).get("Iops", iops.get(mapping["DeviceName"], 3000))
+    return sum(max(0, each - 3000) for each in iops.values())
 
 
 def _subnet(world: World, params: Mapping[str, Any], machine: MachineType) -> Subnet:

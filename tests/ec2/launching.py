@@ -192,6 +192,7 @@ def _instance(request: Request, order: Order, reservation_id: str, index: int) -
         volume_tags=dict(order.tags.get("volume", {})),
         volume_gb=order.volume_gb,
         further_gb=order.image.volume_gb * len(order.image.lasting_disks),
+        further_iops=order.further_iops,
         tenancy=world.vpcs[order.subnet.vpc_id].tenancy,
         software_usd_per_hour=_software_usd(world, order),
         public_address=public,

@@ -144,6 +144,7 @@ def _shown_image(image: Image, now: float) -> dict[str, Any]:
         "SnapshotId": image.snapshot_id or f"snap-{image.image_id[4:]}",
         "VolumeSize": image.volume_gb,
         "VolumeType": "gp3",
+        "Iops": image.iops,
         "DeleteOnTermination": True,
         "Encrypted": False,
     }

@@ -57,6 +57,8 @@ class Image:
     lasting_disks: tuple[str, ...] = ()
     """Devices of further volumes as large as the first, which outlive an instance unless it is launched with other
     words."""
+    iops: int = 3000
+    """Of each of its volumes, unless it is launched with others; those above 3,000 are charged."""
     usage: str = "RunInstances"
     """UsageOperation: another one than Linux's is charged `software_usd_per_hour`."""
     product_codes: tuple[str, ...] = ()

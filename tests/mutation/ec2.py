@@ -550,6 +550,22 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_launching.py",),
     ),
     Mutant(
+        name="fast-volume-of-an-image",
+        harm="an image's volume of 16,000 IOPS costs 65 USD a month that no bill here has",
+        file="cloud/aws/calls.py",
+        old='"Iops": 3000, "Throughput": 125, ',
+        new="",
+        tests=("tests/unit/test_aws_launching.py",),
+    ),
+    Mutant(
+        name="pool-hides-that-ec2-is-sold-out",
+        harm="a tenant takes a zone that is sold out for its own failed start, and pauses 10, 20 and 40 minutes",
+        file="cloud/pool/pool.py",
+        old="        sold_out=status.sold_out,\n",
+        new="",
+        tests=("tests/unit/test_pool.py",),
+    ),
+    Mutant(
         name="pool-outlives-its-block",
         harm="an experiment in a pool is planned beyond its block, and EC2 ends its instances in the middle",
         file="rubberband/app/terms.py",

@@ -38,7 +38,7 @@ def test_the_launch_request(world: World) -> None:
     request = asked(world)[0].params
     assert "CreditSpecification" not in request
     assert [disk["Ebs"] for disk in request["BlockDeviceMappings"]] == [
-        {"VolumeType": "gp3", "DeleteOnTermination": True}
+        {"VolumeType": "gp3", "Iops": 3000, "Throughput": 125, "DeleteOnTermination": True}
     ]
     assert (request["MinCount"], request["MaxCount"]) == (1, 1)
     assert len(request["ClientToken"]) == 64
@@ -68,6 +68,15 @@ def test_nothing_is_bought_that_is_paid_for_apart_or_outlives_the_instance(world
     assert all(disk["DeleteOnTermination"] and disk["VolumeType"] == "gp3" for disk in disks.values())
     assert disks[world.machines.root_device]["VolumeSize"] == 200
     assert request["CreditSpecification"] == {"CpuCredits": "standard"}
+
+
+def test_volumes_have_the_speed_that_is_in_their_price(world: World) -> None:
+    images = world.fake.world.images
+    images.update({name: replace(one, iops=16_000) for name, one in images.items()})
+    world.driver().launch("a")
+    world.sleep(360.0)
+    gb = images[world.machines.image].volume_gb
+    assert world.fake.bill().side_usd("volume") == pytest.approx(gb * 0.08 / 720.0 / 10.0)
 
 
 def test_its_lease_is_within_what_the_driver_said(world: World) -> None:

@@ -165,13 +165,15 @@ def test_a_tenant_on_spot_keeps_the_price_of_the_hour_in_which_it_began() -> Non
     assert world.pool.state.bill_usd(now) == pytest.approx(state.bill_usd(now))
 
 
-def test_a_tenant_hears_that_machines_are_sold_out() -> None:
+@pytest.mark.parametrize(
+    "fate",
+    [Fate(refused="no capacity", sold_out=True), Fate(provision_s=math.inf, stillborn_after_s=0.5, sold_out=True)],
+)
+def test_a_tenant_hears_that_machines_are_sold_out(fate: Fate) -> None:
     world = _spot_world()
-    world.below = VirtualProvider(
-        "pool", world.clock, offer=OFFER, fate_of=lambda *_: Fate(refused="no capacity", sold_out=True)
-    )
+    world.below = VirtualProvider("pool", world.clock, offer=OFFER, fate_of=lambda *_: fate)
     world.reopen()
-    world.ask("a", market="spot")
+    world.ask("a")
     world.wait(1)
     (lent,) = world.pool.describe("a")
     assert (lent.status.state, lent.status.sold_out) == ("terminated", True)
