@@ -1,28 +1,31 @@
-"""Calls of the service and their answers, described once for both clients. No I/O beyond experiment files.
-
-A method of `Calls` makes the request; the client that has it sends that, and returns or awaits the answer.
-"""
+"""Requests to the service, its answers and its problems, for both clients. No I/O beyond experiment files."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
+import random
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
-from rubberband.errors import InputError, ProfileMissingError, ServiceError
+import httpx
+
+from rubberband.errors import (
+    InfeasibleError,
+    InputError,
+    NameTakenError,
+    ProfileMissingError,
+    RubberbandError,
+    ServiceError,
+)
 from rubberband.spec.experiment import Experiment, ProfilesByType
 from rubberband.spec.loading import load_experiment
 from rubberband.spec.profile_file import read_profile_file
-from rubberband.states import ACTIVE, State
-
-if TYPE_CHECKING:
-    from rubberband.client.client import AsyncClient, Client
+from rubberband.states import State
+from rubberband.values.plan import Change, Remedy
 
 # Answers of the service. Instants are Unix time in seconds, `_s` means seconds, `_usd` US dollars.
 
@@ -184,9 +187,7 @@ def _inline(path: str) -> dict[str, Any]:
     return found.to_inline().model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-P = ParamSpec("P")
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,53 +214,13 @@ class Call(Generic[T]):
         return {"params": params, "content": self.content, "headers": headers}
 
 
-Items = Generator[Call[Any] | float | list[T], Any, None]
-"""Steps to items of type `T`: a call to send (its answer is sent back), seconds to sleep, or some of the items."""
-
-
-class _Method(Protocol[P, T_co]):
-    """Method of a client that returns a `T`, and of an asynchronous client that is awaited."""
-
-    @overload
-    def __get__(self, client: Client, kind: type, /) -> Callable[P, T_co]: ...
-    @overload
-    def __get__(self, client: AsyncClient, kind: type, /) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
-
-
-class _Listing(Protocol[P, T_co]):
-    """Method of a client that iterates over `T`, and of an asynchronous client for `async for`."""
-
-    @overload
-    def __get__(self, client: Client, kind: type, /) -> Callable[P, Iterator[T_co]]: ...
-    @overload
-    def __get__(self, client: AsyncClient, kind: type, /) -> Callable[P, AsyncIterator[T_co]]: ...
-
-
-def _method(describe: Callable[Concatenate[Any, P], Call[T]]) -> _Method[P, T]:
-    """Make a method of both clients from a function that returns the call to send."""
-
-    @wraps(describe)
-    def ask(client: Any, *args: P.args, **options: P.kwargs) -> Any:
-        return client._send(partial(describe, client, *args, **options))
-
-    return ask  # type: ignore[return-value]
-
-
-def _listing(steps: Callable[Concatenate[Any, P], Items[T]]) -> _Listing[P, T]:
-    """Make an iterating method of both clients from a generator of steps."""
-
-    @wraps(steps)
-    def iterate(client: Any, *args: P.args, **options: P.kwargs) -> Any:
-        return client._each(steps(client, *args, **options))
-
-    return iterate  # type: ignore[return-value]
-
-
-def _get(path: str, **params: str | int | Sequence[str] | None) -> Call[Any]:
+def get(path: str, **params: str | int | Sequence[str] | None) -> Call[T]:
+    """Return the request of what is at `path`."""
     return Call(method="GET", path=path, params=params)
 
 
-def _post(path: str, body: object = None, *, key: str | None = None, **params: str | int | None) -> Call[Any]:
+def post(path: str, body: object = None, *, key: str | None = None, **params: str | int | None) -> Call[T]:
+    """Return the request that posts `body` as JSON. Raises InputError for NaN and infinity."""
     try:
         content = None if body is None else json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
@@ -267,194 +228,126 @@ def _post(path: str, body: object = None, *, key: str | None = None, **params: s
     return Call(method="POST", path=path, params=params, content=content, idempotency_key=key)
 
 
-def _key(given: str | None) -> str:
-    return given or str(uuid.uuid4())
+def act(path: str, body: object = None, *, key: str | None = None, **params: str | int | None) -> Call[T]:
+    """Return a request that has its effect once, however often it is sent with the same key; by default a new one."""
+    return post(path, body, key=key or str(uuid.uuid4()), **params)
 
 
-def _path(name: str, what: str = "") -> str:
+def path(name: str, what: str = "") -> str:
+    """Return the path of an experiment, or of a part of it."""
     return f"/v1/experiments/{quote(name, safe='')}{what}"
 
 
-def _pages(path: str, **params: str | int | Sequence[str] | None) -> Items[Any]:
-    cursor: str | None = None
-    while True:
-        page = yield _get(path, cursor=cursor, **params)
-        yield page["items"]
-        cursor = page["next"]
-        if cursor is None:
-            return
+def logs(name: str, source: str, trial: int | None, cursor: str | None) -> Call[Any]:
+    """Return the request of a page of an experiment's output."""
+    return get(path(name, "/logs"), source=source, trial=trial, cursor=cursor, limit=1000)
 
 
-class Calls:
-    """Methods of both clients. `Client` returns the `X` of a `Call[X]`, and iterates over those of `Items[X]`.
+MOST_TRIES = 4
+LONGEST_WAIT_S = 10.0
+BUSY = (429, 502, 503, 504)
+"""States of answers after which a request may be sent again."""
 
-    With `AsyncClient`, await the first, and iterate over the second with `async for`.
+
+def wait_s(call: Call[Any], tried: int, outcome: httpx.Response | httpx.TransportError) -> float | None:
+    """Return the pause before a call is sent again after `tried` times, or None if it is not sent again.
+
+    Pauses grow and vary, so that clients do not come back at the same time.
     """
-
-    _url: str
-
-    @property
-    def url(self) -> str:
-        """Address of the service."""
-        return self._url
-
-    @_method
-    def plan(
-        self,
-        experiment: Submittable,
-        *,
-        overrides: Sequence[str] = (),
-        policy: str = "optimal",
-        frontier: bool = False,
-        size: bool = False,
-        seed: int = 0,
-    ) -> Call[dict[str, Any]]:
-        """Predict the time and cost of an experiment (`rubberband.estimate/1`, with the plan's `id`). Spends nothing.
-
-        `experiment` is an Experiment, its words as a mapping, or the path of its file. With `size`, its search is
-        first sized to the limits. Raises InfeasibleError, with the nearest limits.
-        """
-        words = self_contained(experiment, overrides)
-        return _post("/v1/plans", words, policy=policy, frontier=frontier, size=size, seed=seed)
-
-    @_method
-    def stored_plan(self, id: str) -> Call[dict[str, Any]]:
-        """Return a plan of an earlier preview."""
-        return _get(f"/v1/plans/{quote(id, safe='')}")
-
-    @_method
-    def submit(
-        self,
-        experiment: Submittable,
-        *,
-        overrides: Sequence[str] = (),
-        policy: str = "optimal",
-        plan: str | None = None,
-        idempotency_key: str | None = None,
-    ) -> Call[SubmittedView]:
-        """Plan an experiment and start it. A submission that is repeated with the same key starts it once.
-
-        Raises InfeasibleError if no plan meets its constraints, NameTakenError if there is one of its name.
-        """
-        words = self_contained(experiment, overrides)
-        return _post("/v1/experiments", words, key=_key(idempotency_key), policy=policy, plan=plan)
-
-    @_listing
-    def experiments(self, *states: State, search: str = "") -> Items[ExperimentView]:
-        """Iterate over the experiments, newest first; only over those in one of `states`, if any are given.
-
-        Every word of `search` is part of the name, owner or state.
-        """
-        return _pages("/v1/experiments", state=states, search=search or None, limit=100)
-
-    @_method
-    def experiment(self, name: str) -> Call[ExperimentDetail]:
-        """Return one experiment: its status, stages and forecast."""
-        return _get(_path(name))
-
-    @_listing
-    def trials(self, name: str, *, curves: bool = False) -> Items[dict[str, Any]]:
-        """Iterate over the trials of an experiment; with `curves`, each has its learning curve."""
-        return _pages(_path(name, "/trials"), curves=curves, limit=500)
-
-    @_method
-    def allocations(self, name: str) -> Call[dict[str, Any]]:
-        """Return the instances of an experiment, the use of their GPUs, and the plan."""
-        return _get(_path(name, "/allocations"))
-
-    @_method
-    def costs(self, name: str) -> Call[dict[str, Any]]:
-        """Return the bill of an experiment, by stage and instance."""
-        return _get(_path(name, "/costs"))
-
-    @_method
-    def decisions(self, name: str) -> Call[dict[str, Any]]:
-        """Return the decisions at each SYNC, and the extensions of the limits."""
-        return _get(_path(name, "/decisions"))
-
-    @_method
-    def report(self, name: str) -> Call[dict[str, Any]]:
-        """Return the result of an experiment, as `rubberband report -o json` prints it."""
-        return _get(_path(name, "/report"))
-
-    @_listing
-    def logs(
-        self,
-        name: str,
-        *,
-        trial: int | None = None,
-        source: str = "trials",
-        follow: bool = False,
-        every_s: float = 1.0,
-    ) -> Items[LogLine]:
-        """Iterate over the output of the trials, or with source="process" of the experiment's process.
-
-        With `follow`, wait for more lines until the experiment has ended.
-        """
-        cursor: str | None = None
-        last_look = False
-        while True:
-            page = yield _get(_path(name, "/logs"), source=source, trial=trial, cursor=cursor, limit=1000)
-            yield page["lines"]
-            cursor = page["next"]
-            if page["lines"]:
-                continue
-            if not follow or last_look:
-                return
-            last_look = (yield _get(_path(name)))["state"] not in ACTIVE
-            if not last_look:
-                yield every_s
-
-    @_method
-    def cancel(self, name: str, *, idempotency_key: str | None = None) -> Call[ExperimentView]:
-        """Request a clean end: instances are released, and the best result so far is kept."""
-        return _post(_path(name, "/cancel"), key=_key(idempotency_key))
-
-    @_method
-    def resume(self, name: str, *, idempotency_key: str | None = None) -> Call[ExperimentView]:
-        """Resume an experiment that was interrupted."""
-        return _post(_path(name, "/resume"), key=_key(idempotency_key))
-
-    @_method
-    def extend(
-        self,
-        name: str,
-        *,
-        deadline: str | float | None = None,
-        max_cost: str | float | None = None,
-        dry_run: bool = True,
-        idempotency_key: str | None = None,
-    ) -> Call[ExtensionView]:
-        """Show the effect of a later deadline or a larger budget; with dry_run=False, grant it.
-
-        A `deadline` is a duration from the start, as in the experiment's file, or a time with its zone; `max_cost` is
-        in US dollars, such as 5 or "$5".
-        """
-        limits = {"deadline": deadline, "max_cost": max_cost, "dry_run": dry_run}
-        body = {word: value for word, value in limits.items() if value is not None}
-        return _post(_path(name, "/extend"), body, key=None if dry_run else _key(idempotency_key))
-
-    @_method
-    def limit(
-        self, name: str, max_instances: int | None, *, idempotency_key: str | None = None
-    ) -> Call[ExperimentView]:
-        """Limit the instances of a running experiment from now on: 0 pauses it, None lifts the limit."""
-        return _post(_path(name, "/limit"), {"max_instances": max_instances}, key=_key(idempotency_key))
-
-    @_method
-    def prices(self, *types: str, region: str = "us-east-1") -> Call[dict[str, Any]]:
-        """Return the resources and prices of instance types."""
-        return _get("/v1/prices", type=types, region=region)
+    if tried >= MOST_TRIES or not call.may_be_repeated:
+        return None
+    if isinstance(outcome, httpx.Response):
+        if outcome.is_success or (outcome.status_code not in BUSY and not _is_being_served(outcome)):
+            return None
+        wanted = outcome.headers.get("Retry-After", "")
+        if wanted.isascii() and wanted.isdigit():
+            return min(float(wanted), LONGEST_WAIT_S)
+    return varied_s(tried)
 
 
-def waiting(name: str, timeout_s: float | None, every_s: float) -> Items[ExperimentDetail]:
-    """Steps to an experiment that is no longer active. Raises ServiceError after `timeout_s`."""
-    until = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        found = yield _get(_path(name))
-        if found["state"] not in ACTIVE:
-            yield [found]
-            return
-        if until is not None and time.monotonic() >= until:
-            raise ServiceError(f"{name} is still {found['state']} after {timeout_s:g} s; wait longer", status=None)
-        yield every_s
+def varied_s(tried: int) -> float:
+    """Return a pause that grows with the number of tries, and varies."""
+    longest_s: float = 0.25 * 2.0**tried
+    return min(longest_s, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
+
+
+def _is_being_served(answer: httpx.Response) -> bool:
+    """Whether the same request came in before, and is not answered yet."""
+    return answer.status_code == 409 and b"/problems/idempotency-key-busy" in answer.content
+
+
+def answer_of(call: Call[T], outcome: httpx.Response | httpx.TransportError, url: str) -> T:
+    """Return the answer to a call. Raises what `raise_for` raises, and ServiceError if there is no answer."""
+    if not isinstance(outcome, httpx.Response):
+        raise unreachable(url, outcome) from None
+    raise_for(outcome)
+    answer: T = outcome.json()
+    return answer
+
+
+# Problem of the service -> the exception of the same mistake without a service.
+_TYPES: dict[str, type[RubberbandError]] = {
+    "name-taken": NameTakenError,
+    "profile-missing": ProfileMissingError,
+    "invalid": InputError,
+    "malformed": InputError,
+    "not-allowed-here": InputError,
+    "not-found": InputError,
+    "conflict": InputError,
+    "too-large": InputError,
+    "planning-too-long": InputError,
+    "idempotency-key-reused": InputError,
+}
+
+
+def raise_for(response: httpx.Response) -> None:
+    """Raise the error that a response reports, if any; its body must have been read.
+
+    Raises InfeasibleError, NameTakenError, ProfileMissingError, InputError (all with the service's own words), or
+    ServiceError.
+    """
+    if response.is_success:
+        return
+    problem = _problem(response)
+    detail = str(problem.get("detail") or f"{response.status_code} {response.reason_phrase}")
+    slug = str(problem.get("type", "")).rpartition("/")[2]
+    nearest = problem.get("nearest")
+    if slug == "infeasible" and isinstance(nearest, dict):
+        raise InfeasibleError(
+            detail,
+            shortest_jct_s=nearest["jct_s"],
+            cheapest_usd=nearest["cost_usd"],
+            remedies=[_remedy(each) for each in problem.get("remedies", ())],
+        )
+    if response.status_code == 401:
+        raise InputError(f"{detail}; set RUBBERBAND_TOKEN, or give token=")
+    if response.status_code == 403:
+        raise InputError(detail)
+    if slug in _TYPES:
+        raise _TYPES[slug](detail)
+    where = f"{response.request.method} {response.request.url.copy_with(userinfo=None, query=None)}"
+    raise ServiceError(f"{where} answered {response.status_code}: {detail}", status=response.status_code)
+
+
+def unreachable(url: str, error: Exception) -> ServiceError:
+    """Return the error for a service that does not answer."""
+    told = " ".join(str(error).split()) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in told:
+        remedy = "name the file of the authority that signed it in SSL_CERT_FILE"
+    else:
+        remedy = "start one with `rubberband serve`, or set RUBBERBAND_SERVER"
+    return ServiceError(f"the service at {url} does not answer ({told}); {remedy}", status=None)
+
+
+def _remedy(words: dict[str, Any]) -> Remedy:
+    changes = tuple(Change(key=one["key"], value=one["value"], was=one["was"]) for one in words["changes"])
+    figures = {name: words[name] for name in ("jct_s", "cost_usd", "later_s", "dearer_usd")}
+    return Remedy(changes=changes, **figures)
+
+
+def _problem(response: httpx.Response) -> dict[str, Any]:
+    try:
+        found = json.loads(response.content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -11,33 +11,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import wraps
 from itertools import count
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self
+from urllib.parse import quote
 from weakref import WeakSet
 
 import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
 
 import rubberband
-from rubberband.client.calls import Call, Calls, EventView, ExperimentDetail, Items, T, waiting
-from rubberband.errors import (
-    InfeasibleError,
-    InputError,
-    NameTakenError,
-    ProfileMissingError,
-    RubberbandError,
-    ServiceError,
-)
-from rubberband.values.plan import Change, Remedy
+from rubberband.client import calls
+from rubberband.client.calls import Call, EventView, ExperimentDetail, T, raise_for, unreachable
+from rubberband.errors import InputError, ServiceError
+from rubberband.states import ACTIVE, State
+
+P = ParamSpec("P")
 
 DEFAULT_SERVER = "http://127.0.0.1:8265"
-MOST_TRIES = 4
-LONGEST_WAIT_S = 10.0
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(5.0, read=45.0)
 """A stream of events has heartbeats, closer together than this."""
@@ -45,7 +40,6 @@ RECONNECT_S = 0.25
 """Pause before a stream that the service has closed is opened again."""
 MOST_REOPENED = 30
 """Attempts to reopen a stream that was open once: they last about as long as the service's store may be away."""
-_AGAIN = (429, 502, 503, 504)
 
 
 def connection(url: str | None, token: str | None, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -68,41 +62,6 @@ def connection(url: str | None, token: str | None, environment: Mapping[str, str
 
 def _no_url(url: str, why: str) -> InputError:
     return InputError(f"{url!r} is not the address of a service ({why}); write it as {DEFAULT_SERVER}")
-
-
-def wait_s(call: Call[Any], tried: int, outcome: httpx.Response | httpx.TransportError) -> float | None:
-    """Return the pause before a call is sent again after `tried` times, or None if it is not sent again.
-
-    Pauses grow and vary, so that clients do not come back at the same time.
-    """
-    if tried >= MOST_TRIES or not call.may_be_repeated:
-        return None
-    if isinstance(outcome, httpx.Response):
-        if outcome.is_success or (outcome.status_code not in _AGAIN and not _is_being_served(outcome)):
-            return None
-        wanted = outcome.headers.get("Retry-After", "")
-        if wanted.isascii() and wanted.isdigit():
-            return min(float(wanted), LONGEST_WAIT_S)
-    return _varied_s(tried)
-
-
-def _varied_s(tried: int) -> float:
-    longest_s: float = 0.25 * 2.0**tried
-    return min(longest_s, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)
-
-
-def _is_being_served(answer: httpx.Response) -> bool:
-    """Whether the same request came in before, and is not answered yet."""
-    return answer.status_code == 409 and b"/problems/idempotency-key-busy" in answer.content
-
-
-def answer_of(call: Call[T], outcome: httpx.Response | httpx.TransportError, url: str) -> T:
-    """Return the answer to a call. Raises what `raise_for` raises, and ServiceError if there is no answer."""
-    if not isinstance(outcome, httpx.Response):
-        raise unreachable(url, outcome) from None
-    raise_for(outcome)
-    answer: T = outcome.json()
-    return answer
 
 
 FEED_FAILURES = (httpx.TransportError, SSEError, ServiceError)
@@ -142,84 +101,30 @@ class FeedPlace:
     def pause_s(self, error: httpx.TransportError | SSEError | ServiceError) -> float:
         """Return the pause before the feed is opened again. Raises ServiceError if that would be in vain."""
         self.failed += 1
-        is_final = isinstance(error, ServiceError) and error.status not in _AGAIN
-        if is_final or self.failed >= (MOST_REOPENED if self.was_open else MOST_TRIES):
+        is_final = isinstance(error, ServiceError) and error.status not in calls.BUSY
+        if is_final or self.failed >= (MOST_REOPENED if self.was_open else calls.MOST_TRIES):
             raise error if isinstance(error, ServiceError) else unreachable(self.url, error) from None
-        return _varied_s(self.failed)
+        return calls.varied_s(self.failed)
 
 
-# Problem of the service -> the exception of the same mistake without a service.
-_TYPES: dict[str, type[RubberbandError]] = {
-    "name-taken": NameTakenError,
-    "profile-missing": ProfileMissingError,
-    "invalid": InputError,
-    "malformed": InputError,
-    "not-allowed-here": InputError,
-    "not-found": InputError,
-    "conflict": InputError,
-    "too-large": InputError,
-    "planning-too-long": InputError,
-    "idempotency-key-reused": InputError,
-}
+class _Connected:
+    _url: str
+
+    @property
+    def url(self) -> str:
+        """Address of the service."""
+        return self._url
 
 
-def raise_for(response: httpx.Response) -> None:
-    """Raise the error that a response reports, if any; its body must have been read.
-
-    Raises InfeasibleError, NameTakenError, ProfileMissingError, InputError (all with the service's own words), or
-    ServiceError.
-    """
-    if response.is_success:
-        return
-    problem = _problem(response)
-    detail = str(problem.get("detail") or f"{response.status_code} {response.reason_phrase}")
-    slug = str(problem.get("type", "")).rpartition("/")[2]
-    nearest = problem.get("nearest")
-    if slug == "infeasible" and isinstance(nearest, dict):
-        raise InfeasibleError(
-            detail,
-            shortest_jct_s=nearest["jct_s"],
-            cheapest_usd=nearest["cost_usd"],
-            remedies=[_remedy(each) for each in problem.get("remedies", ())],
-        )
-    if response.status_code == 401:
-        raise InputError(f"{detail}; set RUBBERBAND_TOKEN, or give token=")
-    if response.status_code == 403:
-        raise InputError(detail)
-    if slug in _TYPES:
-        raise _TYPES[slug](detail)
-    where = f"{response.request.method} {response.request.url.copy_with(userinfo=None, query=None)}"
-    raise ServiceError(f"{where} answered {response.status_code}: {detail}", status=response.status_code)
+def _require_time(found: ExperimentDetail, until: float | None, timeout_s: float | None) -> None:
+    """Raise ServiceError once an experiment was waited for too long."""
+    if until is not None and time.monotonic() >= until:
+        told = f"{found['name']} is still {found['state']} after {timeout_s:g} s; wait longer"
+        raise ServiceError(told, status=None)
 
 
-def unreachable(url: str, error: Exception) -> ServiceError:
-    """Return the error for a service that does not answer."""
-    told = " ".join(str(error).split()) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in told:
-        remedy = "name the file of the authority that signed it in SSL_CERT_FILE"
-    else:
-        remedy = "start one with `rubberband serve`, or set RUBBERBAND_SERVER"
-    return ServiceError(f"the service at {url} does not answer ({told}); {remedy}", status=None)
-
-
-def _remedy(words: dict[str, Any]) -> Remedy:
-    changes = tuple(Change(key=one["key"], value=one["value"], was=one["was"]) for one in words["changes"])
-    figures = {name: words[name] for name in ("jct_s", "cost_usd", "later_s", "dearer_usd")}
-    return Remedy(changes=changes, **figures)
-
-
-def _problem(response: httpx.Response) -> dict[str, Any]:
-    try:
-        found = json.loads(response.content)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-class Client(Calls):
+class Client(_Connected):
     """Client of a `rubberband serve`, safe to use from several threads. Close it, or use it in a `with`.
-
-    A method that is shown to return `Call[X]` returns an `X`; with `Items[X]` it is an iterator over `X`.
 
     Every method raises the same errors as without a service (InputError, NameTakenError, InfeasibleError, …), and
     ServiceError if the service does not answer or fails. Calls are retried a few times where that is safe.
@@ -240,10 +145,149 @@ class Client(Calls):
         self._http = httpx.Client(**{**found, "transport": transport, **options})
         self._sleep = sleep
 
+    def plan(
+        self,
+        experiment: calls.Submittable,
+        *,
+        overrides: Sequence[str] = (),
+        policy: str = "optimal",
+        frontier: bool = False,
+        size: bool = False,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Predict the time and cost of an experiment (`rubberband.estimate/1`, with the plan's `id`). Spends nothing.
+
+        `experiment` is an Experiment, its words as a mapping, or the path of its file. With `size`, its search is
+        first sized to the limits. Raises InfeasibleError, with the nearest limits.
+        """
+        words = calls.self_contained(experiment, overrides)
+        return self._send(calls.post("/v1/plans", words, policy=policy, frontier=frontier, size=size, seed=seed))
+
+    def stored_plan(self, id: str) -> dict[str, Any]:
+        """Return a plan of an earlier preview."""
+        return self._send(calls.get(f"/v1/plans/{quote(id, safe='')}"))
+
+    def submit(
+        self,
+        experiment: calls.Submittable,
+        *,
+        overrides: Sequence[str] = (),
+        policy: str = "optimal",
+        plan: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> calls.SubmittedView:
+        """Plan an experiment and start it. A submission that is repeated with the same key starts it once.
+
+        Raises InfeasibleError if no plan meets its constraints, NameTakenError if there is one of its name.
+        """
+        words = calls.self_contained(experiment, overrides)
+        return self._send(calls.act("/v1/experiments", words, key=idempotency_key, policy=policy, plan=plan))
+
+    def experiments(self, *states: State, search: str = "") -> Iterator[calls.ExperimentView]:
+        """Iterate over the experiments, newest first; only over those in one of `states`, if any are given.
+
+        Every word of `search` is part of the name, owner or state.
+        """
+        return self._pages("/v1/experiments", state=states, search=search or None, limit=100)
+
+    def experiment(self, name: str) -> calls.ExperimentDetail:
+        """Return one experiment: its status, stages and forecast."""
+        return self._send(calls.get(calls.path(name)))
+
+    def trials(self, name: str, *, curves: bool = False) -> Iterator[dict[str, Any]]:
+        """Iterate over the trials of an experiment; with `curves`, each has its learning curve."""
+        return self._pages(calls.path(name, "/trials"), curves=curves, limit=500)
+
+    def allocations(self, name: str) -> dict[str, Any]:
+        """Return the instances of an experiment, the use of their GPUs, and the plan."""
+        return self._send(calls.get(calls.path(name, "/allocations")))
+
+    def costs(self, name: str) -> dict[str, Any]:
+        """Return the bill of an experiment, by stage and instance."""
+        return self._send(calls.get(calls.path(name, "/costs")))
+
+    def decisions(self, name: str) -> dict[str, Any]:
+        """Return the decisions at each SYNC, and the extensions of the limits."""
+        return self._send(calls.get(calls.path(name, "/decisions")))
+
+    def report(self, name: str) -> dict[str, Any]:
+        """Return the result of an experiment, as `rubberband report -o json` prints it."""
+        return self._send(calls.get(calls.path(name, "/report")))
+
+    def logs(
+        self,
+        name: str,
+        *,
+        trial: int | None = None,
+        source: str = "trials",
+        follow: bool = False,
+        every_s: float = 1.0,
+    ) -> Iterator[calls.LogLine]:
+        """Iterate over the output of the trials, or with source="process" of the experiment's process.
+
+        With `follow`, wait for more lines until the experiment has ended.
+        """
+        cursor: str | None = None
+        is_over = not follow
+        while True:
+            page = self._send(calls.logs(name, source, trial, cursor))
+            yield from page["lines"]
+            cursor = page["next"]
+            if page["lines"]:
+                continue
+            if is_over:
+                return
+            is_over = self.experiment(name)["state"] not in ACTIVE
+            if not is_over:
+                self._sleep(every_s)
+
+    def cancel(self, name: str, *, idempotency_key: str | None = None) -> calls.ExperimentView:
+        """Request a clean end: instances are released, and the best result so far is kept."""
+        return self._send(calls.act(calls.path(name, "/cancel"), key=idempotency_key))
+
+    def resume(self, name: str, *, idempotency_key: str | None = None) -> calls.ExperimentView:
+        """Resume an experiment that was interrupted."""
+        return self._send(calls.act(calls.path(name, "/resume"), key=idempotency_key))
+
+    def extend(
+        self,
+        name: str,
+        *,
+        deadline: str | float | None = None,
+        max_cost: str | float | None = None,
+        dry_run: bool = True,
+        idempotency_key: str | None = None,
+    ) -> calls.ExtensionView:
+        """Show the effect of a later deadline or a larger budget; with dry_run=False, grant it.
+
+        A `deadline` is a duration from the start, as in the experiment's file, or a time with its zone; `max_cost` is
+        in US dollars, such as 5 or "$5".
+        """
+        limits = {"deadline": deadline, "max_cost": max_cost, "dry_run": dry_run}
+        body = {word: value for word, value in limits.items() if value is not None}
+        send = calls.post if dry_run else calls.act
+        return self._send(send(calls.path(name, "/extend"), body, key=None if dry_run else idempotency_key))
+
+    def limit(
+        self, name: str, max_instances: int | None, *, idempotency_key: str | None = None
+    ) -> calls.ExperimentView:
+        """Limit the instances of a running experiment from now on: 0 pauses it, None lifts the limit."""
+        body = {"max_instances": max_instances}
+        return self._send(calls.act(calls.path(name, "/limit"), body, key=idempotency_key))
+
+    def prices(self, *types: str, region: str = "us-east-1") -> dict[str, Any]:
+        """Return the resources and prices of instance types."""
+        return self._send(calls.get("/v1/prices", type=types, region=region))
+
     def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
         """Wait until the experiment has ended, or only a resume continues it. Raises ServiceError after `timeout_s`."""
-        (found,) = self._each(waiting(name, timeout_s, every_s))
-        return found
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            found = self.experiment(name)
+            if found["state"] not in ACTIVE:
+                return found
+            _require_time(found, until, timeout_s)
+            self._sleep(every_s)
 
     def events(self, experiment: str | None = None, *, after: int | None = None) -> Iterator[EventView]:
         """Iterate without end over the events of the feed after the id `after`, or over all; each once and in order.
@@ -269,33 +313,27 @@ class Client(Calls):
                 if (event := place.next(sent.data)) is not None:
                     yield event
 
-    def _each(self, steps: Items[T]) -> Iterator[T]:
-        """Take the steps, and yield the items."""
-        answer: Any = None
-        with suppress(StopIteration):
-            while True:
-                step = steps.send(answer)
-                answer = None
-                if isinstance(step, Call):
-                    answer = self._send(step)
-                elif isinstance(step, list):
-                    yield from step
-                else:
-                    self._sleep(step)
+    def _pages(self, path: str, **params: Any) -> Iterator[Any]:
+        cursor: str | None = None
+        while True:
+            page: dict[str, Any] = self._send(calls.get(path, cursor=cursor, **params))
+            yield from page["items"]
+            cursor = page["next"]
+            if cursor is None:
+                return
 
-    def _send(self, described: Call[T] | Callable[[], Call[T]]) -> T:
-        call = described if isinstance(described, Call) else described()
+    def _send(self, call: Call[T]) -> T:
         for tried in count(1):
             outcome: httpx.Response | httpx.TransportError
             try:
                 outcome = self._http.request(call.method, call.path, **call.options())
             except httpx.TransportError as error:
                 outcome = error
-            pause_s = wait_s(call, tried, outcome)
+            pause_s = calls.wait_s(call, tried, outcome)
             if pause_s is None:
                 break
             self._sleep(pause_s)
-        return answer_of(call, outcome, self.url)
+        return calls.answer_of(call, outcome, self.url)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
@@ -308,10 +346,30 @@ class Client(Calls):
         self.close()
 
 
-class AsyncClient(Calls):
+def _awaited(
+    method: Callable[Concatenate[Client, P], T],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """Return a method of `Client` for the client whose requests are awaited."""
+
+    @wraps(method)
+    async def ask(client: Any, *args: P.args, **options: P.kwargs) -> T:
+        answer: Awaitable[T] = method(client, *args, **options)  # type: ignore[assignment]
+        return await answer
+
+    return ask  # type: ignore[return-value]
+
+
+def _iterated(
+    method: Callable[Concatenate[Client, P], Iterator[T]],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    """Return a method of `Client` that iterates over pages for the client that awaits each."""
+    return method  # type: ignore[return-value]
+
+
+class AsyncClient(_Connected):
     """Client of a `rubberband serve` for an event loop. Close it, or use it in an `async with`.
 
-    A method that is shown to return `Call[X]` returns an `X` if awaited; with `Items[X]` it is for `async for`.
+    Its methods are those of `Client`, to be awaited; those that iterate are for `async for`.
 
     Every method raises the same errors as without a service (InputError, NameTakenError, InfeasibleError, …), and
     ServiceError if the service does not answer or fails. Calls are retried a few times where that is safe.
@@ -333,10 +391,56 @@ class AsyncClient(Calls):
         self._sleep = sleep
         self._streams = _Streams()
 
+    plan = _awaited(Client.plan)
+    stored_plan = _awaited(Client.stored_plan)
+    submit = _awaited(Client.submit)
+    experiments = _iterated(Client.experiments)
+    experiment = _awaited(Client.experiment)
+    trials = _iterated(Client.trials)
+    allocations = _awaited(Client.allocations)
+    costs = _awaited(Client.costs)
+    decisions = _awaited(Client.decisions)
+    report = _awaited(Client.report)
+    cancel = _awaited(Client.cancel)
+    resume = _awaited(Client.resume)
+    extend = _awaited(Client.extend)
+    limit = _awaited(Client.limit)
+    prices = _awaited(Client.prices)
+
+    async def logs(
+        self,
+        name: str,
+        *,
+        trial: int | None = None,
+        source: str = "trials",
+        follow: bool = False,
+        every_s: float = 1.0,
+    ) -> AsyncIterator[calls.LogLine]:
+        """Iterate over the output of the trials, as `Client.logs` does."""
+        cursor: str | None = None
+        is_over = not follow
+        while True:
+            page = await self._send(calls.logs(name, source, trial, cursor))
+            for line in page["lines"]:
+                yield line
+            cursor = page["next"]
+            if page["lines"]:
+                continue
+            if is_over:
+                return
+            is_over = (await self.experiment(name))["state"] not in ACTIVE
+            if not is_over:
+                await self._sleep(every_s)
+
     async def wait(self, name: str, *, timeout_s: float | None = None, every_s: float = 1.0) -> ExperimentDetail:
         """Wait until the experiment has ended, or only a resume continues it. Raises ServiceError after `timeout_s`."""
-        (found,) = [item async for item in self._each(waiting(name, timeout_s, every_s))]
-        return found
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            found = await self.experiment(name)
+            if found["state"] not in ACTIVE:
+                return found
+            _require_time(found, until, timeout_s)
+            await self._sleep(every_s)
 
     def events(self, experiment: str | None = None, *, after: int | None = None) -> AsyncIterator[EventView]:
         """Iterate without end over the events of the feed after the id `after`, or over all; each once and in order.
@@ -367,34 +471,28 @@ class AsyncClient(Calls):
                     if (event := place.next(sent.data)) is not None:
                         yield event
 
-    async def _each(self, steps: Items[T]) -> AsyncIterator[T]:
-        """Take the steps, and yield the items."""
-        answer: Any = None
-        with suppress(StopIteration):
-            while True:
-                step = steps.send(answer)
-                answer = None
-                if isinstance(step, Call):
-                    answer = await self._send(step)
-                elif isinstance(step, list):
-                    for item in step:
-                        yield item
-                else:
-                    await self._sleep(step)
+    async def _pages(self, path: str, **params: Any) -> AsyncIterator[Any]:
+        cursor: str | None = None
+        while True:
+            page: dict[str, Any] = await self._send(calls.get(path, cursor=cursor, **params))
+            for item in page["items"]:
+                yield item
+            cursor = page["next"]
+            if cursor is None:
+                return
 
-    async def _send(self, described: Call[T] | Callable[[], Call[T]]) -> T:
-        call = described if isinstance(described, Call) else described()
+    async def _send(self, call: Call[T]) -> T:
         for tried in count(1):
             outcome: httpx.Response | httpx.TransportError
             try:
                 outcome = await self._http.request(call.method, call.path, **call.options())
             except httpx.TransportError as error:
                 outcome = error
-            pause_s = wait_s(call, tried, outcome)
+            pause_s = calls.wait_s(call, tried, outcome)
             if pause_s is None:
                 break
             await self._sleep(pause_s)
-        return answer_of(call, outcome, self.url)
+        return calls.answer_of(call, outcome, self.url)
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""

@@ -259,7 +259,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="client-gives-up-at-once",
         harm="a service that is busy for a moment ends a user's script",
-        file="rubberband/client/client.py",
+        file="rubberband/client/calls.py",
         old="if tried >= MOST_TRIES or not call.may_be_repeated:",
         new="if tried >= 1 or not call.may_be_repeated:",
         tests=(_CLIENT,),
@@ -275,7 +275,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="client-never-waits",
         harm="a client that is told to wait asks at once, and is refused again",
-        file="rubberband/client/client.py",
+        file="rubberband/client/calls.py",
         old="return min(float(wanted), LONGEST_WAIT_S)",
         new="return 0.0",
         tests=("tests/unit/test_client.py::test_repeatable_requests_are_retried_when_the_service_says_so",),

@@ -19,7 +19,7 @@ from rubberband.api.problems import Problem
 from rubberband.api.settings import SharedPool
 from rubberband.api.store.schema import Promise
 from rubberband.app.month_cap import Expense, MonthCap
-from rubberband.client.client import raise_for
+from rubberband.client.calls import raise_for
 from rubberband.errors import InfeasibleError
 from rubberband.spec.pool import PoolFile
 from rubberband.states import ExperimentState
