@@ -906,7 +906,10 @@ class SharedRun:
         is_lost = any(one.reason or one.warned_at is not None for one in self.broker().state.machines.values())
         for reason in member.backend.fleet.reasons:
             self.seen[reason] += 1
-        is_lost = is_lost or len(member.backend.fleet.used & self.illnesses.keys()) >= START_ATTEMPTS
+        is_sick = len(member.backend.fleet.used & self.illnesses.keys()) >= START_ATTEMPTS
+        is_failed = member.finish.outcome == "failed" and "workers did not start" in member.finish.reason
+        assert is_sick or not is_failed, f"{member.name} had too few sick machines to fail: {member.finish.reason}"
+        is_lost = is_lost or is_sick
         if is_short or is_lost or self.seen["driver dies"] or self.odd is not None:
             return
         assert member.finish.outcome == "done", f"{member.name}: {member.finish.outcome} ({member.finish.reason})"
