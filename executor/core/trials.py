@@ -53,7 +53,9 @@ def note_started(job: Job, state: State, lane: Lane, trial: TrialState, at: floa
 
 def note_repeated(job: Job, state: State, lane: Lane, trial: TrialState, at: float) -> None:
     """An iteration is done again that was reported before: that is progress, and nothing new."""
-    state.allocation(trial).repeated_until = at
+    use = state.allocation(trial)
+    if not trial.reports or use.training_at is None or trial.reports[-1].reported_at <= use.training_at:
+        use.repeated_until = at
     note_progress(job, state, lane, trial, at)
 
 

@@ -86,6 +86,13 @@ class Gathered:
         """The first failure that reports a lost checkpoint."""
         return next((failure for failure in self.failures if failure.lost), None)
 
+    @property
+    def most_per_gpu(self) -> int | None:
+        """With how many samples at once the gang begins again, as workers ran out of memory; None: it does not."""
+        own = [failure.most_per_gpu for failure in self.failures if not failure.secondary]
+        asked = [most for most in own if most is not None]
+        return min(asked) if asked and len(asked) == len(own) and not self.deaths and self.last is None else None
+
     def cause(self) -> tuple[FailureKind, str, str]:
         """Return kind, message and details of the first failure, not of its consequences."""
         for failure in self.failures:
@@ -120,6 +127,7 @@ class Attempt:
         self._vitals: list[Any] = []
         """By rank: a reference to the `Vitals` of its machine before the attempt."""
         self._thread: threading.Thread | None = None
+        self._has_started = False
 
     def uses(self, instance: str) -> bool:
         """Whether a worker of the gang is on `instance`."""
@@ -183,6 +191,18 @@ class Attempt:
         return any(self.workers_of(slot.instance) is None for slot in self.start.gang)
 
     def _train(self, workers: Sequence[Worker]) -> None:
+        gathered = self._trained_once(workers)
+        while not self._stopped and (most := gathered.most_per_gpu) is not None:
+            self.segment = replace(self.segment, most_per_gpu=most)
+            self._replace_busy()
+            fresh = self._await_workers()
+            if fresh is None:
+                break
+            gathered = self._trained_once(fresh)
+        self._conclude(gathered)
+
+    def _trained_once(self, workers: Sequence[Worker]) -> Gathered:
+        """Let the gang train its segment from the latest report; return what it has sent."""
         gathered = Gathered()
         try:
             rendezvous = ray.get(workers[0].rendezvous.remote(), timeout=_PROOF_S) if len(workers) > 1 else None
@@ -191,7 +211,7 @@ class Attempt:
             self._busy = dict(enumerate(workers[:1]))
         else:
             self._follow(self._submit(workers, rendezvous), gathered)
-        self._conclude(gathered)
+        return gathered
 
     def _conclude(self, gathered: Gathered) -> None:
         """Report how the attempt ended, once its gang is free."""
@@ -256,7 +276,9 @@ class Attempt:
     def _take_in(self, item: SegmentItem, gathered: Gathered) -> None:
         match item:
             case SegmentStarted():
-                self._tell(TrialStarted)
+                if not self._has_started:
+                    self._tell(TrialStarted)
+                self._has_started = True
             case SegmentRepeated():
                 self._tell(TrialRepeated, iterations=item.iterations)
             case SegmentReport() if item.ended or item.iterations >= self.start.until_iterations:
@@ -321,6 +343,9 @@ class Attempt:
         return found
 
     def _report(self, report: SegmentReport) -> None:
+        """Pass a report on; workers that begin later go on from it."""
+        checkpoint = report.checkpoint or self.segment.checkpoint
+        self.segment = replace(self.segment, from_iterations=report.iterations, checkpoint=checkpoint)
         balance = report.batch.balance
         self._tell(
             TrialReported,
@@ -380,7 +405,6 @@ class AsyncAttempt(Attempt):
         super().__post_init__()
         self._servers: dict[int, Any] = {}
         """By number: the actor that serves."""
-        self._has_started = False
         self._restarts = 0
         """Beginnings since the latest report."""
         self._fallen: set[int] = set()
@@ -528,22 +552,10 @@ class AsyncAttempt(Attempt):
                 self._busy[rank] = coming.result()
                 self._order(gang, rank, coming.result())
 
-    def _take_in(self, item: SegmentItem, gathered: Gathered) -> None:
-        if isinstance(item, SegmentStarted):
-            if self._has_started:
-                return
-            self._has_started = True
-            self._tell(TrialStarted)
-            return
-        super()._take_in(item, gathered)
-
     def _report(self, report: SegmentReport) -> None:
-        """Pass a report on; workers and servers that begin later go on from it."""
         super()._report(report)
         self._restarts = 0
         self._fallen.clear()
-        checkpoint = report.checkpoint or self.segment.checkpoint
-        self.segment = replace(self.segment, from_iterations=report.iterations, checkpoint=checkpoint)
 
     def _replace_busy(self) -> list[Slot]:
         self._drop_servers()

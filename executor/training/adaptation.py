@@ -275,9 +275,12 @@ class AdaptiveBatching(Batching):
         self.noise.before_step(batch.shares, parts)
 
     def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
+        self.restrict(per_gpu)
+        self.noise.again(parts)
+
+    def restrict(self, per_gpu: int) -> None:
         self._memory = min(self._memory, per_gpu)
         self.per_gpu = min(self.per_gpu, per_gpu)
-        self.noise.again(parts)
 
     def held_gradients(self) -> int:
         return 1 + self.noise.held_vectors

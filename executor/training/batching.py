@@ -54,8 +54,12 @@ class Batching(ABC):
     def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
         """Note that this worker ran out of memory: the step begins again, in `parts` of at most `per_gpu` samples.
 
-        Its later passes have no more; the other workers learn it when the iteration ends, or before.
+        Its later passes have no more.
         """
+
+    @abstractmethod
+    def restrict(self, per_gpu: int) -> None:
+        """Take at most `per_gpu` samples at once from now on, on every worker of the gang."""
 
     def weigh(self, fractions: Sequence[Weight]) -> None:  # noqa: B027 - optional hook
         """Note w_i / W of this worker's micro-batches, whose sum over all workers is 1; unless they count by size."""
@@ -120,6 +124,9 @@ class FixedBatching(Batching):
         return self.sampler.samples_done >= self._until_samples
 
     def ran_out(self, per_gpu: int, parts: Sequence[int]) -> None:
+        self.restrict(per_gpu)
+
+    def restrict(self, per_gpu: int) -> None:
         self.per_gpu = min(self.per_gpu, per_gpu)
 
     def end(self) -> BatchReport:

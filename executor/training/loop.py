@@ -117,7 +117,8 @@ class TorchRunner(Runner):
             cpus=cpus_per_gpu(segment.gpus_on_machine),
             start=trial.worker_init,
         )
-        residence = Residence(self._device) if self._device.type == "cuda" else None
+        has_room = self._device.type == "cuda" and segment.most_per_gpu is None
+        residence = Residence(self._device) if has_room else None
         self._feed = Feed(
             dataset,
             device=self._device,
@@ -279,6 +280,8 @@ class TorchRunner(Runner):
 
     def begin(self, payload: bytes | Path | None) -> int:
         held = super().begin(payload)
+        if self._segment.most_per_gpu is not None:
+            self._batching.restrict(self._segment.most_per_gpu)
         self._gang.meet()
         return held
 

@@ -1,25 +1,18 @@
-"""Lack of memory in a step on real data: what the failed passes changed is put back, and the step is done again.
+"""Lack of memory in a step on real data: the step, or the gang's segment, begins again in smaller passes.
 
 Memory that suffices for one batch may not do for the next, if samples are of different lengths. A gradient is a sum
-over samples, so a worker that runs out divides its share into smaller passes and comes to the same gradient. In a gang
-it does that alone: the others wait for it in DistributedDataParallel's all-reduce, and notice nothing. So no step needs
-an agreement, which would cost time in every one. How many samples fit is agreed afterwards (`Batching.end`).
-
-DDP sums the gradients while the last backward pass computes them. Where that pass runs out of memory half-way, the
-others may hold sums of some of this worker's gradients already. Those are complete, since DDP takes a gradient when it
-is final; only the rest must be computed again, and given to DDP as if by the pass that failed.
+over samples, so smaller passes come to the same one. A worker by itself puts back what the failed passes changed, and
+does the step again. In a gang, DistributedDataParallel may have summed some of its gradients with the others' already,
+so the gang's segment ends and begins again from its checkpoint, with half as many samples in a pass at most (`RanOut`).
+How many samples fit is agreed afterwards (`Batching.end`).
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 _SIGNS = (
     "CUDA error: out of memory",  # outside of torch's allocator: page-locked memory, kernels that are loaded
@@ -112,79 +105,3 @@ class Undo:
         torch.set_rng_state(self._random)
         if self._is_cuda:
             torch.cuda.set_rng_state(self._cuda_random)
-
-
-class Summing:
-    """Watches how far DistributedDataParallel has come with summing the gradients of a step; idle without one."""
-
-    def __init__(self, ddp: DistributedDataParallel | None) -> None:
-        self._ddp = ddp
-        self._parameters = [] if ddp is None else [each for each in ddp.parameters() if each.requires_grad]
-        self._before: list[Tensor | None] | None = None
-        self._versions: list[int] = []
-        self._waits = False
-        self._is_first = True
-        self._handles: list[RemovableHandle] = [] if ddp is None else [ddp.register_forward_hook(self._leave)]
-
-    def _leave(self, *_: Any) -> None:
-        self._waits = self._before is not None
-
-    def begin_step(self) -> None:
-        """Note that a step begins, with all gradients None."""
-        self._before, self._waits = None, False
-
-    def begin_last(self) -> None:
-        """Note that the pass begins whose gradients DDP sums."""
-        if self._ddp is not None:
-            self._before = [parameter.grad for parameter in self._parameters]
-            self._versions = [-1 if grad is None else grad._version for grad in self._before]
-
-    def end_step(self) -> None:
-        """Note that the sums are complete."""
-        self._before, self._is_first = None, False
-
-    @property
-    def cannot_repeat(self) -> bool:
-        """Whether a step cannot be done again: DDP learns a static graph in one pass."""
-        return self._ddp is not None and self._is_first and bool(self._ddp.static_graph)
-
-    def rest(self) -> list[Tensor] | None:
-        """Return the parameters whose gradients DDP waits for; None if it waits for none yet.
-
-        It waits from the end of its last forward pass, whichever backward pass comes next.
-        """
-        if not self._waits or self._before is None:
-            return None
-        return [
-            parameter
-            for parameter, grad, version in zip(self._parameters, self._before, self._versions, strict=True)
-            if parameter.grad is grad and (grad is None or grad._version == version)
-        ]
-
-    def close(self) -> None:
-        """Let go of the model."""
-        for handle in self._handles:
-            handle.remove()
-
-
-class Gradients:
-    """Sums of gradients of some parameters that DDP does not see until they are complete."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = parameters
-        self._sums: list[Tensor | None] = [None] * len(parameters)
-
-    def add(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`."""
-        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        self._sums = [
-            new if old is None else old if new is None else old + new
-            for old, new in zip(self._sums, found, strict=True)
-        ]
-
-    def give(self) -> None:
-        """Give the sums to DDP, as the gradients of the pass that it waits for."""
-        given = [(each, sum_) for each, sum_ in zip(self._parameters, self._sums, strict=True) if sum_ is not None]
-        for parameter, _ in given:
-            parameter.grad = None
-        torch.autograd.backward([each for each, _ in given], [sum_ for _, sum_ in given])

@@ -49,6 +49,14 @@ class LacksMemory(TrialFailure):
     """This machine has too little memory; another one may have enough."""
 
 
+class RanOut(TrialFailure):
+    """A worker of a gang ran out of memory: its segment begins again, with fewer samples at once."""
+
+    def __init__(self, message: str, most_per_gpu: int) -> None:
+        super().__init__("raised", message)
+        self.most_per_gpu = most_per_gpu
+
+
 class WorkerTrace(Exception):
     """The trace-back of an exception in a loader worker, as the cause of the same exception here."""
 
@@ -86,7 +94,13 @@ def describe(error: BaseException, *, in_gang: bool, broken: str = "") -> Segmen
     if broken and not isinstance(error, CheckpointError):
         return SegmentFailure(kind="raised", message=printable(broken), details=details, secondary=True)
     if isinstance(error, TrialFailure):
-        return SegmentFailure(kind=error.kind, message=printable(str(error)), details=details, secondary=False)
+        return SegmentFailure(
+            kind=error.kind,
+            message=printable(str(error)),
+            details=details,
+            secondary=False,
+            most_per_gpu=error.most_per_gpu if isinstance(error, RanOut) else None,
+        )
     if isinstance(error, CheckpointError):
         lost = isinstance(error, CheckpointLostError)
         return SegmentFailure(

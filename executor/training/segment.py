@@ -60,6 +60,8 @@ class Segment:
     """`host:port` of each parameter server."""
     secret: str = ""
     """Lets a worker in at the servers; hexadecimal digits."""
+    most_per_gpu: int | None = None
+    """The most samples that go through the model at once, after its gang ran out of memory; None: as the trial says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +126,5 @@ class SegmentFailure:
     """Whether its checkpoint is missing or has changed."""
     context_lost: bool = False
     """Whether the process can use its GPU no more: another one must take its place."""
+    most_per_gpu: int | None = None
+    """Samples at once with which the gang is to begin again, as this worker ran out of memory; None: it has failed."""

@@ -20,10 +20,10 @@ from rubberband.executor.training.data import Feed
 from rubberband.executor.training.gang import Gang
 from rubberband.executor.training.hooks import FIXED, override_of
 from rubberband.executor.training.means import Means, Weighed, Weighing, Weight, loss_and_metrics
-from rubberband.executor.training.memory import Gradients, Summing, Undo, is_out_of_memory, release
+from rubberband.executor.training.memory import Undo, is_out_of_memory, release
 from rubberband.executor.training.parameters import agree_on, check_dense, parameters_of
 from rubberband.executor.training.precision import Precision
-from rubberband.executor.training.runner import one_line, refused, to_float
+from rubberband.executor.training.runner import RanOut, one_line, refused, to_float
 from rubberband.executor.training.sampler import GlobalBatch, Indices
 from rubberband.executor.training.segment import Segment
 from rubberband.executor.training.torch_trial import TorchTrial
@@ -74,7 +74,6 @@ class TrainStep:
         self._metrics: Mapping[str, float] | None = None
         """The names of the trial's metrics, once a pass has shown them."""
         self._undo = Undo(module, device)
-        self._summing = Summing(self._exchange.ddp)
 
     @property
     def wrapped(self) -> torch.nn.Module:
@@ -93,9 +92,7 @@ class TrainStep:
 
     def follow(self, *, is_thorough: bool = True) -> None:
         """Exchange what is trained now, after hooks that may have changed it."""
-        if self._exchange.follow(is_thorough=is_thorough):
-            self._summing.close()
-            self._summing = Summing(self._exchange.ddp)
+        self._exchange.follow(is_thorough=is_thorough)
         if is_thorough:
             self._undo.begin()
 
@@ -108,14 +105,13 @@ class TrainStep:
 
     def close(self) -> None:
         """Let go of model and optimizer."""
-        self._summing.close()
         self.precision.close()
 
     def take(self, batch: GlobalBatch, means: Means) -> None:
         """Take one optimizer step, and add the losses and metrics of this worker's samples to `means`.
 
-        A pass that runs out of memory is divided; the gradient is the same. Raises TrialFailure if the fewest samples
-        do not fit.
+        Where a pass runs out of memory, the step is done again in smaller ones; the gradient is the same. A worker of a
+        gang raises RanOut instead. Raises TrialFailure if the fewest samples do not fit.
         """
         self.follow(is_thorough=self._has_hook)
         self._optimizer.zero_grad()
@@ -123,9 +119,9 @@ class TrainStep:
         self._feed.expect(parts, batch.epoch)
         self.batching.before_step(batch, sizes)
         self.begun += 1
-        self._undo.save()
+        if self._exchange.ddp is None:
+            self._undo.save()
         self._weighing.begin_step()
-        self._summing.begin_step()
         smaller = None
         try:
             found = self._passes(batch, parts, sizes)
@@ -133,7 +129,6 @@ class TrainStep:
             smaller = self._smaller(batch, parts, error)
         if smaller is not None:
             found = self._again(batch, smaller)
-        self._summing.end_step()
         self._exchange.buffers.share(batch.first)
         self.has_stepped = self.batching.update(self._optimizer, self.precision.step)
         means.join(found)
@@ -171,7 +166,6 @@ class TrainStep:
         for at, weight in enumerate(weighed.weights):
             is_last = at == len(weighed.weights) - 1
             if is_last:
-                self._summing.begin_last()
                 loss, metrics = self._exchange.run(partial(self._loss, weighed.load(at)))
             else:  # DistributedDataParallel averages the sum of all passes in the last one
                 loss, metrics = self._loss(weighed.load(at))
@@ -194,52 +188,39 @@ class TrainStep:
         return found
 
     def _smaller(self, batch: GlobalBatch, parts: Sequence[Indices], error: RuntimeError) -> int:
-        """Return how many samples to take at once where a pass ran out of memory; raise the error if it is another."""
+        """Return how many samples to take at once where a pass ran out of memory; raise the error if it is another.
+
+        Raises RanOut in a gang, and TrialFailure if no fewer samples can be taken.
+        """
         most = max((len(part) for part in parts), default=0)
         smaller = max(self.least, (most + 1) // 2)
-        if not parts or not is_out_of_memory(error) or self._summing.cannot_repeat:
+        if not parts or not is_out_of_memory(error):
             raise error
         if self._feed.leave_device():
-            return most
-        if max(len(part) for part in self._parts(batch, smaller)[0]) >= most:
+            smaller = most
+        elif max(len(part) for part in self._parts(batch, smaller)[0]) >= most:
             raise refused(
                 f"{one_line(error)}; no fewer than {counted(most, 'sample')} can be taken at once: use a smaller "
                 f"model, or an instance with more memory",
             ) from error
+        if self._exchange.ddp is not None:
+            again = f"the gang begins again from its checkpoint, with at most {counted(smaller, 'sample')} at once"
+            print(f"rubberband: a step ran out of memory; {again}", flush=True)
+            raise RanOut(one_line(error), smaller) from error
         return smaller
 
     def _again(self, batch: GlobalBatch, per_gpu: int) -> Means:
         """Do the step again in passes of at most `per_gpu` samples, or fewer, until they fit."""
-        rest: list[torch.Tensor] | None = None
         while True:
-            rest = self._summing.rest() if rest is None else rest
             release(self._device)
             self._undo.restore()
             parts, sizes = self._parts(batch, per_gpu)
             self.batching.ran_out(per_gpu, sizes)
+            self._optimizer.zero_grad()
             try:
-                if rest is not None:
-                    return self._complete(batch, parts, sizes, Gradients(rest))
-                self._optimizer.zero_grad()
-                self._summing.begin_step()
                 return self._passes(batch, parts, sizes)
             except RuntimeError as error:
                 per_gpu = self._smaller(batch, parts, error)
-
-    def _complete(
-        self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int], gradients: Gradients
-    ) -> Means:
-        """Compute the gradients that the gang still waits for; return their losses."""
-        found, weighed = Means(self._device), self._weighed(batch, parts, sizes)
-        for at, weight in enumerate(weighed.weights):
-            loss, metrics = self._loss(weighed.load(at))
-            gradients.add(self.precision.scaled(loss * weighed.factor(at)))
-            self.batching.after_part()
-            found.add(weight, loss, metrics)
-        self._timer.computed()
-        gradients.give()
-        self._timer.averaged()
-        return found
 
     def _weighed(self, batch: GlobalBatch, parts: Sequence[Indices], sizes: Sequence[int]) -> Weighed:
         return self._weighing.of(parts, sizes, batch.size, self.batching.weigh)

@@ -129,14 +129,14 @@ class Exchange:
         self._seen: tuple[list[bool], int] | None = None
         self.follow(is_thorough=True)
 
-    def follow(self, *, is_thorough: bool = False) -> bool:
-        """Make DDP anew if other parameters are trained than before; return whether it did.
+    def follow(self, *, is_thorough: bool = False) -> None:
+        """Make DDP anew if other parameters are trained than before.
 
         Unless it `is_thorough`, it looks for frozen and thawed parameters and for new groups, not for new layers.
         Raises TrialFailure if not all workers train the same.
         """
         if self._gang.num_workers == 1 or (not is_thorough and self._seen == self._look()):
-            return False
+            return
         known, before = self._all, self._trained
         self._all = parameters_of(self._module, [self._optimizer])
         self._trained = {name: each for name, each in self._all.items() if each.requires_grad}
@@ -144,14 +144,13 @@ class Exchange:
         if is_thorough:
             self.buffers.find()
         if before.keys() == self._trained.keys() and all(before[name] is each for name, each in self._trained.items()):
-            return False
+            return
         check_dense(self._module)
         agree_on(self._gang, self._trained, before)
         old = {id(each) for each in known.values()}
         new = [each.detach() for each in self._all.values() if known and id(each) not in old]
         self._gang.copy(new)  # workers draw different numbers in hooks
         self._wrap(is_first=not known)
-        return True
 
     def _look(self) -> tuple[list[bool], int]:
         given = sum(len(group["params"]) for group in self._optimizer.param_groups)

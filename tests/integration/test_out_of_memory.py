@@ -1,4 +1,5 @@
-"""Samples of many lengths: a step that runs out of memory is divided and learns the same; its size is remembered."""
+"""Samples of many lengths: what runs out of memory goes on in smaller passes and learns the same, by itself or in a
+gang; the size is remembered."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import torch
 from rubberband.executor.checkpoints import CheckpointStore, open_store
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
 from tests.integration.segment_worker import Worker, run_gang
@@ -44,13 +45,31 @@ def run(
     entrypoint: Entrypoint, segment: Segment, store: CheckpointStore, workers: list[Worker] | None = None
 ) -> list[SegmentReport]:
     if workers:
-        (started, *reports), *others = run_gang(workers, entrypoint, segment, store)
-        assert others == [[]] * len(others)
-    else:
-        started, *reports = list(run_segment(entrypoint, segment, store))
+        reports, failures = run_again(workers, entrypoint, segment, store)
+        assert not failures
+        return reports
+    started, *reports = list(run_segment(entrypoint, segment, store))
     assert isinstance(started, SegmentStarted), started
     assert all(isinstance(report, SegmentReport) for report in reports), reports
     return reports
+
+
+def run_again(
+    workers: list[Worker], entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
+) -> tuple[list[SegmentReport], list[SegmentFailure]]:
+    """The reports and failures of a gang that begins again where a worker runs out of memory, as attempts let it."""
+    found: list[SegmentReport] = []
+    for _ in range(6):
+        ends = run_gang(workers, entrypoint, segment, store)
+        found += [item for item in ends[0] if isinstance(item, SegmentReport)]
+        failures = [end[-1] for end in ends if end and isinstance(end[-1], SegmentFailure)]
+        most = next((failure.most_per_gpu for failure in failures if not failure.secondary), None)
+        if most is None:
+            return found, failures
+        segment = replace(segment, most_per_gpu=most)
+        if found:
+            segment = replace(segment, from_iterations=found[-1].iterations, checkpoint=found[-1].checkpoint)
+    raise AssertionError("it begins again and again")
 
 
 def last(run: tuple[CheckpointStore, list[SegmentReport]]) -> tuple[CheckpointStore, SegmentReport]:
@@ -91,7 +110,9 @@ def test_a_step_that_runs_out_of_memory_is_divided_and_learns_the_same(store, un
 
 @pytest.mark.parametrize(("at", "rank"), [*((place, 1) for place in PLACES), ("backward", 0)])
 @pytest.mark.parametrize("entrypoint", [GROWING, NARROW], ids=["whole", "accumulating"])
-def test_one_worker_of_a_gang_divides_its_share_while_the_others_wait(workers, store, unlimited, at, entrypoint, rank):
+def test_a_gang_in_which_one_worker_runs_out_begins_again_and_learns_the_same(
+    workers, store, unlimited, at, entrypoint, rank
+):
     limited = run(entrypoint, replace(SEGMENT, config={"memory": 100, "at": at, "rank": rank}), store, workers)
     assert_same((store, limited), unlimited)
     assert content(store, limited[-1])["batching"] == {"per_gpu": 2}
@@ -145,12 +166,13 @@ def test_adaptive_batches_finish_where_the_trial_pass_saw_short_samples_only(
 
 @pytest.mark.parametrize("batch", [None, AdaptiveBatch()], ids=["fixed", "adaptive"])
 def test_where_one_sample_does_not_fit_the_trial_fails_with_a_remedy(store, workers, batch):
-    for gang in (0, 2):
-        segment = replace(SEGMENT, config={"memory": 30, "rank": gang // 2}, batch=batch)
-        ends = [list(run_segment(GROWING, segment, store))] if not gang else run_gang(workers, GROWING, segment, store)
-        failure = ends[gang // 2][-1]
+    alone = list(run_segment(GROWING, replace(SEGMENT, config={"memory": 30}, batch=batch), store))[-1]
+    segment = replace(SEGMENT, config={"memory": 30, "rank": 1}, batch=batch)
+    echo, in_gang = run_again(workers, GROWING, segment, store)[1]
+    assert echo.secondary
+    for failure in (alone, in_gang):
+        assert isinstance(failure, SegmentFailure)
         assert "out of memory" in failure.message
         assert "use a smaller model, or an instance with more memory" in failure.message
         assert "\n" not in failure.message
         assert not failure.secondary
-        assert all(end[-1].secondary for end in ends[:-1])

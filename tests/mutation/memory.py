@@ -211,4 +211,30 @@ MUTANTS: tuple[Mutant, ...] = (
         new="()",
         tests=("tests/unit/test_restoring_devices.py",),
     ),
+    Mutant(
+        name="gang-begins-again-as-large",
+        harm="a gang that ran out of memory runs out again and again, and its instances are paid for nothing",
+        file="executor/ray/attempt.py",
+        old="            self.segment = replace(self.segment, most_per_gpu=most)\n",
+        new="",
+        tests=("tests/unit/test_abandoned.py",),
+    ),
+    Mutant(
+        name="gang-begins-at-the-beginning",
+        harm="a gang that ran out of memory trains all of its iterations again, and reports them twice",
+        file="executor/ray/attempt.py",
+        old="from_iterations=report.iterations, checkpoint=checkpoint)",
+        new="checkpoint=self.segment.checkpoint)",
+        tests=("tests/unit/test_abandoned.py",),
+    ),
+    Mutant(
+        name="gang-forgets-its-limit",
+        harm="a gang that begins again takes as many samples at once as before",
+        file="executor/training/loop.py",
+        old="            self._batching.restrict(self._segment.most_per_gpu)\n",
+        new="            pass\n",
+        tests=(
+            "tests/integration/test_out_of_memory.py::test_a_gang_in_which_one_worker_runs_out_begins_again_and_learns_the_same",
+        ),
+    ),
 )

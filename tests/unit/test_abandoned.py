@@ -13,12 +13,20 @@ from typing import Any
 import pytest
 
 from rubberband.executor.checkpoints import open_store
-from rubberband.executor.core.events import Event, Slot, StartTrial
+from rubberband.executor.core.events import (
+    CheckpointRef,
+    Event,
+    Slot,
+    StartTrial,
+    TrialFailed,
+    TrialReported,
+    TrialStarted,
+)
 from rubberband.executor.ray import attempt, connection
 from rubberband.executor.ray.attempt import Attempt, Gathered
 from rubberband.executor.ray.workers import Workers
 from rubberband.executor.training.entrypoint import Entrypoint
-from rubberband.executor.training.segment import SegmentFailure
+from rubberband.executor.training.segment import SegmentFailure, SegmentReport, SegmentStarted
 from tests.builders.segments import SEGMENT
 from tests.unit.test_async_attempt import DEATH, Actor, Stream, ray  # noqa: F401 - the stand-in for Ray is a fixture
 
@@ -103,6 +111,40 @@ def test_a_worker_that_does_not_end_is_replaced(workers, replaced, monkeypatch):
     _, events = abandoned(workers, [lambda: False], stops=False)
     assert not workers.worker(0).done()
     assert (replaced, events) == (["replace-0"], [])
+
+
+def report(iterations: int) -> SegmentReport:
+    ref = CheckpointRef(url=f"memory:{iterations}", digest="", size_bytes=1)
+    return SegmentReport(iterations=iterations, metrics={"loss": 1.0}, checkpoint=ref)
+
+
+def test_a_gang_that_ran_out_of_memory_begins_again_from_its_latest_report(monkeypatch):
+    echo = SegmentFailure(kind="raised", message="worker 1 failed", details="", secondary=True)
+    ran_out = SegmentFailure(kind="raised", message="out of memory", details="", secondary=False, most_per_gpu=8)
+    over = replace(ran_out, most_per_gpu=None)
+    first = Actor([SegmentStarted(), report(1), echo], [SegmentStarted(), report(2), echo], [echo])
+    second = Actor([ran_out], [replace(ran_out, most_per_gpu=4)], [over])
+    for each in (first, second):
+        each.rendezvous = SimpleNamespace(remote=lambda: "tcp://h:1")  # type: ignore[attr-defined]
+    place: Any = SimpleNamespace(worker=lambda gpu: done([first, second][gpu]), replace=lambda *_: None)
+    gang = (Slot(instance="i", gpu=0), Slot(instance="i", gpu=1))
+    start = StartTrial(trial=4, attempt=1, gang=gang, from_iterations=0, until_iterations=4, checkpoint=None)
+    events: list[Event] = []
+    found = Attempt(
+        start, replace(SEGMENT, num_workers=2), None, lambda _: place, lambda make: events.append(make(0.0))
+    )
+    found._run()
+    assert [(order.most_per_gpu, order.from_iterations) for order in second.orders] == [(None, 0), (8, 1), (4, 2)]
+    assert second.orders[2].checkpoint == report(2).checkpoint
+    assert [type(event) for event in events] == [TrialStarted, TrialReported, TrialReported, TrialFailed]
+
+
+def test_a_gang_of_which_a_worker_died_does_not_begin_again():
+    ran_out = SegmentFailure(kind="raised", message="out of memory", details="", secondary=False, most_per_gpu=8)
+    assert Gathered(failures=[ran_out]).most_per_gpu == 8
+    assert Gathered(failures=[ran_out, replace(ran_out, most_per_gpu=4)]).most_per_gpu == 4
+    assert Gathered(failures=[ran_out], deaths=["rank 1"]).most_per_gpu is None
+    assert Gathered(failures=[ran_out, replace(ran_out, most_per_gpu=None)]).most_per_gpu is None
 
 
 @pytest.mark.parametrize("has_died", [True, False])
