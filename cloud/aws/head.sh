@@ -32,8 +32,10 @@ unpack() {
 
 remember() { # the bucket and the region, for experiment files without them
     [[ -n "$BUCKET" ]] || return 0
-    mkdir -p "${RUBBERBAND_ROOT:-}$HOME/.rubberband"
-    printf 'bucket: %s\nregion: %s\n' "$BUCKET" "$REGION" > "${RUBBERBAND_ROOT:-}$HOME/.rubberband/aws.yaml"
+    local home="$HOME"
+    [[ "$home" == "${RUBBERBAND_ROOT:-}"* ]] || home="$RUBBERBAND_ROOT$home"
+    mkdir -p "$home/.rubberband"
+    printf 'bucket: %s\nregion: %s\n' "$BUCKET" "$REGION" > "$home/.rubberband/aws.yaml"
 }
 
 keep_copy() { # the command that copies the head's experiments to the bucket, as far as that is possible

@@ -150,6 +150,13 @@ def keep(*, store: str) -> dict[str, Any]:
         return {"at": S3Folder.parse(store).put(name, packed)}
 
 
+def _month() -> list[float] | None:
+    """Return what the head's home has spent or may spend this month, and what it still may; None if not known."""
+    command = [sys.executable, "-m", "rubberband.app.allowance"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    return list(json.loads(done.stdout)) if done.returncode == 0 else None
+
+
 def _latest(name: str) -> Path | None:
     runs = [path.parent for path in (folder() / "runs").glob(f"*/{_NAME}") if path.read_text() == name]
     return max(runs, key=lambda run: run.stat().st_ctime_ns, default=None)
@@ -174,6 +181,8 @@ def main(what: str, words: str) -> None:
     """Do it, and print the answer, or an error in one line."""
     try:
         answer = _WORK[what](**json.loads(words))
+        if what in ("ask", "keep") or answer.get("exit") is not None:
+            answer["month"] = _month()
     except (RubberbandError, OSError) as error:
         answer = {"error": " ".join(str(error).split())}
     print(json.dumps(answer))

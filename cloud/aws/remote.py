@@ -65,6 +65,8 @@ class RemoteHead:
     instance_id: str
     store: str
     """s3:// address below which long answers and copies of its home go."""
+    on_month: Callable[[float, float, bool], None] = lambda usd, open_usd, has_ended: None
+    """Is called with the month's bill of the head's home, what it may still spend, and whether a run has ended."""
     waiting: Waiting = field(default_factory=Waiting)
 
     def wait_until_ready(self, announce: Callable[[str], None]) -> str:
@@ -164,6 +166,9 @@ class RemoteHead:
             ) from None
         if "error" in answer:
             raise ProviderError(answer["error"])
+        if answer.get("month") is not None:
+            usd, open_usd = answer["month"]
+            self.on_month(usd, open_usd, what == "look")
         return answer
 
     def _ran(self, work: str, reach_s: float) -> tuple[int, str]:

@@ -27,13 +27,13 @@ from rubberband.executor.follower import JournalFollower, at_work, summary_of
 from rubberband.executor.journal.folder import ExperimentFolder, folders, open_folder
 from rubberband.executor.journal.reading import salvage
 from rubberband.file_systems import EXCLUSIVE, locked
-from rubberband.installation import default_store
+from rubberband.installation import default_home, default_store
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
 from rubberband.spec.policy import POLICY_FILE, AccountPolicy
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.spec.resources import Resources
-from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin, shown
+from rubberband.units import MONEY_SLACK_USD, format_usd, month_begin, month_end, shown
 from rubberband.values.kinds import KINDS
 from rubberband.values.offer import Offer
 from rubberband.values.submission import Summary
@@ -41,6 +41,8 @@ from rubberband.values.submission import Summary
 NO_CAP = "missing, and without it the bill of rented instances has no limit"
 _SPENDING = "spending"
 """Folder of a home with what experiments may spend before they have a journal, or have spent beside it."""
+_STARTS_S = 900.0
+"""Time after which a head knows of a run that was started on it."""
 _PATIENCE_S = 30.0
 """Longest wait for another process that looks at the month."""
 
@@ -238,6 +240,8 @@ def _require_month(
         used = f"{format_usd(used_usd)} of {format_usd(cap_usd)} are spent or may be this month, {left} are left"
         lower = f"lower {key}, " if key else ""
         fix = f"{lower}wait for the others or the next month, or raise the policy"
+        if any(_head_note(folder.home, "x").path.parent.glob("head.*.json")):
+            fix += "; `rubberband ps --on head` asks the head for its part anew"
         raise _beyond("max_usd_per_month", f"{used}, and this may cost {format_usd(own_usd)}", fix)
 
 
@@ -249,7 +253,8 @@ def committed_usd(
 ) -> float:
     """Return what this home has spent this month (UTC) on rented instances, and what its runs and pools still may.
 
-    The experiment `but` and the pool `but_pool` are left out. Images, heads and disks are not counted. Raises
+    The experiment `but` and the pool `but_pool` are left out. Runs on heads count as the heads reported last; images,
+    heads themselves and disks are not counted. Raises
     InputError where it is not known, JournalError where a journal or the `store` cannot be read.
     """
     notes = [_Note(path) for path in (home / _SPENDING).glob("*.json")]  # first: a journal may take one's place
@@ -364,13 +369,72 @@ def pledged(experiment: Experiment, folder: ExperimentFolder) -> Iterator[Pledge
 
 def _pledge(note: _Note, folder: ExperimentFolder, most_usd: float | None) -> None:
     """Note what an experiment may spend, if the month has room. One process at a time looks and notes."""
+    with _alone(note):
+        if (policy := load_policy(folder.home)) is not None:
+            _require_month(policy, folder, most_usd)
+        note.write(name=folder.name, usd=most_usd, beside=folder.exists)
+
+
+@contextmanager
+def _alone(note: _Note) -> Iterator[None]:
     make_directories(note.path.parent)
     with open(note.path.with_name("lock"), "a") as lock:
         if not locked(lock, EXCLUSIVE, wait_s=_PATIENCE_S):
             raise InputError(f"{note.path.with_name('lock')} is locked by another process; try again")
-        if (policy := load_policy(folder.home)) is not None:
-            _require_month(policy, folder, most_usd)
-        note.write(name=folder.name, usd=most_usd, beside=folder.exists)
+        yield
+
+
+# What heads spend, which have homes of their own (`rubberband run FILE --on head`).
+
+
+def pledge_on_head(home: Path, head: str, most_usd: float | None) -> None:
+    """Count what a run on a head may spend from now on in the month of this home, before it starts.
+
+    `head`: its region and owner. Raises InputError where the policy of this home does not allow it.
+    """
+    note, now = _head_note(home, head), time.time()
+    with _alone(note):
+        if (policy := load_policy(home)) is not None:
+            _require_month(policy, open_folder("", home), most_usd)
+        more_usd = most_usd or 0.0
+        usd, open_usd = note.month_usd((), now) + more_usd, note.month_usd((), month_end(now)) + more_usd
+        note.write(name="", usd=usd, open=open_usd, beside=True, pledged_at=now)
+
+
+def require_per_run(home: Path, most_usd: float) -> None:
+    """Raise InputError for a max_cost beyond the policy of this home."""
+    if (policy := load_policy(home)) is not None:
+        _require_per_run(policy, most_usd, "max_cost")
+
+
+def note_of_head(home: Path, head: str, usd: float, open_usd: float, *, has_ended: bool) -> None:
+    """Count what a head reports: what its home has spent or may still spend this month, and what it may still.
+
+    Shortly after a start the head may not know of it yet: then the figures do not fall, unless a run `has_ended`.
+    """
+    note, now = _head_note(home, head), time.time()
+    with _alone(note):
+        pledged_at = float(note.words().get("pledged_at", 0.0))
+        if not has_ended and now - pledged_at < _STARTS_S:
+            usd, open_usd = max(usd, note.month_usd((), now)), max(open_usd, note.month_usd((), month_end(now)))
+        note.write(name="", usd=usd, open=open_usd, beside=True, pledged_at=0.0 if has_ended else pledged_at)
+
+
+def note_end_of_head(home: Path, head: str) -> None:
+    """Count nothing that may still be spent on a head, which has ended."""
+    note = _head_note(home, head)
+    if note.path.exists():
+        note_of_head(home, head, note.month_usd((), time.time()), 0.0, has_ended=True)
+
+
+def _head_note(home: Path, head: str) -> _Note:
+    return _Note(home / _SPENDING / f"head.{head}.json")
+
+
+def _print_month() -> None:
+    """Print the two figures of this home, for `note_of_head`."""
+    home, store, now = default_home(), default_store(), time.time()
+    print(json.dumps([committed_usd(home, at, store=store) for at in (now, month_end(now))]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,14 +454,25 @@ class _Note:
             else:
                 self.path.unlink(missing_ok=True)
 
+    def words(self) -> dict[str, Any]:
+        """Return what is noted; nothing without a note that can be read."""
+        with suppress(OSError, ValueError):
+            return dict(json.loads(self.path.read_bytes()))
+        return {}
+
     def month_usd(self, begun: Collection[str], now: float) -> float:
         """Return what counts of it this month, where the experiments `begun` have journals."""
         try:
             words = json.loads(self.path.read_bytes())
-            is_counted = words["at"] >= month_begin(now) and (words["beside"] or words["name"] not in begun)
-            return float(words["usd"]) if is_counted else 0.0
+            if words["at"] < month_begin(now):
+                return float(words.get("open", 0.0))
+            return float(words["usd"]) if words["beside"] or words["name"] not in begun else 0.0
         except FileNotFoundError:  # it has just got its journal
             return 0.0
         except (OSError, ValueError, KeyError, TypeError):
             why = f"what was spent by {self.path} is not known"
             raise _beyond("max_usd_per_month", why, "write its usd into it, or remove it") from None
+
+
+if __name__ == "__main__":
+    _print_month()

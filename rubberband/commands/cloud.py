@@ -159,15 +159,18 @@ def down(
     chosen_region, chosen_owner = meant(file, region, owner)
     session = open_aws(chosen_region)
 
+    from rubberband.app.allowance import note_end_of_head
     from rubberband.cloud.aws.sweeping import end_everything, living
+    from rubberband.installation import default_home
 
     found = living(session, chosen_owner)
     if found and not yes:
         _ask(found, chosen_owner, chosen_region)
-    for line in _copied(session, found, file):
+    for line in _copied(session, found, file, chosen_owner):
         print(line)
     for line in _counted(end_everything(session, chosen_owner), chosen_owner, chosen_region):
         print(line)
+    note_end_of_head(default_home(), f"{chosen_region}.{chosen_owner}")
     for line in (*_images(session, chosen_owner), *_elsewhere(session, chosen_owner)):
         print(line)
 
@@ -181,7 +184,7 @@ def meant(file: Path | None, region: str | None, owner: str | None) -> tuple[str
     return region or (aws_region() if file is None else resources.region), owner or resources.aws.owner
 
 
-def _copied(session: AwsSession, instances: Iterable[FoundInstance], file: Path | None) -> list[str]:
+def _copied(session: AwsSession, instances: Iterable[FoundInstance], file: Path | None, owner: str) -> list[str]:
     """Copy the home of each head that runs to the bucket, and return a line for each."""
     from rubberband.cloud.aws.network import own_place
     from rubberband.cloud.aws.s3 import is_bucket
@@ -203,7 +206,7 @@ def _copied(session: AwsSession, instances: Iterable[FoundInstance], file: Path 
     lines = []
     for instance_id in running:
         try:
-            lines.append(f"copied the head's journals to {remote_head(session, instance_id, store).keep()}")
+            lines.append(f"copied the head's journals to {remote_head(session, instance_id, store, owner).keep()}")
         except RubberbandError as error:
             lines.append(f"the journals of the head {instance_id} are not copied: {error}")
     return lines

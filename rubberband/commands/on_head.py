@@ -17,7 +17,7 @@ import typer
 from rubberband.commands.common import confirm_bill
 from rubberband.errors import InputError, ProviderError
 from rubberband.installation import default_home
-from rubberband.units import format_duration, format_usd
+from rubberband.units import format_duration, format_usd, parse_usd
 
 if TYPE_CHECKING:
     from rubberband.cloud.aws.calls import AwsSession
@@ -41,13 +41,14 @@ def run_on_head(
     yes: bool,
 ) -> int:
     """Check, ask, start or find the head, send the folder, start the run there and follow it. Return its exit code."""
-    from rubberband.app.allowance import require_rate, require_runnable
+    from rubberband.app.allowance import pledge_on_head, require_rate, require_runnable
     from rubberband.app.run import bound_of
     from rubberband.app.terms import cloud_terms
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.head import ensure_head, upload_folder
     from rubberband.cloud.aws.s3 import is_bucket
     from rubberband.executor.ray.code import pack
+    from rubberband.spec.loading import load_experiment
 
     resources, home, name = experiment.resources, default_home(), experiment.name
     if not resources.kind.is_rented:
@@ -73,9 +74,13 @@ def run_on_head(
         if new and (free := _free_name(remote, name)) != name:
             note(f"the name {name} is taken: this run is {free}")
             name, settings = free, [*settings, "-s", f"name={free}"]
+            resources = load_experiment(file, settings[1::2]).resources
+        # The head may remember another bucket than this machine.
+        settings += ["-s", f"resources.checkpoints={resources.checkpoints}"]
         packed = upload_folder(session, resources.checkpoints, name, archive)
         remember(resources, name, made_of)
         command = ["run", str(path.relative_to(root)), *settings, *words, "--yes"]
+        pledge_on_head(home, f"{resources.region}.{resources.aws.owner}", experiment.constraints.max_cost_usd)
         key = remote.start(name, command, packed, made_of)
     except KeyboardInterrupt:
         note(f"nothing was started; the head {head.instance_id} is left")
@@ -102,7 +107,7 @@ def of_this_kind(session: AwsSession, experiment: Experiment, head: HeadInstance
 
     resources = experiment.resources
     wanted = head_boot(session, resources)
-    remote = remote_head(session, head.instance_id, resources.checkpoints)
+    remote = remote_head(session, head.instance_id, resources.checkpoints, resources.aws.owner)
     found = remote.wait_until_ready(note)
     if found != wanted.made_of:
         note(f"the head has other code, packages or settings than {experiment.name} needs, and is brought up to date")
@@ -131,6 +136,9 @@ def forward(context: typer.Context) -> int:
 
     Raises InputError for options that mean nothing there.
     """
+    from rubberband.app.allowance import pledge_on_head, require_per_run
+    from rubberband.app.run import bound_of
+
     command, params = str(context.info_name), context.params
     name = str(params.get("name", ""))
     names = [str(one.name) for one in context.command.params]
@@ -144,10 +152,14 @@ def forward(context: typer.Context) -> int:
     if params.get("watch") and "output" in typed:
         raise InputError("--output: with --watch, the head shows the run's own lines; leave one of them out")
     remote, known, made_of = _found(name)
+    head = f"{known['region']}.{known['owner']}"
     words = _words(context, typed - {"on"})
     if command == "resume":
         _require_same(name, known, made_of)
-        confirm_bill(f"{name} goes on on the head, within its max_cost", "go on", yes=bool(params["yes"]))
+        most_usd, spent_usd = _limit_and_bill(remote, name)
+        bill = f"{bound_of(most_usd)}, {format_usd(spent_usd)} spent"
+        confirm_bill(f"{name} goes on on the head: {bill}", "go on", yes=bool(params["yes"]))
+        pledge_on_head(default_home(), head, None if most_usd is None else max(0.0, most_usd - spent_usd))
         words = words if params["yes"] else ["--yes", *words]
         return _followed(remote, name, remote.start(name, ["resume", *words], None, made_of))
     _tell_older(made_of)
@@ -160,6 +172,11 @@ def forward(context: typer.Context) -> int:
         print(shown.err, end="", file=sys.stderr)
         typer.confirm("Grant it?", abort=True, err=True)
         words = ["--yes", *words]
+    if params.get("max_cost") is not None and not params["dry_run"]:
+        most_usd, spent_usd = _limit_and_bill(remote, name)
+        new_usd = parse_usd(params["max_cost"])
+        require_per_run(default_home(), new_usd)
+        pledge_on_head(default_home(), head, max(0.0, new_usd - (spent_usd if most_usd is None else most_usd)))
     return _printed(remote.ask([command, *words]), params.get("html") or params.get("file"))
 
 
@@ -197,6 +214,15 @@ def _printed(answer: Answer, path: str | Path | None = None) -> int:
             raise InputError(f"{path} cannot be written ({error.strerror}); give another path") from None
         note(f"written to {Path(path).absolute()}")
     return answer.exit_code
+
+
+def _limit_and_bill(remote: RemoteHead, name: str) -> tuple[float | None, float]:
+    """Return the max_cost of an experiment on the head, and what it has cost, in USD. Raises ProviderError."""
+    answer = remote.ask(["status", "--output", "json", name])
+    if answer.exit_code:
+        raise ProviderError(answer.err.strip().removeprefix("error: ") or f"the head does not know {name}")
+    summary = json.loads(answer.out)["summary"]
+    return summary["max_cost_usd"], summary["cost_usd"]
 
 
 def _require_same(name: str, known: Mapping[str, Any], made_of: str) -> None:
@@ -271,17 +297,24 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     if words["checkpoints"] is None:
         raise InputError(f"{name} was not started from here, and no bucket is known; run `rubberband aws setup`")
     session = open_aws(words["region"])
-    remote = remote_head(session, running_head(session, words["owner"], note), words["checkpoints"])
+    instance_id = running_head(session, words["owner"], note)
+    remote = remote_head(session, instance_id, words["checkpoints"], words["owner"])
     return remote, words, remote.wait_until_ready(note)
 
 
-def remote_head(session: AwsSession, instance_id: str, checkpoints: str | None) -> RemoteHead:
-    """Return a head whose long answers and copies go to the bucket of this checkpoint store, if it is one."""
+def remote_head(session: AwsSession, instance_id: str, checkpoints: str | None, owner: str) -> RemoteHead:
+    """Return a head whose long answers and copies go to the bucket of this checkpoint store, if it is one, and whose
+    month's bill counts in that of this home."""
+    from rubberband.app.allowance import note_of_head
     from rubberband.cloud.aws.remote import RemoteHead
     from rubberband.cloud.aws.s3 import is_bucket, place_in
 
     store = f"s3://{place_in(checkpoints, '')[0]}/heads" if is_bucket(checkpoints) else ""
-    return RemoteHead(session=session, instance_id=instance_id, store=store)
+
+    def on_month(usd: float, open_usd: float, has_ended: bool) -> None:
+        note_of_head(default_home(), f"{session.region}.{owner}", usd, open_usd, has_ended=has_ended)
+
+    return RemoteHead(session=session, instance_id=instance_id, store=store, on_month=on_month)
 
 
 def remember(resources: Resources, name: str, made_of: str) -> None:

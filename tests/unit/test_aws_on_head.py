@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rubberband.app.allowance import committed_usd
 from rubberband.cli import app
 from rubberband.cloud.aws import on_head
 from rubberband.cloud.aws.head import ensure_head, running_head
@@ -27,6 +28,7 @@ from rubberband.cloud.aws.s3 import S3Folder
 from rubberband.cloud.aws.sweeping import end_everything
 from rubberband.cloud.steady import Waiting
 from rubberband.errors import InputError, ProviderError
+from rubberband.units import month_end
 from tests.builders.aws_account import Account
 from tests.ec2 import Fault
 from tests.ec2.faults import FakeCall, FakeError
@@ -276,6 +278,57 @@ def test_a_report_of_a_stopped_head_starts_it_and_comes_through_the_bucket(accou
 ENDED = shown(b"", exit_code=0)
 
 
+def bill(max_cost_usd: float, cost_usd: float, month: list[float] | None = None) -> dict[str, Any]:
+    status = json.dumps({"summary": {"max_cost_usd": max_cost_usd, "cost_usd": cost_usd}})
+    return {"exit": 0, "out": status, "err": "", "file": None, "month": month}
+
+
+def test_runs_on_the_head_count_in_the_month_of_here(account: Account, file: Path) -> None:
+    head, home = Head(account), file.parents[1] / "home"
+    head.answers = lambda what, words: {"started": True} if what == "start" else shown(b"", lives=False)
+    home.mkdir(exist_ok=True)
+    (home / "policy.yaml").write_text("max_usd_per_month: 3\n")
+
+    assert "the head went off" in say("run", "digits.yaml", "--on", "head")[1]
+    assert committed_usd(home, time.time()) == pytest.approx(2.0)
+    assert committed_usd(home, month_end(time.time())) == pytest.approx(2.0), "it may still run next month"
+    code, told = say("run", "digits.yaml", "--on", "head")
+    assert code != 0
+    assert "max_usd_per_month of policy.yaml: 2.00 USD of 3.00 USD are spent or may be" in told
+    assert "`rubberband ps --on head` asks the head for its part anew" in told
+
+    head.answers = lambda what, words: bill(2.0, 0.0, [0.0, 0.0])
+    assert say("status", "digits", "--on", "head")[0] == 0
+    assert committed_usd(home, time.time()) == pytest.approx(2.0), "it may not know of the run yet"
+
+    head.answers = lambda what, words: {**shown(b"", exit_code=0), "month": [0.25, 0.0]}
+    assert say("status", "digits", "--watch", "--on", "head")[0] == 0
+    assert committed_usd(home, time.time()) == pytest.approx(0.25)
+    assert committed_usd(home, month_end(time.time())) == 0.0
+
+
+def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(account: Account, file: Path) -> None:
+    head, home = Head(account), file.parents[1] / "home"
+    head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
+    assert say("run", "digits.yaml", "--on", "head")[0] == 0
+    head.answers = lambda what, words: bill(2.0, 0.5)
+    (home / "policy.yaml").write_text("max_usd_per_run: 4\n")
+    code, told = say("extend", "digits", "--max-cost", "5", "-y", "--on", "head")
+    assert code != 0
+    assert "max_usd_per_run of policy.yaml" in told
+    assert all(words["words"][0] == "status" for what, words in head.asked if what == "ask")
+    (home / "policy.yaml").write_text("max_usd_per_month: 3\n")
+    code, told = say("extend", "digits", "--max-cost", "4", "-y", "--on", "head")
+    assert code != 0
+    assert "this may cost 2.00 USD" in told
+    assert say("extend", "digits", "--max-cost", "3", "-y", "--on", "head")[0] == 0
+
+
+def test_a_head_reports_the_bill_of_its_month(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    on_head.main("ask", json.dumps({"words": ["ps"], "store": "s3://b/heads"}))
+    assert json.loads(capsys.readouterr().out)["month"] == [0.0, 0.0]
+
+
 def test_a_head_of_other_code_is_brought_up_to_date_before_a_run(account: Account, file: Path) -> None:
     head = Head(account)
     head.made_of = ["", None]
@@ -311,7 +364,7 @@ def test_up_gives_a_head_that_runs_the_code_and_the_folder_of_here(account: Acco
 
 def test_a_resume_on_a_head_of_other_code_is_refused(account: Account, file: Path) -> None:
     head = Head(account)
-    head.answers = lambda what, words: {"started": True} if what == "start" else ENDED
+    head.answers = lambda what, words: {"start": {"started": True}, "ask": bill(2.0, 0.5)}.get(what, ENDED)
     assert say("run", "digits.yaml", "--on", "head")[0] == 0
     assert say("resume", "digits", "--on", "head")[0] == 0
     assert head.asked[-2][1]["words"] == ["resume", "--yes", "digits"]
