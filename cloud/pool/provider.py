@@ -195,8 +195,7 @@ class RemotePool:
     def release(self, tenant: str, instance: str, fault: str = "") -> LentInstance:
         """See `Pool.release`."""
         if self._folder.is_up:
-            words: dict[str, Any] = {"fault": fault} if fault else {}  # an older broker knows no faults
-            return _lent(self._ask("release", tenant=tenant, instance=instance, **words))
+            return _lent(self._ask("release", tenant=tenant, instance=instance, fault=fault))
         found = [one for one in self._as_closed(tenant) if one.status.instance == instance]
         if not found:
             raise ProviderError(f"instance {instance} was never launched in pool {self._folder.name}")
@@ -266,8 +265,6 @@ class RemotePool:
             if starts and self._folder.is_up:
                 start_broker(self._folder)
             raise
-        except ProviderError:  # a broker of an earlier version
-            return float(self.glance()["usd"]["month"])
 
     def ensure_broker(self) -> None:
         """Start a broker unless one answers, and wait for it.

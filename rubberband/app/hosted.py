@@ -49,8 +49,6 @@ def main(arguments: Sequence[str]) -> int:
             order = read_order(folder)
         except RubberbandError as error:
             return _failed(error)[0]
-        # The server of an earlier version, which runs until it is restarted, has written the store there.
-        folder = replace(folder, store=order.store or folder.store)
         mark = Mark(pid=os.getpid(), attempt=order.attempt, started_at=time.time())
         write_mark(lock, mark)
         exit_code, error_line, spent_usd = _outcome(

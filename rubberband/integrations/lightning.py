@@ -375,7 +375,7 @@ class _Run:
         self.module.on_load_checkpoint(state["module"])
         if self._datamodule is not None and state["data"]:
             self._datamodule.load_state_dict(state["data"])
-        self._early_stops.load_state_dict(state.get("callbacks", {}))  # earlier versions kept none
+        self._early_stops.load_state_dict(state["callbacks"])
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         """End the trial if a callback says so of metrics that are new."""

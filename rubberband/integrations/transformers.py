@@ -108,8 +108,6 @@ class _Beside:
 
     def restore(self, model: Any, folder: Path) -> None:
         """Restore it, after the callbacks' own `on_train_begin`."""
-        if not (folder / _FILE).exists():  # written by an earlier version
-            return
         frozen, counts = pickle.loads((folder / _FILE).read_bytes())
         for name, each in model.named_parameters():
             if each.requires_grad == (name in frozen):

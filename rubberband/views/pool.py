@@ -238,7 +238,7 @@ def _size_words(change: Standing) -> str:
 
 def autoscaled_words(standing: Standing) -> str:
     """Return what the autoscaling of a pool allows: `autoscaled to 2 (62 % efficiency)`; empty if it does not scale."""
-    if standing.get("autoscaled") is None:  # a broker of an earlier version says nothing
+    if standing["autoscaled"] is None:
         return ""
     latest = standing["efficiency"]
     return f"autoscaled to {standing['autoscaled']}" + (f" ({100.0 * latest:.0f} % efficiency)" if latest else "")
