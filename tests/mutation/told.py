@@ -129,6 +129,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=_ASHA,
     ),
     Mutant(
+        name="asha-row-of-another-job",
+        harm="the row of asha beside sha is that of the job that was asked about before",
+        file="planner/asha.py",
+        old="return _kept(*job) if effort is QUICK",
+        new='return globals().setdefault("_row", Simulations(*job)) if effort is QUICK',
+        tests=_ASHA,
+    ),
+    Mutant(
         name="asha-told-from-few",
         harm="time, cost and odds of asha are told from the few samples that chose the plan",
         file="planner/asha.py",

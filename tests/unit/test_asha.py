@@ -15,7 +15,7 @@ from rubberband.executor.core.forecast import expected_iterations
 from rubberband.executor.result import summarise
 from rubberband.planner import asha as planner
 from rubberband.planner.estimate import Beside, Case, estimate
-from rubberband.planner.problem import Problem
+from rubberband.planner.problem import JobPlan, Problem
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.search import asha, sha
 from rubberband.values.offer import Offer, Spot
@@ -157,6 +157,18 @@ def test_estimates_show_the_other_scheduler_beside() -> None:
     assert other.job is not None
     assert with_sync.job is not None
     assert other.job.prediction == with_sync.job.prediction
+
+
+def test_the_row_beside_is_the_same_whatever_was_asked_before() -> None:
+    def row(deadline_s: float, profile: Profile = PROFILE) -> JobPlan | None:
+        limits = PlanningConstraints(deadline_s=deadline_s, max_gpus_per_trial=4)
+        case, beside = Case(offer=OFFER, profile=profile, constraints=limits), Beside(scheduler="asha", stages=(CLIMB,))
+        return estimate([CHAIN], [case], clock=time.perf_counter, beside=beside).options[-1].job
+
+    slower = replace(PROFILE, trial_startup_s=30.0)
+    asked = [row(7200.0), row(3000.0), row(3000.0, slower)]
+    planner._kept.cache_clear()
+    assert [row(3000.0, slower), row(3000.0), row(7200.0)] == asked[::-1]
 
 
 def test_a_given_plan_is_predicted() -> None:
