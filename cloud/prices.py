@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rubberband.atomic import make_directories, write_atomically
-from rubberband.cloud.catalogue import ENVIRONMENT_VARIABLE, InstanceType, Live, Table, catalogue, table_of, types_of
-from rubberband.errors import ProviderError, RubberbandError
+from rubberband.cloud.catalogue import (
+    ENVIRONMENT_VARIABLE,
+    InstanceType,
+    Live,
+    Table,
+    catalogue,
+    offers,
+    table_of,
+    types_of,
+)
+from rubberband.errors import InputError, ProviderError, RubberbandError
 from rubberband.spec.resources import Resources
 
 if TYPE_CHECKING:
@@ -113,7 +122,7 @@ class LiveTable(dict[str, InstanceType]):
 
     def __init__(self, rows: Mapping[str, InstanceType], notes: Sequence[str] = ()) -> None:
         super().__init__(rows)
-        self.notes = tuple(notes)
+        self.notes = tuple(dict.fromkeys(notes))
         """Reasons why AWS could not be asked, or not for all; a line each, with the remedy."""
 
 
@@ -131,13 +140,20 @@ def live_table(
     A user's table (`resources.catalogue`) stays as it is, and so does the shipped one for other providers than EC2.
     `refresh` asks AWS for prices in the cache in `home` too. Without it, a failure of AWS is a note of the table.
 
-    Raises InputError for a table that cannot be read; ProviderError if `refresh` fails.
+    Raises InputError for a table that cannot be read, and for a price that the table lacks because AWS could not be
+    asked; ProviderError if `refresh` fails.
     """
     own = resources.catalogue or environment.get(ENVIRONMENT_VARIABLE)
     if own or not resources.kind.is_rented:
         return LiveTable(table_of(resources, environment))
     names = tuple(dict.fromkeys([*types_of(resources), resources.aws.head_instance_type]))
-    return prices_of(names, resources.region, home, session=session, refresh=refresh, clock=clock)
+    table = prices_of(names, resources.region, home, session=session, refresh=refresh, clock=clock)
+    try:
+        offers(resources, table=table)
+    except InputError as error:
+        if table.notes:
+            raise InputError(f"AWS prices are not available: {table.notes[0]}; and without them: {error}") from None
+    return table
 
 
 def prices_of(

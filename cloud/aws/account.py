@@ -17,7 +17,7 @@ from rubberband.cloud.aws import buckets
 from rubberband.cloud.aws.account_limits import account_plan, plan_budget, plan_no_budget, plan_quotas
 from rubberband.cloud.aws.calls import AwsSession
 from rubberband.cloud.aws.client import pages
-from rubberband.cloud.aws.errors import OF_AWS, code_of, explain, missing_action
+from rubberband.cloud.aws.errors import OF_AWS, code_of, denied_by, explain, missing_action
 from rubberband.cloud.aws.preflight import sign_in
 from rubberband.cloud.aws.rights import Bounds, Role, roles
 from rubberband.cloud.aws.roles import SPOT_ROLE, held_types, plan_no_role, plan_role, plan_spot_role
@@ -210,6 +210,6 @@ def _administrator() -> Iterator[None]:
         raise InputError(
             f"these credentials may not {action}, which making roles and a bucket needs; use an administrator's "
             "(AWS_PROFILE), or give an administrator the output of `rubberband aws setup --dry-run`"
-            if action
+            if action and denied_by(error) is None
             else explain(error)
         ) from None

@@ -7,7 +7,9 @@ behind 16 launches took 30 s and more.)
 
 from __future__ import annotations
 
+import getpass
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -19,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ReadTimeoutError
 
 import rubberband
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.errors import FAILURES, explain
+from rubberband.cloud.aws.errors import FAILURES, explain, in_one_line, settings_error
 from rubberband.errors import InputError, ProviderError
 from rubberband.units import nearest, shown
 
@@ -40,10 +42,10 @@ class BotoSession:
         self.region = region
         self._mutex = threading.Lock()
         self._clients: dict[str, Any] = {}
-        try:
+        with in_one_line():
             self._boto = boto3.session.Session(region_name=region)
-        except BotoCoreError as error:
-            raise InputError(explain(error)) from error
+            roles = self._boto._session.get_component("credential_provider").get_provider("assume-role")
+            roles._prompter = _code_of_a_device
 
     def client(self, service: str) -> Any:
         """Return the client of a service, always the same one. Raises InputError if this region cannot have one."""
@@ -51,8 +53,10 @@ class BotoSession:
             if service not in self._clients:
                 try:
                     self._clients[service] = self._ec2() if service == "ec2" else self._made(service, _ATTEMPTS)
-                except (BotoCoreError, ValueError) as error:
+                except BotoCoreError as error:
                     raise InputError(explain(error)) from error
+                except (ValueError, OSError) as error:  # a wrong address, or a program of the profile
+                    raise InputError(settings_error(error)) from error
             return self._clients[service]
 
     def _made(self, service: str, attempts: int) -> Any:
@@ -73,6 +77,19 @@ class BotoSession:
         ec2.run_instances = lambda **words: (dry_run if words.get("DryRun") else launch)(**words)
         ec2.terminate_instances = self._made("ec2", _ATTEMPTS_TO_END).terminate_instances
         return ec2
+
+
+def _code_of_a_device(question: str) -> str:
+    """Ask for the code of the second factor. Raises InputError without a terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", getpass.GetPassWarning)
+        try:
+            return getpass.getpass(question)
+        except (EOFError, getpass.GetPassWarning):
+            raise InputError(
+                f"AWS wants a code here ({question.strip(': ')}), and this is no terminal; run this in one, or take "
+                "credentials that need no code (`aws sts get-session-token`)"
+            ) from None
 
 
 def open_session(region: str) -> BotoSession:
@@ -138,7 +155,8 @@ def described(session: AwsSession, wanted: list[dict[str, Any]], *states: str) -
 
 def check_region(region: str) -> None:
     """Raise InputError, naming near ones, unless the installed boto3 knows the region."""
-    known = _known()
+    with in_one_line():
+        known = _known()
     if region not in known:
         raise InputError(
             f"resources.region: {shown(region)} is not a region of EC2 (a new one needs a newer boto3); "

@@ -57,11 +57,21 @@ _RIGHTS = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedExcep
 _KEYS = frozenset(
     {
         "AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch",
-        "InvalidAccessKeyId", "IncompleteSignature", "MissingAuthenticationToken",
+        "InvalidAccessKeyId", "IncompleteSignature", "MissingAuthenticationToken", "InvalidSignatureException",
     }
 )  # fmt: skip
-_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
-_LOGINS = (boto.SSOError, boto.TokenRetrievalError)
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"})
+_OLD_SIGNATURE = ("Signature expired", "Signature not yet current")
+_NOT_ENABLED = frozenset({"OptInRequired", "SubscriptionRequiredException", "NotSignedUp"})
+_LOGINS = (boto.SSOError, boto.TokenRetrievalError, getattr(boto, "LoginError", boto.SSOError))
+"""The last one is of `aws login`, which newer versions of botocore know."""
+_NO_KEYS = (boto.NoCredentialsError, boto.CredentialRetrievalError, boto.PartialCredentialsError)
+_NO_ANSWER = (boto.HTTPClientError, boto.ConnectionError)
+_SETTINGS = (
+    boto.ProfileNotFound, boto.ConfigParseError, boto.ConfigNotFound, boto.InvalidConfigError,
+    boto.InvalidRetryConfigurationError, boto.UnknownCredentialError, boto.InvalidProxiesConfigError,
+    boto.InvalidDefaultsMode, boto.MissingDependencyException,
+)  # fmt: skip
 
 OF_AWS = (boto.ClientError, boto.BotoCoreError, ResponseParserError)
 """Errors of AWS and of the connection to it. ResponseParserError, which is no BotoCoreError, stands for an answer that
@@ -73,6 +83,7 @@ MORE_ROOM = "add subnets of other zones (resources.aws.subnets) or other types"
 """Remedy where a zone has no capacity."""
 _ACTION = re.compile(r"not authorized to perform:? ([A-Za-z0-9-]+:[A-Za-z]+)")
 _WHO = re.compile(r"User: (\S+) is not authorized")
+_DENIED_BY = re.compile(r"with an explicit deny in (an? [a-zA-Z -]+)")
 _SECRET_TAIL = re.compile(r"\s*Encoded authorization failure message:.*", re.DOTALL)
 
 
@@ -138,21 +149,42 @@ def missing_action(error: BaseException) -> str | None:
     return f"ec2:{operation}" if operation and "UnauthorizedOperation" in code_of(error) else operation
 
 
+def denied_by(error: BaseException) -> str | None:
+    """Return the kind of policy that denies an action whatever others allow, such as `a service control policy`."""
+    found = _DENIED_BY.search(str(error)) if lacks_rights(error) else None
+    return found.group(1).strip() if found else None
+
+
+def settings_error(error: BaseException) -> str:
+    """Return one line on AWS's settings on this machine, of which a client cannot be made."""
+    return (
+        f"AWS's settings here are wrong ({_line(error)}); correct ~/.aws/config, AWS_PROFILE and other AWS_ variables"
+    )
+
+
 def explain(error: BaseException) -> str:
     """Return one line: AWS's message, and the remedy."""
     if isinstance(error, boto.ClientError):
         return _explain_answer(error)
-    if isinstance(error, boto.NoCredentialsError | boto.CredentialRetrievalError | boto.PartialCredentialsError):
+    if isinstance(error, _NO_KEYS):
         return (
-            f"there are no AWS credentials ({_line(error)}); run `aws configure`, set AWS_PROFILE, or drive from an "
-            "instance with a role (`rubberband up FILE`)"
+            f"there are no AWS credentials ({_line(error)}); run `aws configure`, set AWS_PROFILE, or work on an "
+            "instance with a role"
         )
     if isinstance(error, _LOGINS):
-        return f"the login to AWS has expired ({_line(error)}); run `aws sso login` with the same AWS_PROFILE"
-    if isinstance(error, boto.ProfileNotFound):
-        return f"{_line(error)}; correct AWS_PROFILE, or add the profile to ~/.aws/config"
-    if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ReadTimeoutError):
-        return f"AWS does not answer ({_line(error)}); check resources.region and this machine's network"
+        return (
+            f"the login to AWS has expired ({_line(error)}); run `aws sso login` (or `aws login`) with the same "
+            "AWS_PROFILE"
+        )
+    if isinstance(error, _SETTINGS):
+        return settings_error(error)
+    if isinstance(error, boto.SSLError):
+        return f"AWS's certificate is not accepted ({_line(error)}); set AWS_CA_BUNDLE to that of your proxy"
+    if isinstance(error, _NO_ANSWER):
+        return (
+            f"AWS does not answer ({_line(error)}); check resources.region, this machine's network and its proxy "
+            "(HTTPS_PROXY)"
+        )
     if isinstance(error, boto.NoRegionError | boto.InvalidRegionError):
         return f"{_line(error)}; set resources.region to one such as us-east-1"
     return f"{type(error).__name__}: {_line(error)}; ask again later"
@@ -162,23 +194,30 @@ def _explain_answer(error: boto.ClientError) -> str:
     code, said = code_of(error), _said(error)
     action = missing_action(error)
     if action is not None:
-        who = _WHO.search(str(error))
+        found, policy = _WHO.search(str(error)), denied_by(error)
+        who = found.group(1) if found else "the role"
+        if policy is not None:
+            return f"{who} may not {action}: {policy} denies it, whatever others allow; {_way_out(policy)}"
         return (
-            f"{who.group(1) if who else 'the role'} may not {action}; attach the policy "
+            f"{who} may not {action}; attach the policy "
             "rubberband/cloud/aws/policies/driver.json to it (worker.json to the role of instances), which allows it; "
             "`rubberband aws setup` makes such roles"
+        )
+    if code in _EXPIRED or any(words in said for words in _OLD_SIGNATURE):
+        return (
+            f"the credentials have expired, or this machine's clock is wrong ({code}: {said}); log in again or renew "
+            "the keys, or set the clock"
         )
     if code in _KEYS:
         return (
             f"AWS does not accept the credentials ({code}: {said}); run `aws sts get-caller-identity`: if that fails "
             "renew the keys, else enable the region for the account"
         )
-    if code in _EXPIRED:
+    if code in _NOT_ENABLED:
         return (
-            f"the credentials have expired, or this machine's clock is wrong ({code}); log in again, or set the clock"
+            f"the account is not enabled here ({code}: {said}); complete its registration and payment (console: "
+            "Billing), enable the region, or set resources.region"
         )
-    if code == "OptInRequired":
-        return f"the account is not enabled here ({said}); enable the region or the service, or set resources.region"
     meaning = verdict(error)
     if meaning == "capacity":
         why = code if code == "InsufficientInstanceCapacity" else f"{code}: {said}"  # it says no more than the zone
@@ -204,6 +243,7 @@ _REMEDIES = (
     ("InvalidSecurityGroup", "correct resources.aws.security_group"),
     ("InvalidCapacityReservation", "correct resources.aws.reservation, or leave it out"),
     ("InvalidKeyPair", "correct resources.aws.key_name, or leave it out"),
+    ("Blocked", "AWS has blocked the account: answer its mails, or open a case (console: Support)"),
     ("PendingVerification", "AWS verifies new accounts for some hours; try again then"),
     ("ParameterNotFound", "correct the ssm: parameter of resources.aws.image"),
 )
@@ -212,6 +252,12 @@ _REMEDIES = (
 _FREE_PLAN = (
     "the account is on AWS's Free plan, which rents no GPUs: upgrade to the paid plan (console: Billing > Account plan)"
 )
+
+
+def _way_out(policy: str) -> str:
+    if "service control" in policy or "resource control" in policy:
+        return "ask who manages the organization, or use another account, region or type"
+    return "change that policy; where it asks for a second factor, log in with a code (mfa_serial of the AWS_PROFILE)"
 
 
 def _remedy(code: str, said: str) -> str:
@@ -226,4 +272,4 @@ def _said(error: boto.ClientError) -> str:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".")[:300]
+    return " ".join(str(error).split()).rstrip(".:")[:300]

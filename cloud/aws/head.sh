@@ -32,17 +32,15 @@ unpack() {
 
 remember() { # the bucket and the region, for experiment files without them
     [[ -n "$BUCKET" ]] || return 0
-    local home="$HOME"
-    [[ "$home" == "${RUBBERBAND_ROOT:-}"* ]] || home="$RUBBERBAND_ROOT$home"
-    mkdir -p "$home/.rubberband"
-    printf 'bucket: %s\nregion: %s\n' "$BUCKET" "$REGION" > "$home/.rubberband/aws.yaml"
+    (umask 077 && mkdir -p "$HOME/.rubberband")
+    printf 'bucket: %s\nregion: %s\n' "$BUCKET" "$REGION" > "$HOME/.rubberband/aws.yaml"
 }
 
 keep_copy() { # the command that copies the head's experiments to the bucket, as far as that is possible
     [[ -n "$BUCKET" ]] || { echo :; return; }
     printf 'cd %q; ' "$DIR"
     # shellcheck disable=SC2016
-    printf 'PATH=%q:"$PATH" HOME=%q AWS_DEFAULT_REGION=%q ' "$DIR/venv/bin" "${HOME:-/root}" "$REGION"
+    printf 'PATH=%q:"$PATH" HOME=%q AWS_DEFAULT_REGION=%q ' "$DIR/venv/bin" "$HOME" "$REGION"
     printf 'timeout 600 python3 -m rubberband.cloud.aws.on_head keep %q || true\n' "{\"store\": \"s3://$BUCKET/heads\"}"
 }
 
@@ -67,7 +65,7 @@ stop_when_idle() { # at every boot: a timer of systemd-run does not outlive one
 
 boot() {
     set -euo pipefail
-    export HOME="${HOME:-/root}" AWS_DEFAULT_REGION="$REGION"
+    export AWS_DEFAULT_REGION="$REGION"
     export AWS_METADATA_SERVICE_NUM_ATTEMPTS=10 AWS_METADATA_SERVICE_TIMEOUT=5
     say "the head boots"
     ((${#REQUIREMENTS[@]} == 0)) || make_venv
@@ -85,6 +83,7 @@ boot() {
 
 DIR="${RUBBERBAND_ROOT:-}/opt/rubberband"
 PROGRAMS="${RUBBERBAND_ROOT:-}/usr/local/bin"
+export HOME="${HOME:-${RUBBERBAND_ROOT:-}/root}" # cloud-init sets none
 mkdir -p "$DIR" "$PROGRAMS" "${RUBBERBAND_ROOT:-}/var/log"
 rm -f "$DIR/check-idle" # of a head that is made anew, and may idle now
 ((IDLE_S == 0)) || stop_when_idle

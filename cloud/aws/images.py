@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -361,9 +362,10 @@ class Build:
         announce: Callable[[str], None] = print,
         *,
         guard_role: str | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`machines`: how a builder is launched, and from which image. `guard_role`: the role by which AWS terminates a
-        builder that never boots.
+        builder that never boots, by the Unix time of `wall_clock`.
 
         Raises InputError without a bucket, through which the builder reports that it is done.
         """
@@ -374,7 +376,7 @@ class Build:
             )
         self._session, self._machines, self._type = session, machines, instance_type
         self._key, self._checkpoints, self._now, self._announce = key, checkpoints, now, announce
-        self._guard_role = guard_role
+        self._guard_role, self._wall_clock = guard_role, wall_clock
         self._marker, self._zone = f"images/{key}", f"images/{key}.zone"
 
     def run(self) -> OwnImage:
@@ -448,7 +450,7 @@ class Build:
         """Have AWS terminate the builder should its guest never boot and this process die. The guard deletes itself."""
         if self._guard_role is not None:
             try:
-                guard(self._session, self._guard_role, builder, self._now.clock() + LEASE_S + BOOT_S + SLACK_S)
+                guard(self._session, self._guard_role, builder, self._wall_clock() + LEASE_S + BOOT_S + SLACK_S)
             except FAILURES as error:
                 self._announce(f"AWS does not guard the builder {builder}: {explain(error)}")
 

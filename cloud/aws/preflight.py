@@ -268,7 +268,7 @@ def _look_at_driver(checks: _Checks, instance_type: str) -> Iterator[str]:
         where = "is not in EC2" if place is None else f"is in {place.vpc} ({place.region})"
         raise InputError(
             f"resources.provider: instances would be in {vpc} ({region}) and this machine {where}: they cannot reach "
-            "it; start a head there with `rubberband up FILE` and run on it, or give the address by which they reach "
+            "it; let a head there run it (`rubberband run FILE --on head`), or give the address by which they reach "
             "this machine (resources.aws.driver_address)"
         )
 

@@ -229,7 +229,7 @@ if ! grep -q 'rubberband: .* the head is ready' "$log" 2> /dev/null; then
     grep -q 'rubberband: .* the head could not be set up' "$log" 2> /dev/null && exit 70
     exit 75
 fi
-export HOME="${{HOME:-/root}}" AWS_DEFAULT_REGION={region}
+export HOME="${{HOME:-$root/root}}" AWS_DEFAULT_REGION={region}
 export PATH="$root/opt/rubberband/venv/bin:$root/usr/local/bin:$PATH"
 cd "$root/opt/rubberband"
 touch busy

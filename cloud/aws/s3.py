@@ -21,7 +21,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rubberband.cloud.aws.calls import AwsSession
-from rubberband.cloud.aws.errors import FAILURES, code_of, explain, ignoring, lacks_rights, missing_action
+from rubberband.cloud.aws.errors import FAILURES, code_of, denied_by, explain, ignoring, lacks_rights, missing_action
 from rubberband.errors import CheckpointError, InputError
 
 _log = logging.getLogger(__name__)
@@ -229,6 +229,8 @@ def trouble(error: ClientError, bucket: str) -> str:
     """Return why a bucket cannot be used, with the remedy."""
     if code_of(error) == "NoSuchBucket":
         return f"there is no bucket {bucket}; make one (`rubberband aws setup`), or name another"
+    if denied_by(error) is not None:
+        return explain(error)
     action = missing_action(error) or ""
     if action.startswith("kms:"):
         return (

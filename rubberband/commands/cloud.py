@@ -348,7 +348,9 @@ def build(file: FileArgument, overrides: Overrides = None, yes: YesOption = Fals
     session = open_aws(resources.region)
 
     from rubberband.cloud.aws.errors import in_one_line
+    from rubberband.cloud.aws.preflight import sign_in
 
+    sign_in(session)
     with in_one_line():
         for line in _built(session, resources, yes=yes):
             print(line)

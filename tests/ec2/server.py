@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +53,9 @@ class FakeServer:
 
     def __init__(self, fake: FakeAws, directory: Path, *, address: str = _ADDRESS) -> None:
         self.fake = fake
-        self.storage = Storage(directory, fake.region)
+        self.storage = Storage(directory, fake.world.facts)
+        self.refuses: Callable[[str], FakeError | None] = lambda service: None
+        """What a service answers to every request, such as to credentials that have expired."""
         self._address = address
         self._metadata = Metadata(fake.clock, self._facts, self._notice)
         self._http = _Http((_ADDRESS, 0), _handler(self))
@@ -98,10 +101,12 @@ class FakeServer:
             return wire.encode_error(
                 "ec2", "MissingAuthenticationToken", "Request is missing Authentication Token", 403
             )
-        principal = _principal(caller.access_key)
+        principal, refusal = _principal(caller.access_key), self.refuses(caller.service)
         if caller.service == "s3":
-            return self._store(request, principal)
+            return self._store(request, principal) if refusal is None else _s3_refusal(refusal)
         try:
+            if refusal is not None:
+                raise refusal
             operation, params = wire.decode(
                 caller.service, request.headers, request.body, method=request.method, target=request.target
             )
@@ -207,6 +212,10 @@ class Request:
 def _s3_error(code: str, message: str, *, status: int = 403) -> wire.Response:
     text = f"<Code>{code}</Code><Message>{wire.xml_text(message)}</Message>"
     return wire.xml_response(status, f"<Error>{text}</Error>")
+
+
+def _s3_refusal(error: FakeError) -> wire.Response:
+    return _s3_error(error.code, error.message, status=error.http_status)
 
 
 def _principal(key: str) -> str | None:

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from xml.etree import ElementTree
 
 from tests.ec2.wire import Response, xml_response, xml_text
+from tests.ec2.world import ACCOUNT, BucketFacts
 
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _LONGEST_NAME = 255
@@ -43,10 +44,10 @@ class _Refused(Exception):
 
 
 class Storage:
-    """The objects under `directory`, which is made when the first bucket is."""
+    """The objects under `directory`, which is made when the first bucket is. `facts`: owner and region of a bucket."""
 
-    def __init__(self, directory: Path, region: str) -> None:
-        self.directory, self._region = directory, region
+    def __init__(self, directory: Path, facts: Callable[[str], BucketFacts]) -> None:
+        self.directory, self._facts = directory, facts
 
     def make_bucket(self, name: str) -> None:
         """Let the bucket `name` exist."""
@@ -60,7 +61,7 @@ class Storage:
             if not bucket:
                 return self._list_buckets()
             if not key:
-                return self._on_bucket(method, unquote(bucket), arguments, body)
+                return self._on_bucket(method, unquote(bucket), arguments, headers, body)
             return self._on_object(method, unquote(bucket), unquote(key), arguments, headers, body)
         except _Refused as refusal:
             if method == "HEAD":
@@ -71,20 +72,22 @@ class Storage:
     def _list_buckets(self) -> Response:
         self.directory.mkdir(parents=True, exist_ok=True)
         names = sorted(path.name for path in self.directory.iterdir() if path.is_dir())
+        names = [name for name in names if self._facts(name).owner == ACCOUNT]
         buckets = "".join(f"<Bucket><Name>{xml_text(name)}</Name></Bucket>" for name in names)
         return _document("ListAllMyBucketsResult", f"<Buckets>{buckets}</Buckets>")
 
-    def _on_bucket(self, method: str, bucket: str, arguments: Mapping[str, str], body: bytes) -> Response:
+    def _on_bucket(
+        self, method: str, bucket: str, arguments: Mapping[str, str], headers: Mapping[str, str], body: bytes
+    ) -> Response:
         if method == "PUT" and not arguments:
-            self.make_bucket(bucket)
-            return Response(headers={"Location": f"/{bucket}"})
-        directory = self._bucket(bucket)
+            return self._make(bucket)
+        directory = self._bucket(bucket, headers)
         for setting in _SETTINGS.keys() & arguments.keys():
             return _setting(directory / f".{setting}", method, setting, body)
         if method == "GET" and "versions" in arguments:
             return _list_versions(directory, bucket)
         if method == "HEAD":
-            return Response(headers={"x-amz-bucket-region": self._region})
+            return Response(headers={"x-amz-bucket-region": self._facts(bucket).region})
         if method == "GET" and "location" in arguments:
             return _document("LocationConstraint", "")
         if method == "GET":
@@ -104,7 +107,7 @@ class Storage:
         headers: Mapping[str, str],
         body: bytes,
     ) -> Response:
-        directory = self._bucket(bucket)
+        directory = self._bucket(bucket, headers)
         path = directory / _file_name(key)
         match method:
             case "PUT":
@@ -125,10 +128,19 @@ class Storage:
                 return _complete_upload(path, _upload(directory, arguments), bucket, key)
         raise _Refused(501, "NotImplemented", f"this S3 does not know {method} of an object with {sorted(arguments)}")
 
-    def _bucket(self, name: str) -> Path:
+    def _make(self, bucket: str) -> Response:
+        if (self.directory / bucket).is_dir() and self._facts(bucket).owner != ACCOUNT:
+            raise _Refused(409, "BucketAlreadyExists", "The requested bucket name is not available.")
+        self.make_bucket(bucket)
+        return Response(headers={"Location": f"/{bucket}"})
+
+    def _bucket(self, name: str, headers: Mapping[str, str]) -> Path:
         directory = self.directory / name
         if name in {".", ".."} or not directory.is_dir():
             raise _Refused(404, "NoSuchBucket", f"The specified bucket does not exist: {name}")
+        facts, expected = self._facts(name), headers.get("x-amz-expected-bucket-owner")
+        if expected not in (None, facts.owner) or (facts.owner != ACCOUNT and not facts.public):
+            raise _Refused(403, "AccessDenied", "Access Denied")
         return directory
 
 

@@ -154,7 +154,7 @@ class BuildWorld(Account):
             builds=True,
         )
         self.first = len(self.fake.calls) if self.first < 0 else self.first
-        now = Waiting(clock=lambda: self.now, sleep=self.sleep)
+        now = Waiting(clock=lambda: self.now % 1e6, sleep=self.sleep)  # as a clock of elapsed time
         build = Build(
             self.session,
             machines,
@@ -164,6 +164,7 @@ class BuildWorld(Account):
             now,
             announce=lambda line: None,
             guard_role=self.words.aws.guard_role,
+            wall_clock=lambda: self.now,
         )
         return build.run()
 

@@ -70,6 +70,12 @@ _DENIED = (
 )
 
 
+_BY_SCP = "User: arn:me is not authorized to perform: s3:PutObject with an explicit deny in a service control policy"
+_BY_POLICY = (
+    "User: arn:me is not authorized to perform: ec2:X with an explicit deny in an identity-based policy. Encoded"
+)
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -93,6 +99,20 @@ _DENIED = (
         (answer("AuthFailure.ServiceLinkedRoleCreationNotPermitted"), r"rubberband aws setup"),
         (answer("InvalidClientTokenId"), r"enable the region for the account"),
         (boto.UnauthorizedSSOTokenError(), r"run `aws sso login`"),
+        (boto.ProxyConnectionError(proxy_url="http://proxy:1"), r"proxy:1.*HTTPS_PROXY"),
+        (boto.SSLError(endpoint_url="https://ec2", error="self-signed"), r"self-signed.*AWS_CA_BUNDLE"),
+        (boto.ConfigParseError(path="~/.aws/config"), r"~/\.aws/config.*AWS_PROFILE"),
+        (
+            answer("SignatureDoesNotMatch", "Signature expired: 20261126T1 is now earlier than 2"),
+            r"20261126T1.*set the clock",
+        ),
+        (answer("InvalidSignatureException", "Signature not yet current: 2"), r"set the clock"),
+        (answer("RequestTimeTooSkewed"), r"set the clock"),
+        (answer("InvalidSignatureException"), r"does not accept the credentials"),
+        (answer("SubscriptionRequiredException"), r"registration and payment"),
+        (answer("Blocked"), r"blocked the account"),
+        (answer("AccessDenied", _BY_SCP), r"may not s3:PutObject: a service control policy denies .*another account"),
+        (answer("UnauthorizedOperation", _BY_POLICY), r"an identity-based policy denies .*second factor"),
         (boto.TokenRetrievalError(provider="sso", error_msg="Token has expired"), r"run `aws sso login`"),
     ],
 )

@@ -124,7 +124,7 @@ def test_quota_for_fewer_instances_is_reported(account: Account) -> None:
 
 def test_a_driver_that_instances_cannot_reach_is_sent_to_the_head(account: Account) -> None:
     resources = account.resources()
-    with pytest.raises(InputError, match="is not in EC2: they cannot reach it; start a head there with `rubberband up"):
+    with pytest.raises(InputError, match=r"is not in EC2: they cannot reach it; let a head .*run FILE --on head"):
         preflight(resources, [offer()], session=account.session)
     elsewhere = replace(account.place, region="eu-west-1", vpc="vpc-elsewhere")
     with pytest.raises(InputError, match=r"this machine is in vpc-elsewhere \(eu-west-1\)"):

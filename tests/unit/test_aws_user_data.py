@@ -251,6 +251,16 @@ def test_a_machine_without_a_name_ends(machine: Machine, answer: str) -> None:
     assert not any("scripts start" in line for line in machine.called)
 
 
+def test_a_worker_of_an_image_without_uv_installs_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.programs / "uv").unlink()
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    machine.boot(worker_script(replace(BOOT, installation=Installation(python="3.11", requirements=("torch",))), START))
+
+    machine.work()
+
+    assert (machine.folder / "uv.txt").read_text().startswith(f"uv=={UV_VERSION} --hash=sha256:")
+
+
 @pytest.mark.parametrize("failing", ["setup", "token", "uv"])
 def test_any_failure_ends_the_machine(machine: Machine, failing: str) -> None:
     boot = replace(BOOT, setup=("exit 3",) if failing == "setup" else ())
