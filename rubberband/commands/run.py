@@ -222,11 +222,8 @@ def submit(
 
 def profile(
     file: FileArgument,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="OUT", help="Where to write it. [default: FILE's stem .profile.json beside it]"
-        ),
+    out: Annotated[
+        Path | None, option("--out", "OUT", "Where to write it. [default: FILE's stem .profile.json beside it]")
     ] = None,
     iterations: Annotated[
         int, typer.Option("--iterations", min=1, help="Iterations to measure at each number of GPUs.")
@@ -263,7 +260,7 @@ def profile(
 
     search_path = (file.absolute().parent, Path.cwd())
     experiment = with_trial(load_experiment(file, overrides or []), search_path)
-    target = output or default_profile_path(file)
+    target = out or default_profile_path(file)
     folder = open_folder(experiment.name)
     require_runnable(experiment, folder.home, no_cap=no_cap)
     for note in require_home(folder.home):

@@ -42,7 +42,7 @@ def command_line(tmp_path: Path) -> CommandLine:
 
 @pytest.mark.long
 def test_measured_planned_killed_and_resumed_a_run_keeps_what_its_agents_learnt(command_line, tmp_path):
-    command_line("profile", "noisy.yaml", "--output", "noisy.json")
+    command_line("profile", "noisy.yaml", "--out", "noisy.json")
     profile = json.loads((tmp_path / "noisy.json").read_text())
     points = profile["goodput"]["points"]
     assert {point["gpus"] for point in points} == {1, 2}

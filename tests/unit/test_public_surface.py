@@ -92,7 +92,7 @@ COMMANDS = {
         "--verbose",
     },
     "prices": {"types", "--output", "-o", "--refresh", "--region", "-r"},
-    "profile": {"file", "--iterations", "--no-cap", "--output", "-o", "--set", "-s", "--trials", "--yes", "-y"},
+    "profile": {"file", "--iterations", "--no-cap", "--out", "--set", "-s", "--trials", "--yes", "-y"},
     "check": {"file", "--limit", "--output", "-o", "--set", "-s"},
     "run": {
         "file",

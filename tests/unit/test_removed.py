@@ -51,7 +51,7 @@ def test_an_experiment_that_was_accepted_with_one_is_still_read(path: str) -> No
     assert Experiment.kept(with_key(path)) == Experiment(**WORDS).model_copy(update={"name": "sha"})
 
 
-@pytest.mark.parametrize("option", [path for path in REMOVED if " --" in path])
+@pytest.mark.parametrize("option", [path for path in REMOVED if " -" in path])
 def test_a_removed_option_is_refused_with_what_to_use(
     option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
