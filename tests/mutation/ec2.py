@@ -238,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_on_head.py",),
     ),
     Mutant(
-        name="extended-beyond-the-policy",
+        name="extended-on-the-head-beyond-the-policy",
         harm="`extend --on head` gives a run more than max_usd_per_run of policy.yaml",
         file="rubberband/commands/on_head.py",
         old="        require_per_run(default_home(), new_usd)\n",

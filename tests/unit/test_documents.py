@@ -248,7 +248,8 @@ def test_the_commands_in_the_comments_of_the_examples(tmp_path: Path) -> None:
             elif words[0] == "rubberband" and words[1] in known.commands:
                 if len(words) > 2 and words[2].startswith("examples/"):
                     priced = " -s resources.market=on_demand" * ("aws" in words[2])  # no spot price without an account
-                    estimate = f"{shlex.join(['rubberband', 'estimate', *words[2:]])} {PROFILED}{priced}"
+                    asked = [word for word in words[2:] if word not in ("--on", "head")]
+                    estimate = f"{shlex.join(['rubberband', 'estimate', *asked])} {PROFILED}{priced}"
                     reader.run(_commands(SET_UP[0], f"{estimate}\n..."))
             else:
                 continue
