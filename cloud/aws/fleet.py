@@ -186,10 +186,9 @@ class Ec2Fleet:
         return max(intent.requested_at, min(at, max(launched_at, pending_at)))
 
     def _ended(self, name: str, machine: Mapping[str, Any], at: float) -> None:
-        if not states.never_ran(machine):
-            self._runs(name, machine, at)
-        began_at = states.transition_at(machine)
-        ended_at = min(at, self.latest_end(name) if began_at is None else began_at + 1.0)
+        ended_at = at if states.never_ran(machine) else self._ran_until(name, machine, at)
+        if (began_at := states.transition_at(machine)) is not None:
+            ended_at = min(at, began_at + 1.0)
         reason = self.intents.known(name).ending if states.ended_by_a_call(machine) else None
         if reason is None:
             lease_over = ended_at >= self._latest_until - self.look_s
@@ -257,11 +256,15 @@ class Ec2Fleet:
 
     def _vanished(self, name: str, at: float) -> None:
         """Finish an instance that EC2 has forgotten: it ended with its lease at the latest."""
+        self._finish(name, self._ran_until(name, {}, at), "EC2 no longer lists it")
+
+    def _ran_until(self, name: str, machine: Mapping[str, Any], at: float) -> float:
+        """Note that an instance ran, and return when it had ended at the latest."""
         latest_at = self.latest_end(name)
-        if self.intents.known(name).running_at is None:  # it may have been requested long before the last request
-            self._runs(name, {}, at)
-            latest_at = min(latest_at, self._boot_end(self.intents.known(name)))
-        self._finish(name, min(at, latest_at), "EC2 no longer lists it")
+        if self.intents.known(name).running_at is None:  # no driver has reached it, whatever leases were renewed since
+            self._runs(name, machine, at)
+            latest_at = self._boot_end(self.intents.known(name))
+        return min(at, latest_at)
 
     def _take_for_forgotten(self, name: str, at: float) -> bool:
         """Return whether an unanswered request is so old that EC2 may have forgotten its instance.

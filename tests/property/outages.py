@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from tests.property.crash_points import folder
 from tests.property.crash_story import ENDS, Outcome, Story
 from tests.property.crash_world import LEASE_S, name_of
 
+STALE_S = 60.0
 OUTAGES: dict[str, Fault] = {
     **{
         f"scheduler {code}": Fault(error=FakeError(code, "No."))
@@ -46,11 +48,12 @@ OUTAGES: dict[str, Fault] = {
     "describe denied": Fault(error=FakeError("UnauthorizedOperation", "No.", 403)),
     "describe silent": Fault.timeout(took_effect=False),
     "describe empty": Fault.stale(1e9),
-    "describe stale": Fault.stale(60.0),
+    "describe stale": Fault.stale(STALE_S),
     "credentials": Fault(error=CredentialRetrievalError(provider="iam-role", error_msg="no answer")),
     "late capacity": Fault(),
 }
 """What a stretch of time may be like. In one of late capacity EC2 ends what it launches in the first zone."""
+SOLD_OUT = "Server.InsufficientInstanceCapacity"
 LENGTHS_S = (5.0, 10_000.0)
 ITERATIONS_S = (20.0, 300.0, 1900.0)
 IMPATIENT_S = (10.0, 600.0)
@@ -171,8 +174,8 @@ class Outages(Story):
         return (one for one in self.case.stretches if one.begins_s <= at < one.ends_s)
 
     def _met(self, call: FakeCall) -> Fault | None:
-        for stretch in self._during():
-            if stretch.meets(call):
+        for stretch in sorted(self._during(), key=lambda one: OUTAGES[one.kind].error is None):
+            if stretch.meets(call):  # no answer comes before an old one
                 self.seen[stretch.kind] += 1
                 fault = OUTAGES[stretch.kind]
                 if stretch.kind == "describe stale":  # together no later than EC2 shows anything
@@ -189,7 +192,7 @@ class Outages(Story):
                 self._known.add(machine.instance_id)
                 if late and machine.zone == world.fake.world.zones[0]:
                     self._strike("late capacity", machine)
-                    world.fake.break_down(machine.instance_id, "Server.InsufficientInstanceCapacity")
+                    world.fake.break_down(machine.instance_id, SOLD_OUT)
                 elif self.random.random() < self.case.never_boots:
                     self._strike("never boots", machine)
                     world.hang(machine)
@@ -236,11 +239,19 @@ class Outages(Story):
             well = machine.instance_id not in self.world.hung and machine.notice_at is None
             if well and machine.lives() and self.world.has_joined(machine):
                 yield f"{event.instance} is well, and was told as lost: {event.reason}"
+            if isinstance(event, InstanceRefused) and machine.state_reason == SOLD_OUT and not event.sold_out:
+                yield f"{event.instance} found no room, and counts as a failed start: {event.reason}"
             by_us = machine.state_reason == USER_INITIATED and machine.ended_at != machine.guard_at
             if well and by_us and event.reason != "the Ray head ended":
                 yield f"{event.instance} was well, and we ended it: {event.reason}"
 
     # The judge
+
+    def _beyond_the_cap(self) -> Iterator[str]:
+        stale_usd = STALE_S * self.job.offer.price_usd_per_s * len(self.world.fake.instances)
+        over_usd = self.world.fake.bill().total_usd - (self.job.max_cost_usd or 0.0)
+        if not self.seen["describe stale"] or over_usd > stale_usd:  # an old look tells too late that one runs
+            yield from super()._beyond_the_cap()
 
     def _more_billed_than_known(self) -> Iterator[str]:
         if not self.seen["describe stale"]:  # then it is told too late when an instance began to run
@@ -299,6 +310,9 @@ class Outages(Story):
             yield from ranked_otherwise(state)
         if self.ended in ENDS and state.phase is not Phase.FINISHED:
             yield f"it ended in phase {state.phase}"
+        told = re.search(r"\(([\d.]+) USD spent\)", self.reason)
+        if told and float(told[1]) > self._ledger_usd() + 0.01:
+            yield f"it ended since {self.reason}, and the ledger says {self._ledger_usd():.4f}"
         ec2 = any(not one.kind.startswith("scheduler") for one in self.case.stretches)
         if self.ended in ENDS and not ec2 and not self.died_in and self.point.hidden_s <= 5.0:
             billed_usd, ledger_usd = self.world.fake.bill().total_usd, self._ledger_usd()
