@@ -51,7 +51,7 @@ class Backend(Protocol):
 
 
 def running(status: InstanceDescription, running_at: float, at: float) -> InstanceRunning:
-    """Return the event that the instance runs since `running_at`, as of `at`."""
+    """Return the event that the instance runs since `running_at`, as of `at`, or ran until its end."""
     return InstanceRunning(
         occurred_at=at,
         instance=status.instance,
@@ -60,6 +60,7 @@ def running(status: InstanceDescription, running_at: float, at: float) -> Instan
         instance_type=status.instance_type,
         zone=status.zone,
         hour_prices_usd=status.hour_prices_usd,
+        ended_at=status.ended_at,
     )
 
 

@@ -40,6 +40,7 @@ LIFETIME_S = 7 * 24 * 3600.0
 """Hard stop: an instance ends itself this long after booting even if its lease is renewed."""
 LEAST_LEASE_S = 60.0
 """An instance with a shorter first lease is useless, and is billed for this long anyway."""
+CLOSED = "given back with all others, as its driver closed"
 _GATHER_S = 0.3
 """A launch waits this long for others that are bought with it."""
 
@@ -211,7 +212,7 @@ class AwsProvider:
                 raise ProviderError(f"instance {instance} was never launched by this run; nothing to release")
             return self._end(intent).status()
 
-    def _end(self, intent: Intent) -> Intent:
+    def _end(self, intent: Intent, reason: str = "") -> Intent:
         began_at = self._fleet.clock()
         unanswered = f"EC2 does not show yet whether instance {intent.instance} exists; try again"
 
@@ -219,7 +220,7 @@ class AwsProvider:
             return unanswered if self._fleet.clock() - began_at >= PATIENCE_S else ""
 
         self._launcher.settle(self._order(intent.instance, intent.market, "", impatient))
-        self._fleet.end(intent.instance)
+        self._fleet.end(intent.instance, reason)
         self._fleet.hours.look(self._fleet.clock())
         return self._intents.known(intent.instance)
 
@@ -253,7 +254,7 @@ class AwsProvider:
         with self._lock_of(instance):
             intent = self._intents.get(instance)
             if intent is not None and intent.lives:
-                self._end(intent)
+                self._end(intent, CLOSED)
 
     def _unless_released(self, instance: str) -> Callable[[], str]:
         reason = f"instance {instance} was released while it was requested"

@@ -76,7 +76,7 @@ def why(machine: Mapping[str, Any], *, lease_over: bool) -> str:
             f"get-console-output --latest --instance-id {machine['InstanceId']}`"
         )
     if code == _BY_A_CALL:
-        return "terminated by another user or process"
+        return "terminated by another user or process, or by its guard while AWS refused to move that"
     remedy = f"; {_KEY_REMEDY}" if code.startswith(_KEYS) else ""
     return f"EC2 ended it ({said or 'no reason given'}){remedy}"
 

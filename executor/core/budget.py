@@ -196,6 +196,8 @@ def _purse(job: Job, state: State, held: Iterable[InstanceRecord]) -> Purse:
     for record in held:
         if record.running_at is None:
             expected.append(coming(job, _bound_s(job, record)))
+        elif record.ended_at is not None:
+            settled_usd += instance_cost_usd(job, record, math.inf)
         else:
             settled_usd += offer.once_usd_per_instance
             if offer.billing == "per_instance":

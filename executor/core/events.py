@@ -85,6 +85,8 @@ class InstanceRunning(Event):
     zone: str = ""
     hour_prices_usd: tuple[float, ...] | None = None
     """USD per hour of each hour since it began to run, as far as is known; None: its price stays."""
+    ended_at: float | None = None
+    """Instant of its end, if it had ended when it was first seen: InstanceLost follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

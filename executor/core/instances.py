@@ -190,7 +190,7 @@ def _note_released(record: InstanceRecord, event: InstanceReleased) -> None:
 
 
 def _note_running(record: InstanceRecord, event: InstanceRunning) -> None:
-    record.running_at = event.running_at
+    record.running_at, record.ended_at = event.running_at, event.ended_at
     record.price_usd_per_hour = event.price_usd_per_hour
     record.instance_type, record.zone = event.instance_type, event.zone
     if event.hour_prices_usd is not None:

@@ -332,7 +332,7 @@ class World:
     def _guard(self, schedule: Schedule | None, at: float | None) -> None:
         for instance_id in () if schedule is None else schedule.instances:
             instance = self.instances.get(instance_id)
-            if instance is not None:
+            if instance is not None and instance.lives():
                 instance.guard_at = at if self.guard_may_end(instance) else None
 
     def facts(self, bucket: str) -> BucketFacts:

@@ -6,6 +6,7 @@ from tests.mutation.mutant import Mutant
 
 _MANY = ("tests/unit/test_aws_launching_many.py",)
 _GUARDS = ("tests/unit/test_aws_guards.py",)
+_OUTAGES = ("tests/unit/test_aws_provider.py", "tests/property/test_outages.py")
 _IMAGES = ("tests/unit/test_own_images.py",)
 _SETUP = ("tests/unit/test_aws_setup.py",)
 _RESERVATIONS = ("tests/unit/test_aws_reservations.py",)
@@ -420,6 +421,54 @@ MUTANTS: tuple[Mutant, ...] = (
         old="            finally:  # the leases are renewed on the instances, also while EC2 does not answer\n",
         new="            except ZeroDivisionError:\n                pass\n            else:\n",
         tests=_GUARDS,
+    ),
+    Mutant(
+        name="omitted-is-ended",
+        harm="an instance that EC2 omits for minutes is given up while it trains, and others are bought in its place",
+        file="cloud/aws/fleet.py",
+        old="        elif is_over:  #",
+        new="        else:  #",
+        tests=_OUTAGES,
+    ),
+    Mutant(
+        name="vanished-when-it-was-first-missed",
+        harm="what EC2 never shows again is billed for less than it ran",
+        file="cloud/aws/fleet.py",
+        old='self._finish(name, self._ran_until(name, {}, at), "EC2 no longer lists it")',
+        new='self._finish(name, self._ran_until(name, {}, at) - 300.0, "EC2 no longer lists it")',
+        tests=_OUTAGES,
+    ),
+    Mutant(
+        name="unseen-for-as-long-as-others-were-renewed",
+        harm="what booted and ended unseen is billed until now, and the run ends for a cap that it has not reached",
+        file="cloud/aws/fleet.py",
+        old="            latest_at = self._boot_end(self.intents.known(name))\n",
+        new="            latest_at = self.latest_end(name)\n",
+        tests=_OUTAGES,
+    ),
+    Mutant(
+        name="adopted-unseen-and-not-renewed",
+        harm="the guard of an instance that a new driver has taken over, and EC2 omits, runs at its old time",
+        file="cloud/aws/fleet.py",
+        old="        if not is_over and intent.running_at is not None:  #",
+        new="        if False:  #",
+        tests=_OUTAGES,
+    ),
+    Mutant(
+        name="runs-although-it-has-ended",
+        harm="what ended unseen counts as running for a moment, and the run ends for a cap that it has not reached",
+        file="executor/core/instances.py",
+        old="record.running_at, record.ended_at = event.running_at, event.ended_at",
+        new="record.running_at = event.running_at",
+        tests=("tests/unit/test_controller_cloud.py",),
+    ),
+    Mutant(
+        name="ended-and-still-reserved-for",
+        harm="the cap reserves money for an instance that has ended unseen, and the run ends for it",
+        file="executor/core/budget.py",
+        old="        elif record.ended_at is not None:\n",
+        new="        elif False:\n",
+        tests=("tests/unit/test_controller_cloud.py",),
     ),
     Mutant(
         name="guards-stop-at-the-first-refusal",

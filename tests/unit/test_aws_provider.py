@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rubberband.cloud.aws.fleet import PATIENCE_S, SHUTDOWN_S, VISIBILITY_S
-from rubberband.cloud.aws.provider import AwsProvider
+from rubberband.cloud.aws.provider import CLOSED, AwsProvider
 from rubberband.errors import ProviderError
 from rubberband.values.plan import Market
 from tests.ec2 import Fault
@@ -257,6 +257,14 @@ def test_an_instance_past_its_end_and_not_shown_is_over_at_once(world: World) ->
     assert status.ended_at < world.now - 85_000.0
 
 
+def test_what_a_driver_gave_back_as_it_closed_was_ended_by_nobody_else(world: World) -> None:
+    driver = world.driver()
+    driver.launch("a")
+    driver.close()
+    (shown,) = world.driver().describe()
+    assert (shown.state, shown.reason) == ("terminated", CLOSED)
+
+
 def test_ends_are_reported_in_words(world: World) -> None:
     driver = world.driver()
     for name in ("off", "stolen", "broken"):
@@ -269,7 +277,7 @@ def test_ends_are_reported_in_words(world: World) -> None:
     shown = world.look(driver)
     assert "powered itself off" in shown["off"].reason
     assert "get-console-output" in shown["off"].reason
-    assert shown["stolen"].reason == "terminated by another user or process"
+    assert shown["stolen"].reason.startswith("terminated by another user or process, or by its guard")
     assert shown["broken"].running_at is None
     assert "Insufficient capacity" in shown["broken"].reason
 

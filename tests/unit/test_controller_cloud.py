@@ -315,6 +315,20 @@ def test_a_first_lease_that_the_driver_cannot_cut_is_paid_for_in_advance() -> No
     assert first_usd + 600.0 * 0.001 == pytest.approx(2.0)
 
 
+def test_what_ran_and_ended_while_nobody_saw_it_is_paid_for_as_long_as_it_ran() -> None:
+    """EC2 described nothing for an hour: the instance is first seen when it has ended."""
+    story = Story(dataclasses.replace(JOB, max_cost_usd=2.0))
+    story.tell(Started)
+    story.at += 3600.0
+    ran = {"instance": "i-001", "ended_at": story.at - 3300.0}
+    story.tell(InstanceRunning, running_at=story.at - 3500.0, **ran)
+    assert (story.state.course, story.state.outcome) == ("running", None)
+    assert budget.bill_usd(story.controller.job, story.state, story.at) == pytest.approx(0.2)
+    story.tell(InstanceLost, reason="its lease expired", **ran)
+    assert (story.state.course, story.state.outcome) == ("running", None)
+    assert budget.bill_usd(story.controller.job, story.state, story.at) == pytest.approx(0.2)
+
+
 def test_without_a_cap_leases_are_as_long_as_they_may_be() -> None:
     assert Story(SPOT).controller.hold_until() == math.inf
 

@@ -201,7 +201,7 @@ def test_events_before_the_first_look_come_in_order() -> None:
     driven = backend(Messages(seen_after_s=15.0), Fate(ends_after_s=0.0, preempted=True))
     driven.execute(LaunchInstance(instance="a"))
     running, lost = events_until(driven, 100.0)
-    assert running == InstanceRunning(occurred_at=45.0, instance="a", running_at=30.0)
+    assert running == InstanceRunning(occurred_at=45.0, instance="a", running_at=30.0, ended_at=30.0)
     assert isinstance(lost, InstanceLost)
     assert (lost.ended_at, lost.preempted) == (30.0, True)
 
