@@ -27,7 +27,7 @@ def failures(seeds: Iterable[int]) -> list[str]:
     return [f"{replay_command(one.seed)}  # {'; '.join(one.outcome.wrong)}" for one in told if one.outcome.wrong]
 
 
-def test_in_some_outages() -> None:
+def test_no_harm_is_done_in_some_outages() -> None:
     found = failures([*TELLING, *range(SOME)])
     assert not found, "\n".join(found)
 
@@ -35,7 +35,7 @@ def test_in_some_outages() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_in_many_outages(block: int) -> None:
+def test_no_harm_is_done_in_many_outages(block: int) -> None:
     found = failures(range(SOME + block, MANY, BLOCKS))
     assert not found, "\n".join(found)
 

@@ -257,7 +257,7 @@ def test_an_instance_past_its_end_and_not_shown_is_over_at_once(world: World) ->
     assert status.ended_at < world.now - 85_000.0
 
 
-def test_what_a_driver_gave_back_as_it_closed_was_ended_by_nobody_else(world: World) -> None:
+def test_a_driver_that_closes_is_the_reason_of_ends(world: World) -> None:
     driver = world.driver()
     driver.launch("a")
     driver.close()

@@ -315,7 +315,7 @@ def test_a_first_lease_that_the_driver_cannot_cut_is_paid_for_in_advance() -> No
     assert first_usd + 600.0 * 0.001 == pytest.approx(2.0)
 
 
-def test_what_ran_and_ended_while_nobody_saw_it_is_paid_for_as_long_as_it_ran() -> None:
+def test_an_instance_that_ran_and_ended_unseen_is_paid_for_as_long_as_it_ran() -> None:
     """EC2 described nothing for an hour: the instance is first seen when it has ended."""
     story = Story(dataclasses.replace(JOB, max_cost_usd=2.0))
     story.tell(Started)
