@@ -44,6 +44,7 @@ from rubberband.views.pareto import PARETO_NOTE, pareto, trade_off
 from rubberband.views.report_html import CONTENT_POLICY, render_html, script_json
 from rubberband.views.search_charts import CONTOUR_NOTE, SLICES_NOTE, Space, contour, slices
 from rubberband.views.spending import SPEND_NOTE, spend, trial_costs_usd
+from rubberband.views.story import story
 from rubberband.views.tables import TextTable, failures, incidents, measured, ranked, status, workers
 from rubberband.views.words import change, mean_efficiency, printable, setting, usd, usd_decimals
 
@@ -541,7 +542,7 @@ def _shown(service: Service, experiment: Submission, result: Result | None, aske
         "cards": words.cards(experiment, result),
         "stages": words.stage_rows(result, experiment.summary.target_iterations),
         "rungs": words.rungs_reached(result),
-        "happenings": words.happenings(result),
+        "story": story(result),
         "trials": trial_page(result, asked),
         "pareto": _shortened(pareto(result, None)),
         "tables": [_shortened(table) for table in _tables(result) if table.rows],

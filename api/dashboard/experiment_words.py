@@ -1,11 +1,10 @@
-"""Texts of the page of one experiment: a sentence, cards, stages, and the history. Pure."""
+"""Texts of the page of one experiment: a sentence, cards, stages, and troubles. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rubberband.executor.core.history import DecisionResult
 from rubberband.executor.result import (
     Result,
     StageResult,
@@ -14,19 +13,16 @@ from rubberband.executor.result import (
 from rubberband.states import ACTIVE, ExperimentState
 from rubberband.units import counted, duration
 from rubberband.values.submission import Submission, Summary
-from rubberband.views.charts import stage_spans
+from rubberband.views.stages import cells, is_last_of_bracket
+from rubberband.views.story import sentence as sentence_of
 from rubberband.views.tables import interruptions, outcome, tells_start_failures
 from rubberband.views.words import (
     difference,
-    extended,
     listed,
     number,
     printable,
-    replaced,
-    stood_still,
     usd,
     usd_decimals,
-    went_back,
 )
 
 _NOT_BEGUN = {
@@ -78,17 +74,6 @@ class StageRow:
     time: str
     planned_cost: str
     cost: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
-    """Entry of the history, in seconds from the start."""
-
-    at_s: float
-    what: str
-    told: str
-    kind: str
-    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback` or `pause`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +130,7 @@ def troubles(result: Result) -> list[Trouble]:
         *_by_cause(again, lambda number: f"{number} {every} failed and {_was(number)} tried again", severe=False),
         *_of_instances(result),
         *(
-            [Trouble(what=counted(len(result.setbacks), "lost checkpoint"), why=went_back(last), severe=False)]
+            [Trouble(what=counted(len(result.setbacks), "lost checkpoint"), why=sentence_of(last), severe=False)]
             if (last := next(reversed(result.setbacks), None))
             else []
         ),
@@ -312,15 +297,16 @@ def _stage_row(result: Result, stage: StageResult, before: int, decimals: int, t
     ours = [trial.iterations for trial in result.trials if trial.bracket == stage.bracket]
     done = sum([min(iterations - before, stage.iterations) for iterations in ours if iterations > before])
     standing = "done" if over else "current" if result.outcome == "unfinished" else "ended"
+    name, trials, _, instances, gpus_per_trial = cells(stage)
     return StageRow(
-        stage=stage.name,
+        stage=name,
         standing=standing if begun else "planned",
-        trials=str(stage.trials),
-        promoted=f"{len(stage.promoted)} promoted" if over and not _is_last_of_bracket(result.stages, stage) else "",
+        trials=trials,
+        promoted=f"{len(stage.promoted)} promoted" if over and not is_last_of_bracket(result.stages, stage) else "",
         share=min(done / target, 1.0) if target else 0.0,
         iterations=f"{done} of {target}",
-        instances=f"{stage.instances if begun else '-'} / {stage.planned_instances}",
-        gpus_per_trial=str(stage.gpus_per_trial),
+        instances=instances,
+        gpus_per_trial=gpus_per_trial,
         planned_time=duration(stage.planned_s),
         time="-" if stage.actual_s is None else duration(stage.actual_s),
         planned_cost=usd(stage.planned_cost_usd, decimals),
@@ -337,48 +323,3 @@ def _unneeded(result: Result, stage: StageResult, before: int) -> int:
         promoted = next(one for one in result.stages if (one.bracket, one.rung) == (stage.bracket, stage.rung - 1))
         ours = [trial for trial in ours if trial.trial in promoted.promoted]
     return sum(max(0, before + stage.iterations - max(before, trial.iterations)) for trial in ours)
-
-
-def happenings(result: Result) -> list[Happening]:
-    """Return ends of stages, replans, extensions, resumes, setbacks and pauses, in order."""
-    found = [*_syncs(result)]
-    for at_s in result.resumed_s:
-        told = "its process restarted from its journal"
-        found.append(Happening(at_s=at_s, what="resumed", told=told, kind="resumed"))
-    found += [_decided(result, decision) for decision in result.decisions]
-    for granted in result.extensions:
-        told = extended(granted) or "unchanged"
-        found.append(Happening(at_s=granted.at_s, what="extended", told=told, kind="extended"))
-    for setback in result.setbacks:
-        found.append(Happening(at_s=setback.at_s, what="checkpoint lost", told=went_back(setback), kind="setback"))
-    for pause in result.pauses:
-        found.append(Happening(at_s=pause.at_s, what="driver paused", told=stood_still(pause), kind="pause"))
-    for change in result.replacements:
-        told = replaced(change)
-        found.append(Happening(at_s=change.at_s, what="slow instance replaced", told=told, kind="replaced"))
-    return sorted(found, key=lambda happening: happening.at_s)
-
-
-def _syncs(result: Result) -> Iterator[Happening]:
-    for stage, _, at_s in stage_spans(result):
-        if not stage.promoted:
-            continue
-        last = _is_last_of_bracket(result.stages, stage)
-        went = "finished" if last else "promoted"
-        told = f"{len(stage.promoted)} of {counted(stage.trials, 'trial')} {went}: {listed(stage.promoted)}"
-        what = "end of the search" if result.rungs else f"SYNC of {stage.title}"
-        yield Happening(at_s=at_s, what=what, told=told, kind="sync")
-
-
-def _is_last_of_bracket(stages: Sequence[StageResult], stage: StageResult) -> bool:
-    """Whether no stage of its bracket follows."""
-    return stage.stage + 1 == len(stages) or stages[stage.stage + 1].bracket != stage.bracket
-
-
-def _decided(result: Result, decision: DecisionResult) -> Happening:
-    expected = f"{duration(decision.jct_s)} and {usd(decision.cost_usd)} USD expected"
-    if decision.changed:
-        expected += f", before {duration(decision.present_jct_s)} and {usd(decision.present_cost_usd)} USD"
-    kind = "changed" if decision.changed else "kept"
-    what = f"plan {'changed' if decision.changed else 'unchanged'} from {result.stages[decision.stage].title} on"
-    return Happening(at_s=decision.at_s, what=what, told=f"{printable(decision.reason)} ({expected})", kind=kind)

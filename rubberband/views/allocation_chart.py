@@ -20,11 +20,11 @@ from rubberband.views.charts import (
     end_s,
     gpus_per_instance,
     marks,
-    planned_spans,
     scatter,
     time_axis,
     time_unit,
 )
+from rubberband.views.stages import planned_spans
 from rubberband.views.words import printable
 
 STARTING, IDLE, STARTUP = "#b9a44c", "rgba(128,128,128,0.25)", "#8a8f98"

@@ -7,11 +7,12 @@ the page sets the colours of text and grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
+from rubberband.executor.result import InstanceResult, Result, TrialResult
 from rubberband.units import counted
+from rubberband.views.stages import stage_spans
 from rubberband.views.tables import status
 
 Figure = dict[str, Any]
@@ -90,30 +91,6 @@ def time_unit(horizon_s: float) -> tuple[str, float]:
     if horizon_s <= 180:
         return "seconds", 1.0
     return ("minutes", 60.0) if horizon_s <= 3 * 3600 else ("hours", 3600.0)
-
-
-def stage_spans(result: Result) -> Iterator[tuple[StageResult, float, float]]:
-    """Iterate over the stages that have begun, with start and end (or now) in seconds from the start of the run.
-
-    Between two of them is the time from a SYNC until a driver continued.
-    """
-    at_s = 0.0
-    for stage in result.stages:
-        if stage.actual_s is None:
-            continue
-        start_s = at_s if stage.start_s is None else stage.start_s
-        at_s = start_s + stage.actual_s
-        yield stage, start_s, at_s
-
-
-def planned_spans(stages: Sequence[StageResult]) -> list[tuple[StageResult, float, float]]:
-    """Return the stages with start and end by the first plan, in seconds from the start: those of a lane in a row."""
-    ends_s, found = dict[int, float](), list[tuple[StageResult, float, float]]()
-    for stage in stages:
-        start_s = ends_s.get(stage.lane, 0.0)
-        ends_s[stage.lane] = start_s + stage.planned_s
-        found.append((stage, start_s, ends_s[stage.lane]))
-    return found
 
 
 def marks(result: Result, horizon_s: float, unit_s: float) -> Figure:

@@ -41,20 +41,14 @@ from rubberband.executor.core.state import Job, Lane, Phase, StageRecord, State,
 from rubberband.executor.core.trials import best_trial
 from rubberband.units import counted, duration, format_usd
 from rubberband.values.offer import slots
+from rubberband.views.story import allotted, decided, sentence
 from rubberband.views.words import (
-    allotted,
     change,
-    decided,
-    extended,
     listed,
     number,
     printable,
-    replaced,
-    replaced_after_hang,
     slow_workers,
-    stood_still,
     unequal,
-    went_back,
 )
 
 _UNDER_WAY = (TrialStatus.QUEUED, TrialStatus.RUNNING, TrialStatus.PAUSED)
@@ -100,7 +94,7 @@ class Narrator:
         """Return the lines about `event`, in order; often none."""
         self._job, state = controller.job, controller.state
         if isinstance(event, LimitsChanged):
-            return [f"extended: {extended(granted)}" for granted in self._made(Granted, event, state)]
+            return [f"extended: {sentence(granted)}" for granted in self._made(Granted, event, state)]
         if isinstance(event, AllotmentChanged):
             is_begun, deadline_s = bool(state.stages), self._job.deadline_s
             changes = self._made(Allotted, event, state)
@@ -118,7 +112,7 @@ class Narrator:
         elif isinstance(event, DriverResumed):
             said.append(f"resumed: {_left(state)}")
         if isinstance(event, Tick) and event.paused_s:
-            said.append(stood_still(state.history.of(Pause)[-1]))
+            said.append(sentence(state.history.of(Pause)[-1]))
         said += self._instance(event, state) if self._details else []
         said += self._failed(state)
         said += self._went_back(state)
@@ -359,9 +353,8 @@ class Narrator:
         return [f"trial {event.trial}: {'unequal workers: ' if before is None else ''}{told or unequal(use)}"]
 
     def _replaced(self, state: State) -> list[str]:
-        fresh = self._fresh("replacements", state.history.of(Replacement))
-        hung = self._fresh("hung", state.history.of(HungInstance))
-        return [replaced(one) for one in fresh] + [replaced_after_hang(one) for one in hung]
+        slow = map(sentence, self._fresh("replacements", state.history.of(Replacement)))
+        return [*slow, *map(sentence, self._fresh("hung", state.history.of(HungInstance)))]
 
     def _synced(self, state: State) -> list[str]:
         ended = [stage for stage in state.stages if stage.ended_at is not None]
@@ -414,7 +407,7 @@ class Narrator:
         return said
 
     def _went_back(self, state: State) -> list[str]:
-        return [went_back(setback) for setback in self._fresh("setbacks", state.history.of(Setback))]
+        return [sentence(setback) for setback in self._fresh("setbacks", state.history.of(Setback))]
 
     def _ended(self, state: State) -> list[str]:
         if state.course not in ("ending", "finished"):

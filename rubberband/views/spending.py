@@ -27,11 +27,11 @@ from rubberband.views.charts import (
     end_s,
     line_at,
     marks,
-    planned_spans,
     scatter,
     time_axis,
     time_unit,
 )
+from rubberband.views.stages import planned_spans
 from rubberband.views.words import usd
 
 _NOTHING_USD = 1e-9

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rubberband.executor.result import StageResult
 from rubberband.states import EXPLAINED
 from rubberband.units import counted, duration
 from rubberband.values.kinds import KINDS
+from rubberband.views.stages import cells, stage_of
 from rubberband.views.tables import TextTable
 from rubberband.views.words import number, printable, usd, usd_decimals
 
@@ -114,26 +116,18 @@ def stage_table(stages: Sequence[Mapping[str, Any]]) -> TextTable:
     return TextTable(
         title="Stages, planned and actual",
         header=("stage", "trials", "iterations", "instances", "GPUs per trial", "time plan", "time", "USD plan", "USD"),
-        rows=tuple(_stage(stage, decimals) for stage in stages),
+        rows=tuple(_stage(stage_of(stage), decimals) for stage in stages),
     )
 
 
-def _stage(stage: Mapping[str, Any], decimals: int) -> tuple[str, ...]:
-    begun = stage["actual_s"] is not None
-    instances = f"{stage['instances'] if begun else '-'} / {stage['planned_instances']}"
+def _stage(stage: StageResult, decimals: int) -> tuple[str, ...]:
     return (
-        *(str(cell) for cell in (_name(stage), stage["trials"], stage["iterations"], instances)),
-        str(stage["gpus_per_trial"]),
-        duration(stage["planned_s"]),
-        duration(stage["actual_s"]) if begun else "",
-        usd(stage["planned_cost_usd"], decimals),
-        usd(stage["actual_cost_usd"], decimals) if begun else "",
+        *cells(stage),
+        duration(stage.planned_s),
+        "" if stage.actual_s is None else duration(stage.actual_s),
+        usd(stage.planned_cost_usd, decimals),
+        "" if stage.actual_cost_usd is None else usd(stage.actual_cost_usd, decimals),
     )
-
-
-def _name(stage: Mapping[str, Any]) -> str:
-    bracket = stage.get("bracket")
-    return str(stage["stage"]) if bracket is None else f"{bracket}.{stage['rung']}"
 
 
 def extension_lines(found: Mapping[str, Any]) -> list[str]:

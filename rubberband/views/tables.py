@@ -11,13 +11,14 @@ from rubberband.executor.core.events import WITHOUT_CHECKPOINT
 from rubberband.executor.result import InstanceResult, Result, StageResult, TrialResult
 from rubberband.units import counted, duration, format_bytes
 from rubberband.values.offer import BillLine
+from rubberband.views.stages import cells
+from rubberband.views.story import Told, sentence
 from rubberband.views.words import (
     amount,
     batch_line,
     change,
     config_line,
     difference,
-    extended,
     first_and_last,
     gain,
     goodput,
@@ -27,15 +28,12 @@ from rubberband.views.words import (
     number,
     overall_saving,
     printable,
-    replaced,
     rounded,
     setting,
     slow_workers,
-    stood_still,
     throughput,
     usd,
     usd_decimals,
-    went_back,
     worker_values,
 )
 
@@ -167,10 +165,9 @@ def comparison(result: Result) -> TextTable:
         took = f"{duration(result.profiling_s)} and {usd(result.profiling_cost_usd)} USD"
         whole = f", {usd(result.whole_cost_usd)} USD in all" if result.profiling_cost_usd else ""
         notes.append(f"Profiling before the start took {took} more{whole}; the limits here are what it left.")
-    notes += [f"After {duration(granted.at_s)} it was extended: {extended(granted)}." for granted in result.extensions]
-    notes += [f"After {duration(setback.at_s)} {went_back(setback)}." for setback in result.setbacks]
-    notes += [f"After {duration(pause.at_s)} {stood_still(pause)}." for pause in result.pauses]
-    notes += [f"After {duration(one.at_s)} {replaced(one)}." for one in result.replacements]
+    notes += [f"After {duration(one.at_s)} it was extended: {sentence(one)}." for one in result.extensions]
+    others: tuple[Told, ...] = (*result.setbacks, *result.pauses, *result.replacements)
+    notes += [f"After {duration(one.at_s)} {sentence(one)}." for one in others]
     if result.resumes:
         after = f", after {listed(map(duration, result.resumed_s))}" if result.resumed_s else ""
         notes.append(f"The run was resumed {counted(result.resumes, 'time')}{after}.")
@@ -222,7 +219,7 @@ def stages(result: Result) -> TextTable:
     for stage, *plan in zip(result.stages, planned, cost, strict=False):
         is_begun = stage.actual_s is not None
         figures = plan[0], next(took) if is_begun else "", plan[1], next(paid) if is_begun else ""
-        rows.append((*_stage(stage), *figures, _promoted(stage)))
+        rows.append((*cells(stage), *figures, _promoted(stage)))
     several = len({stage.bracket for stage in result.stages}) > 1
     reached = " > ".join(str(rung.trials) for rung in result.rungs)
     if heads:
@@ -289,12 +286,6 @@ def _became(before: str, after: str) -> str:
 
 
 _FIGURES = ("time plan", "time", "USD plan", "USD")
-
-
-def _stage(stage: StageResult) -> list[str]:
-    held = "-" if stage.actual_s is None else stage.instances
-    instances = f"{held} / {stage.planned_instances}"
-    return [str(cell) for cell in (stage.name, stage.trials, stage.iterations, instances, stage.gpus_per_trial)]
 
 
 def _promoted(stage: StageResult) -> str:

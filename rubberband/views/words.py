@@ -9,7 +9,6 @@ from typing import Any
 
 from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.core.events import Gang
-from rubberband.executor.core.history import Allotted, Granted, HungInstance, Pause, Replacement, Setback
 from rubberband.executor.result import Result, TrialResult
 from rubberband.units import counted, duration
 from rubberband.values.balance import BalanceUse
@@ -44,48 +43,6 @@ def time_unit_s(largest_s: float) -> float:
     if largest_s >= 59.95:
         return 1.0
     return 0.1 if largest_s >= 9.995 else 0.01
-
-
-def went_back(setback: Setback) -> str:
-    """Return the phrase about a trial whose latest checkpoint was lost."""
-    to = f"to iteration {setback.to_iterations}" if setback.to_iterations else "to its beginning"
-    return f"trial {setback.trial} went back from iteration {setback.from_iterations} {to}: {printable(setback.reason)}"
-
-
-def stood_still(pause: Pause) -> str:
-    """Return the phrase about a driver that was paused."""
-    return f"the driver stood still for {duration(pause.paused_s)}, paused or with its machine asleep"
-
-
-def extended(granted: Granted) -> str:
-    """Return raised limits, such as `deadline 1h instead of 40m, max_cost 5.00 USD instead of 3.00 USD`."""
-    parts = []
-    before_s, deadline_s = granted.deadline_before_s, granted.deadline_s
-    if before_s is not None and before_s != deadline_s:
-        deadline = "no deadline" if deadline_s is None else f"deadline {duration(deadline_s)}"
-        parts.append(f"{deadline} instead of {duration(before_s)}")
-    before_usd, max_cost_usd = granted.max_cost_before_usd, granted.max_cost_usd
-    if before_usd is not None and before_usd != max_cost_usd:
-        max_cost = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"
-        parts.append(f"{max_cost} instead of {usd(before_usd)} USD")
-    return ", ".join(parts)
-
-
-def allotted(change: Allotted, deadline_s: float | None, *, is_begun: bool) -> str:
-    """Return another allotment and its effect, such as `at most 2 instances instead of 4: would end after 12m`."""
-    text = f"at most {counted(change.max_instances, 'instance')} instead of {change.max_instances_before}"
-    if change.max_instances == 0:
-        return f"{text}: trials stop at their next checkpoints, and wait for another allotment"
-    if (
-        not is_begun
-        or change.max_instances_before == 0
-        or (change.jct_s, change.cost_usd) == (change.jct_before_s, change.cost_before_usd)
-    ):
-        return text
-    effect = f"as planned, it would end after {duration(change.jct_s)} instead of {duration(change.jct_before_s)}"
-    effect += f" and cost {usd(change.cost_usd)} USD instead of {usd(change.cost_before_usd)}"
-    late_s = 0.0 if deadline_s is None else change.jct_s - deadline_s
-    return f"{text}: {effect}" + (f", {duration(late_s)} after the deadline" if late_s > 0.0 else "")
 
 
 def difference(actual: float, planned: float) -> str:
@@ -127,11 +84,6 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     every = [str(name) for name in names]
     left = len(every) - most
     return ", ".join(every[:most]) + (f" and {left} more" if left > 0 else "")
-
-
-def decided(changed: bool, reason: str) -> str:
-    """Return a decision about the rest of a plan: `unchanged: …` or `changed: …`."""
-    return f"{'changed' if changed else 'unchanged'}: {reason}"
 
 
 # Phrases and figures about adaptive batch sizes.
@@ -253,26 +205,6 @@ def worker_names(ranks: Sequence[int], gang: Gang) -> str:
     if len(gang) <= max(ranks):
         return f"worker {listed(ranks)}" if len(ranks) == 1 else f"workers {listed(ranks)}"
     return listed(f"{gang[rank].instance} GPU {gang[rank].gpu}" for rank in ranks)
-
-
-def replaced_after_hang(one: HungInstance) -> str:
-    """Return the phrase about an instance that is replaced since a trial hung on it."""
-    return (
-        f"{one.instance} is replaced {_when(one)}: trial {one.trial} hung, and no other trial there has reported since"
-    )
-
-
-def _when(one: Replacement | HungInstance) -> str:
-    return "once another one is ready" if one.first else "at once, and its trials wait for another one"
-
-
-def replaced(one: Replacement) -> str:
-    """Return the phrase about a slow instance that is replaced, with what that is expected to save and cost."""
-    cost = "costs" if one.extra_usd > 0.0 else "saves"
-    return (
-        f"{one.instance} holds up trial {one.trial} and is replaced {_when(one)}; this is expected to save "
-        f"{duration(one.saved_s)} of {duration(one.left_s)}, and {cost} {usd(abs(one.extra_usd))} USD"
-    )
 
 
 def overall_saving(result: Result) -> str:

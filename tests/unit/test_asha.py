@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rubberband.api.dashboard.experiment_words import happenings, rungs_reached, stage_rows
+from rubberband.api.dashboard.experiment_words import rungs_reached, stage_rows
 from rubberband.app.cases import cases
 from rubberband.app.sizing import size
 from rubberband.errors import InfeasibleError, InputError
@@ -25,6 +25,7 @@ from rubberband.values.rungs import Ladder, Rungs
 from rubberband.views.allocation_chart import allocation
 from rubberband.views.estimate_html import render_estimate
 from rubberband.views.report_html import render_html
+from rubberband.views.story import story
 from tests.builders.experiment_words import words
 from tests.builders.plans import plan, plan_job
 from tests.builders.virtual_runs import run_virtual
@@ -203,7 +204,7 @@ def test_its_views_have_rungs_and_no_sync() -> None:
     (row,) = stage_rows(result, expected_iterations(job, state))
     assert row.share == 1.0
     assert row.iterations == f"{sum(trial.iterations for trial in result.trials)} of {expected_iterations(job, state)}"
-    assert [happening.what for happening in happenings(result)] == ["end of the search"]
+    assert [entry.what for entry in story(result)] == ["end of the search"]
     assert rungs_reached(result).startswith("Trials that reached each rung: 9 > ")
     assert "SYNC" not in render_html(result)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rubberband.api.dashboard.experiment_words import happenings
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     CheckpointLost,
@@ -24,6 +23,7 @@ from rubberband.executor.virtual.fleet import Faults
 from rubberband.values.plan import Stage
 from rubberband.views.narration import Narrator
 from rubberband.views.report_html import render_html
+from rubberband.views.story import story as story_of
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryJournal
 from tests.builders.results import render
@@ -202,4 +202,4 @@ def test_the_report_and_the_narration_mention_a_trial_that_went_back() -> None:
     assert f"{line}." in render(result)
     assert f"{line}." in render_html(result)
     assert result.to_json()["setbacks"][0]["from_iterations"] == 1
-    assert line.partition(": ")[0] in " ".join(happening.told for happening in happenings(result))
+    assert line.partition(": ")[0] in " ".join(entry.text for entry in story_of(result))

@@ -9,7 +9,6 @@ from typing import cast
 
 import pytest
 
-from rubberband.api.dashboard.experiment_words import happenings
 from rubberband.cloud.provider import LEASE_EXPIRED, ClusterProvider, InstanceDescription
 from rubberband.executor.checkpoints import open_store
 from rubberband.executor.core.events import Command, Event, InstanceLost, LaunchInstance, Started, Tick
@@ -19,6 +18,7 @@ from rubberband.executor.result import summarise
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.views.narration import Narrator
 from rubberband.views.report_html import render_html
+from rubberband.views.story import story as story_of
 from tests.builders.jobs import JOB
 from tests.builders.results import render
 from tests.builders.stories import Story, begun
@@ -100,7 +100,7 @@ def test_the_report_the_narration_and_the_page_mention_it() -> None:
     result = summarise(JOB, story.state, SETUP, story.at)
     assert f"{line}." in render(result)
     assert f"{line}." in render_html(result)
-    assert line in [happening.told for happening in happenings(result)]
+    assert line in [entry.text for entry in story_of(result)]
     assert result.to_json()["pauses"] == [{"at_s": pytest.approx(story.at - PAUSE_S - 101.0), "paused_s": PAUSE_S}]
 
 

@@ -6,14 +6,15 @@ import dataclasses
 
 import pytest
 
-from rubberband.api.dashboard.experiment_words import happenings, stage_rows
+from rubberband.api.dashboard.experiment_words import stage_rows
 from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import Event
 from rubberband.executor.core.state import Job
 from rubberband.executor.result import Result, summarise
 from rubberband.views.allocation_chart import allocation
-from rubberband.views.charts import planned_spans
 from rubberband.views.report_html import render_html
+from rubberband.views.stages import planned_spans
+from rubberband.views.story import story
 from rubberband.views.tables import ranked, stages
 from tests.builders.brackets import divided
 from tests.builders.virtual_runs import run_virtual
@@ -106,7 +107,7 @@ def test_the_page_and_the_report_name_them(result: Result) -> None:
         ("2.0", "2 of 2", "done"),
         ("1.0", "6 of 6", "done"),
     ]
-    told = {happening.what: happening.told for happening in happenings(result)}
+    told = {entry.what: entry.text for entry in story(result)}
     assert told["SYNC of bracket 0 stage 0"].startswith("1 of 4 trials promoted")
     assert told["SYNC of bracket 1 stage 0"].startswith("2 of 2 trials finished")
     assert "2.0" in render_html(result)

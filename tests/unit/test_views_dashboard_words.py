@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from rubberband.api.dashboard.experiment import PAGE_SIZE, Asked, TrialTable, trial_page
-from rubberband.api.dashboard.experiment_words import badge, cards, happenings, sentence, stage_rows, troubles
+from rubberband.api.dashboard.experiment_words import badge, cards, sentence, stage_rows, troubles
 from rubberband.executor.core.history import Granted
 from rubberband.executor.result import Result
 from rubberband.executor.virtual.backend import Faults
 from rubberband.states import ExperimentState
 from rubberband.units import duration
 from rubberband.values.submission import Submission, Summary
+from rubberband.views.story import story
 from tests.builders.adaptive_runs import adaptive_result
 from tests.builders.results import EVERY_RESULT, FAULTS, a_job, a_result, cut_short
 
@@ -89,7 +90,7 @@ def test_any_result_has_cards_stages_history_and_trials(which: str, state: Exper
     assert all(0 <= gauge.done <= 1 for gauge in gauges)
     assert all(0 <= row.share <= 1 for row in stage_rows(result))
     assert len(stage_rows(result)) == len(result.stages)
-    happened = [happening.at_s for happening in happenings(result)]
+    happened = [entry.at_s for entry in story(result)]
     assert happened == sorted(happened)
     assert len(trial_page(result, Asked()).rows) == len(result.trials)
 
@@ -110,10 +111,10 @@ def test_a_cap_that_is_passed_is_shown_by_its_gauge() -> None:
 def test_history_has_syncs_replans_and_extensions() -> None:
     granted = Granted(at_s=50.0, deadline_before_s=100.0, deadline_s=200.0, max_cost_before_usd=1.0, max_cost_usd=None)
     result = dataclasses.replace(a_result(a_job(replan=True)), extensions=(granted,))
-    told = {happening.kind: happening for happening in happenings(result)}
+    told = {entry.kind: entry for entry in story(result)}
     assert {"sync", "extended"} <= set(told)
-    assert told["extended"].told == "deadline 3m20s instead of 1m40s, no max_cost instead of 1.00 USD"
-    assert sum(happening.kind == "sync" for happening in happenings(result)) == 3
+    assert told["extended"].text == "deadline 3m20s instead of 1m40s, no max_cost instead of 1.00 USD"
+    assert sum(entry.kind == "sync" for entry in story(result)) == 3
 
 
 def test_after_a_gap_everything_is_reported_when_it_was() -> None:
@@ -123,10 +124,10 @@ def test_after_a_gap_everything_is_reported_when_it_was() -> None:
     moved = [dataclasses.replace(stage, start_s=(stage.start_s or 0.0) + gone_s) for stage in (second, *rest)]
     resumed_s = ((first.actual_s or 0.0) + gone_s,)
     late = dataclasses.replace(result, stages=(first, *moved), resumed_s=resumed_s)
-    before = [happening.at_s for happening in happenings(result) if happening.kind == "sync"]
-    after = [happening.at_s for happening in happenings(late) if happening.kind == "sync"]
+    before = [entry.at_s for entry in story(result) if entry.kind == "sync"]
+    after = [entry.at_s for entry in story(late) if entry.kind == "sync"]
     assert after == pytest.approx([before[0], before[1] + gone_s, before[2] + gone_s])
-    assert [happening.at_s for happening in happenings(late) if happening.kind == "resumed"] == list(resumed_s)
+    assert [entry.at_s for entry in story(late) if entry.kind == "resumed"] == list(resumed_s)
 
 
 def numbers(page: TrialTable) -> list[int]:

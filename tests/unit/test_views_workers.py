@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from rubberband.api.dashboard.experiment_words import happenings
 from rubberband.executor.batch_history import BalanceStretch
 from rubberband.executor.result import Result, summarise
 from rubberband.executor.virtual.backend import Faults, VirtualBackend
@@ -18,6 +17,7 @@ from rubberband.values.plan import Plan, StagePlan
 from rubberband.views import report_html
 from rubberband.views.live import observe, open_view, summary
 from rubberband.views.report_html import render_html
+from rubberband.views.story import story
 from rubberband.views.tables import headlines, workers
 from rubberband.views.words import slow_workers, worker_values
 from tests.builders.results import EVERY_RESULT, a_job, a_result, configurations, render
@@ -149,7 +149,7 @@ def test_a_straggler_is_named_when_it_is_known_and_its_replacement_is_explained(
     result = a_result(job, slow)
     assert told in render(result)
     assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
-    assert [happening.kind for happening in happenings(result)].count("replaced") == 1
+    assert [entry.kind for entry in story(result)].count("replaced") == 1
 
 
 def test_the_replacement_of_an_instance_on_which_a_trial_hung_is_explained() -> None:

@@ -1,0 +1,136 @@
+"""The story of a run: what happened beside the course of its stages, in sentences. Pure.
+
+The live view, the report and the page of an experiment have them from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rubberband.executor.core.history import (
+    Allotted,
+    DecisionResult,
+    Granted,
+    HungInstance,
+    Pause,
+    Replacement,
+    Setback,
+)
+from rubberband.executor.result import Result
+from rubberband.units import counted, duration
+from rubberband.views.stages import is_last_of_bracket, stage_spans
+from rubberband.views.words import listed, printable, usd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Entry of a story, in seconds from the start."""
+
+    at_s: float
+    what: str
+    text: str
+    kind: str
+    """`sync`, `kept`, `changed`, `extended`, `resumed`, `setback`, `pause` or `replaced`."""
+
+
+Told = Setback | Pause | Granted | Replacement | HungInstance
+
+
+def sentence(one: Told) -> str:
+    """Return a record in words."""
+    match one:
+        case Setback():
+            to = f"to iteration {one.to_iterations}" if one.to_iterations else "to its beginning"
+            return f"trial {one.trial} went back from iteration {one.from_iterations} {to}: {printable(one.reason)}"
+        case Pause():
+            return f"the driver stood still for {duration(one.paused_s)}, paused or with its machine asleep"
+        case Granted():
+            return _extended(one)
+        case HungInstance():
+            return (
+                f"{one.instance} is replaced {_when(one)}: trial {one.trial} hung, and no other trial there has "
+                "reported since"
+            )
+        case Replacement():
+            cost = "costs" if one.extra_usd > 0.0 else "saves"
+            return (
+                f"{one.instance} holds up trial {one.trial} and is replaced {_when(one)}; this is expected to save "
+                f"{duration(one.saved_s)} of {duration(one.left_s)}, and {cost} {usd(abs(one.extra_usd))} USD"
+            )
+
+
+def _when(one: Replacement | HungInstance) -> str:
+    return "once another one is ready" if one.first else "at once, and its trials wait for another one"
+
+
+def _extended(granted: Granted) -> str:
+    """Return raised limits, such as `deadline 1h instead of 40m, max_cost 5.00 USD instead of 3.00 USD`."""
+    parts = []
+    before_s, deadline_s = granted.deadline_before_s, granted.deadline_s
+    if before_s is not None and before_s != deadline_s:
+        deadline = "no deadline" if deadline_s is None else f"deadline {duration(deadline_s)}"
+        parts.append(f"{deadline} instead of {duration(before_s)}")
+    before_usd, max_cost_usd = granted.max_cost_before_usd, granted.max_cost_usd
+    if before_usd is not None and before_usd != max_cost_usd:
+        max_cost = "no max_cost" if max_cost_usd is None else f"max_cost {usd(max_cost_usd)} USD"
+        parts.append(f"{max_cost} instead of {usd(before_usd)} USD")
+    return ", ".join(parts)
+
+
+def allotted(change: Allotted, deadline_s: float | None, *, is_begun: bool) -> str:
+    """Return another allotment and its effect, such as `at most 2 instances instead of 4: would end after 12m`."""
+    text = f"at most {counted(change.max_instances, 'instance')} instead of {change.max_instances_before}"
+    if change.max_instances == 0:
+        return f"{text}: trials stop at their next checkpoints, and wait for another allotment"
+    if (
+        not is_begun
+        or change.max_instances_before == 0
+        or (change.jct_s, change.cost_usd) == (change.jct_before_s, change.cost_before_usd)
+    ):
+        return text
+    effect = f"as planned, it would end after {duration(change.jct_s)} instead of {duration(change.jct_before_s)}"
+    effect += f" and cost {usd(change.cost_usd)} USD instead of {usd(change.cost_before_usd)}"
+    late_s = 0.0 if deadline_s is None else change.jct_s - deadline_s
+    return f"{text}: {effect}" + (f", {duration(late_s)} after the deadline" if late_s > 0.0 else "")
+
+
+def decided(changed: bool, reason: str) -> str:
+    """Return a decision about the rest of a plan: `unchanged: …` or `changed: …`."""
+    return f"{'changed' if changed else 'unchanged'}: {reason}"
+
+
+def story(result: Result) -> list[Entry]:
+    """Return ends of stages, replans, extensions, resumes, setbacks, pauses and replacements, in order."""
+    restarted = "its process restarted from its journal"
+    found = [*_syncs(result)]
+    found += [Entry(at_s=at_s, what="resumed", text=restarted, kind="resumed") for at_s in result.resumed_s]
+    found += [_decided(result, decision) for decision in result.decisions]
+    for what, kind, records in (
+        ("extended", "extended", result.extensions),
+        ("checkpoint lost", "setback", result.setbacks),
+        ("driver paused", "pause", result.pauses),
+        ("slow instance replaced", "replaced", result.replacements),
+    ):
+        found += [Entry(at_s=one.at_s, what=what, text=sentence(one) or "unchanged", kind=kind) for one in records]
+    return sorted(found, key=lambda entry: entry.at_s)
+
+
+def _syncs(result: Result) -> Iterator[Entry]:
+    for stage, _, at_s in stage_spans(result):
+        if not stage.promoted:
+            continue
+        last = is_last_of_bracket(result.stages, stage)
+        went = "finished" if last else "promoted"
+        text = f"{len(stage.promoted)} of {counted(stage.trials, 'trial')} {went}: {listed(stage.promoted)}"
+        what = "end of the search" if result.rungs else f"SYNC of {stage.title}"
+        yield Entry(at_s=at_s, what=what, text=text, kind="sync")
+
+
+def _decided(result: Result, decision: DecisionResult) -> Entry:
+    expected = f"{duration(decision.jct_s)} and {usd(decision.cost_usd)} USD expected"
+    if decision.changed:
+        expected += f", before {duration(decision.present_jct_s)} and {usd(decision.present_cost_usd)} USD"
+    kind = "changed" if decision.changed else "kept"
+    what = f"plan {'changed' if decision.changed else 'unchanged'} from {result.stages[decision.stage].title} on"
+    return Entry(at_s=decision.at_s, what=what, text=f"{printable(decision.reason)} ({expected})", kind=kind)
