@@ -136,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="patience-begins-anew",
         harm="EarlyStopping forgets at every SYNC how long it has waited, and never ends a trial",
         file="rubberband/integrations/lightning.py",
-        old='self._early_stops.load_state_dict(state.get("callbacks", {}))',
+        old='self._early_stops.load_state_dict(state["callbacks"])',
         new="self._early_stops.load_state_dict({})",
         tests=_HOOKS,
     ),

@@ -168,6 +168,7 @@ def test_the_row_beside_is_the_same_whatever_was_asked_before() -> None:
 
     slower = replace(PROFILE, trial_startup_s=30.0)
     asked = [row(7200.0), row(3000.0), row(3000.0, slower)]
+    assert asked[1] != asked[2]
     planner._kept.cache_clear()
     assert [row(3000.0, slower), row(3000.0), row(7200.0)] == asked[::-1]
 
