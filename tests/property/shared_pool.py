@@ -609,7 +609,7 @@ class SharedRun:
         answered_at = min(now, silent_at)
         late_s = Random(f"{self.seed} {status.instance} {begin}").uniform(0.0, 40.0)
         if begin <= answered_at < end + late_s:
-            answered_at = max(begin, status.running_at)
+            answered_at = begin if status.running_at < begin else status.running_at + READY_S  # it has never answered
         return replace(status, silent_since=answered_at)
 
     def _cut_off(self, now: float) -> None:
