@@ -40,6 +40,8 @@ class FoundInstance:
     zone: str = ""
     role: str = ""
     runs: bool = True
+    since: float | None = None
+    """Unix time of its last start."""
 
     def __str__(self) -> str:
         what = f"{self.instance} of {self.experiment}" if self.experiment else self.role or "an instance"
@@ -172,6 +174,7 @@ def _found(machine: Mapping[str, Any]) -> FoundInstance:
         zone=machine.get("Placement", {}).get("AvailabilityZone", ""),
         role=tags.get(ROLE_TAG, ""),
         runs=machine.get("State", {}).get("Name") in ("pending", "running"),
+        since=machine["LaunchTime"].timestamp() if "LaunchTime" in machine else None,
     )
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -171,6 +172,8 @@ def down(
     for line in _counted(end_everything(session, chosen_owner), chosen_owner, chosen_region):
         print(line)
     note_end_of_head(default_home(), f"{chosen_region}.{chosen_owner}")
+    for line in _spent_by_heads(session, found):
+        print(line)
     for line in (*_images(session, chosen_owner), *_elsewhere(session, chosen_owner)):
         print(line)
 
@@ -236,6 +239,27 @@ def _counted(ended: Ended, owner: str, region: str) -> list[str]:
     lines += [f"deleted security group {group}" for group in ended.security_groups]
     lines += [f"deleted placement group {group}" for group in ended.placement_groups]
     return [*lines, *(f"kept security group {group}, which is in use and costs nothing" for group in ended.kept_groups)]
+
+
+def _spent_by_heads(session: AwsSession, instances: Iterable[FoundInstance]) -> list[str]:
+    """Return a line with the bill of each head that has run until now, which no report has in full."""
+    from rubberband.cloud.aws.errors import FAILURES
+    from rubberband.cloud.aws.pricing import on_demand_price
+    from rubberband.cloud.side_costs import ADDRESS_USD_PER_HOUR
+
+    lines = []
+    for one in instances:
+        if one.role != "head" or not one.runs or one.since is None:
+            continue
+        hours, price_usd = max(60.0, time.time() - one.since) / 3600.0, None
+        with suppress(*FAILURES):
+            price_usd = on_demand_price(session, one.instance_type)
+        cost = "its price is not known"
+        if price_usd is not None:
+            usd = format_usd(hours * (price_usd + ADDRESS_USD_PER_HOUR))
+            cost = f"{usd} with its address, beside its disk; reports have the part of it while a run lasted"
+        lines.append(f"the head ran for {format_duration(hours * 3600.0)} since its last start: {cost}")
+    return lines
 
 
 def _elsewhere(session: AwsSession, owner: str) -> list[str]:

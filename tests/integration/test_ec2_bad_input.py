@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from rubberband import cli
 from rubberband.app.run import tune
+from rubberband.cloud.aws import client
 from rubberband.errors import RubberbandError
 from rubberband.spec.loading import load_experiment
 from tests.ec2.faults import FakeCall, FakeError, Fault
@@ -169,6 +170,7 @@ def holds_at(doors: Iterable[str], aws: Rehearsal, folder: Path, name: str) -> N
     """Each of these doors names what is wrong."""
     prepare, told = INPUTS[name]
     aws.server.refuses = lambda service: None
+    client._known.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in prepare(aws, folder).items():
             patch.delenv(variable, raising=False) if value is None else patch.setenv(variable, value)

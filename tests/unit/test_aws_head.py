@@ -444,6 +444,8 @@ def test_down_asks_before_it_ends_a_head_with_its_journals(account: Account, sto
     code, told = say("down", "-y")
     assert code == 0, told
     assert "ended head (i-" in told
+    assert ("the head ran for " in told) is not stopped
+    assert ("its address, beside its disk; reports have the part" in told) is not stopped
 
 
 def test_down_names_what_is_left_in_other_regions(account: Account) -> None:
