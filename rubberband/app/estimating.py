@@ -23,9 +23,10 @@ from rubberband.spec.experiment import Experiment
 from rubberband.spec.fields import name_of_trial
 from rubberband.spec.pool import on_pool
 from rubberband.values.plan import Plan, Policy, Prediction
-from rubberband.views.estimate_tables import headlines, screen_tables, size_line
+from rubberband.views.estimate_tables import headlines, screen_tables
 from rubberband.views.report_text import render_document
 from rubberband.views.tables import TextTable
+from rubberband.views.words import size_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class PlanEstimate(EstimateAnswer):
     def _document(self) -> tuple[list[str], list[TextTable]]:
         lines, tables = headlines(self.estimate), screen_tables(self.estimate, self.notes)
         if self.size is not None:
-            lines.insert(0, size_line(self.estimate, self.size))
+            lines.insert(0, size_line(self.estimate.experiment_name, self.estimate.constraints, self.size))
         return lines, tables
 
 

@@ -282,11 +282,12 @@ def _simulation(asked: _Options, found: Estimate) -> Simulation | None:
 
 def _document(found: EstimateAnswer, simulation: Simulation | None) -> tuple[list[str], list[TextTable]]:
     """Return the headlines and all tables."""
-    from rubberband.views.estimate_tables import headlines, simulation_tables, size_line, tables
+    from rubberband.views.estimate_tables import headlines, simulation_tables, tables
+    from rubberband.views.words import size_line
 
     lines = headlines(found.estimate)
     if found.size is not None:
-        lines.insert(0, size_line(found.estimate, found.size))
+        lines.insert(0, size_line(found.estimate.experiment_name, found.estimate.constraints, found.size))
     every = tables(found.estimate, found.assumptions, list(found.notes), found.bill)
     return lines, [*every, *simulation_tables(found.estimate, simulation)]
 

@@ -15,7 +15,6 @@ from rubberband.planner.planning import Point
 from rubberband.planner.problem import JobPlan, Lane
 from rubberband.planner.sampling import varies
 from rubberband.planner.search import keeps, meets
-from rubberband.planner.sizing import Size
 from rubberband.planner.wording import concessions, settings
 from rubberband.units import counted, format_duration, format_usd
 from rubberband.values.offer import BillLine, Offer
@@ -61,19 +60,6 @@ def headlines(answer: Estimate) -> list[str]:
     kind = "fastest plan" if fastest else _PLANS[answer.policy]
     lines = [f"{answer.experiment_name}: {takes}{mean}; {kind} on {answer.offer.instance_type}", _kept(answer)]
     return [*lines, *(line for line in (saving(answer), batch_saving(answer)) if line)]
-
-
-def size_line(answer: Estimate, size: Size) -> str:
-    """Return the size in a line: `digits: 283 configurations fit 10m and 1.00 USD (num_samples: 283); no more do`."""
-    name, asked = answer.experiment_name, answer.constraints
-    time = [] if asked.deadline_s is None else [format_duration(asked.deadline_s)]
-    within = " and ".join(time + ([] if asked.max_cost_usd is None else [format_usd(asked.max_cost_usd)]))
-    if size.number is None:
-        return f"{name}: no search fits {within}"
-    if size.key == "num_samples":
-        return f"{name}: {counted(size.number, 'configuration')} fit {within} (num_samples: {size.number}); no more do"
-    trials = counted(size.num_trials, "configuration")
-    return f"{name}: max_t: {size.number} fits {within}, with {trials}; no more does"
 
 
 def _instances(offer: Offer) -> str:

@@ -10,8 +10,10 @@ from typing import Any
 from rubberband.executor.batch_history import BatchStretch
 from rubberband.executor.core.events import Gang
 from rubberband.executor.result import Result, TrialResult
-from rubberband.units import counted, duration
+from rubberband.planner.sizing import Size
+from rubberband.units import counted, duration, format_duration, format_usd
 from rubberband.values.balance import BalanceUse
+from rubberband.values.plan import PlanningConstraints
 
 
 def rounded(parts: Sequence[float], unit: float) -> list[float]:
@@ -84,6 +86,18 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     every = [str(name) for name in names]
     left = len(every) - most
     return ", ".join(every[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def size_line(name: str, asked: PlanningConstraints, size: Size) -> str:
+    """Return the size in a line: `digits: 283 configurations fit 10m and 1.00 USD (num_samples: 283); no more do`."""
+    time = [] if asked.deadline_s is None else [format_duration(asked.deadline_s)]
+    within = " and ".join(time + ([] if asked.max_cost_usd is None else [format_usd(asked.max_cost_usd)]))
+    if size.number is None:
+        return f"{name}: no search fits {within}"
+    if size.key == "num_samples":
+        return f"{name}: {counted(size.number, 'configuration')} fit {within} (num_samples: {size.number}); no more do"
+    trials = counted(size.num_trials, "configuration")
+    return f"{name}: max_t: {size.number} fits {within}, with {trials}; no more does"
 
 
 # Phrases and figures about adaptive batch sizes.

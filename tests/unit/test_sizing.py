@@ -25,7 +25,7 @@ from rubberband.spec.search import Sha
 from rubberband.states import ExperimentState
 from rubberband.values.profile import Profile
 from rubberband.values.submission import Submission
-from rubberband.views.estimate_tables import size_line
+from rubberband.views.words import size_line
 from tests.builders.plans import plan_job
 
 PROFILE = Profile(seconds_per_iteration={1: 10.0, 2: 6.0}, trial_startup_s=1.0)
@@ -172,8 +172,8 @@ def test_a_line_says_the_size(limits: dict[str, Any], within: str) -> None:
     found = estimated(experiment({"type": "sha", "num_samples": 5, "max_t": 13}, limits), size=True)
     assert found.size is not None
     number = found.size.number
-    told = f"sized: {number} configurations fit {within} (num_samples: {number}); no more do"
-    assert size_line(found.estimate, found.size) == told
+    told = f"{number} configurations fit {within} (num_samples: {number}); no more do"
+    assert size_line("sized", found.estimate.constraints, found.size) == f"sized: {told}"
     assert found.estimate.brackets[0][0].trials == number
     assert found.to_json()["size"] == {"key": "num_samples", "number": number, "trials": number}
 
