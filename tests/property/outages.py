@@ -27,7 +27,7 @@ from tests.property.chaos_verdict import ranked_otherwise
 from tests.property.crash_cases import AFTERWARDS, GAPS_S, Point, job_of, undisturbed
 from tests.property.crash_points import folder
 from tests.property.crash_story import ENDS, Outcome, Story
-from tests.property.crash_world import LEASE_S, name_of
+from tests.property.crash_world import LEASE_S, STEP_S, name_of
 
 STALE_S = 60.0
 OUTAGES: dict[str, Fault] = {
@@ -301,7 +301,8 @@ class Outages(Story):
                 continue
             first_hour = ended_at - machine.running_at < 3600.0 and ended_at < self._ran_until
             driven = any(begins_at < noticed - 60.0 and ended_at + 10.0 < ends_at for begins_at, ends_at in self._lived)
-            if first_hour and driven and machine.instance_id not in self.world.hung:
+            heard = ended_at > noticed + STEP_S  # else it was given back at the same moment
+            if heard and first_hour and driven and machine.instance_id not in self.world.hung:
                 yield f"{name_of(machine)} was given back after its notice, and is charged"
 
     def _otherwise(self) -> Iterator[str]:
