@@ -260,9 +260,12 @@ class PooledFleet:
 
     def _ending(self, status: InstanceDescription, now: float) -> Event:
         if status.running_at is None:
-            failed_start = not status.preempted and status.requested_at >= self._began_at
             return InstanceRefused(
-                occurred_at=now, instance=status.instance, reason=status.reason, failed_start=failed_start
+                occurred_at=now,
+                instance=status.instance,
+                reason=status.reason,
+                failed_start=not (status.preempted or status.sold_out) and status.requested_at >= self._began_at,
+                sold_out=status.sold_out,
             )
         assert status.ended_at is not None
         return InstanceLost(
