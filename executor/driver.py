@@ -8,6 +8,7 @@ all: a replay needs neither planner nor sampler, and a resume by a newer version
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,9 +52,29 @@ def replay(controller: Controller, journal: EventLog) -> int:
     """Fold the journal into `controller`; return the number of events."""
     count = 0
     for _, event in journal.events():
-        controller.handle(event)
+        _handle(event, controller, journal)
         count += 1
     return count
+
+
+_MOST_TOLD = 20
+"""Events in the story of an impossible transition."""
+
+
+def _handle(event: Event, controller: Controller, journal: EventLog) -> list[Command]:
+    """Let the event take effect; to an error of that, add the story of its trial or instance, or else of the run."""
+    try:
+        return controller.handle(event)
+    except Exception as error:
+        about = {name: getattr(event, name) for name in ("trial", "instance") if hasattr(event, name)}
+        whose = " ".join(f"{name} {value}" for name, value in about.items()) or controller.job.name
+        alike = (
+            f"  {seq}: {one}"
+            for seq, one in journal.events()
+            if all(getattr(one, name, None) == value for name, value in about.items())
+        )
+        error.add_note("\n".join([f"at {event}", f"the story of {whose}:", *deque(alike, maxlen=_MOST_TOLD)]))
+        raise
 
 
 def drive(
@@ -166,7 +187,7 @@ def _take_in(
     commands: list[Command] = []
     hold_until = math.inf
     for event in events:
-        orders = controller.handle(event)
+        orders = _handle(event, controller, journal)
         commands += orders
         if orders and any(isinstance(order, _RENT) for order in orders):
             hold_until = min(hold_until, controller.hold_until())

@@ -200,4 +200,28 @@ MUTANTS: tuple[Mutant, ...] = (
         new="            deque(self.events(), maxlen=0)\n",
         tests=_POOL,
     ),
+    Mutant(
+        name="story-of-everything",
+        harm="an impossible transition hides the events of its trial among those of all others",
+        file="executor/driver.py",
+        old="            if all(getattr(one, name, None) == value for name, value in about.items())",
+        new="            if about is not None",
+        tests=("tests/unit/test_driver.py",),
+    ),
+    Mutant(
+        name="other-limits-told-again",
+        harm="a repeated request before the start is told as if it had changed the limit again",
+        file="rubberband/views/narration.py",
+        old="latest[0] is not self._told and ",
+        new="",
+        tests=("tests/unit/test_allotments.py",),
+    ),
+    Mutant(
+        name="time-stands-still-between-events",
+        harm="the time and cost of a running experiment stand still until its next event",
+        file="executor/follower.py",
+        old="            self._live = live and not self.header.kind.is_simulated\n            found",
+        new="            self._live = False\n            found",
+        tests=("tests/unit/test_steady.py",),
+    ),
 )

@@ -265,6 +265,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=(_CLIENT,),
     ),
     Mutant(
+        name="one-key-for-all-requests",
+        harm="the second submission of a script is answered with the first",
+        file="rubberband/client/calls.py",
+        old="key=key or str(uuid.uuid4())",
+        new='key=key or "always"',
+        tests=(_CLIENT,),
+    ),
+    Mutant(
         name="client-tells-events-twice",
         harm="a follower sees an event twice after a reconnection",
         file="rubberband/client/client.py",

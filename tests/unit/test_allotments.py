@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rubberband.executor.core.allotting import apportioned, cut
+from rubberband.executor.core.controller import Controller
 from rubberband.executor.core.events import (
     AllotmentChanged,
     DriverResumed,
@@ -305,3 +306,13 @@ def test_lanes_share_an_allotment_by_their_quotas(total: int, quotas: list[int])
 def test_a_gang_that_does_not_fit_any_more_is_as_wide_as_one_can_be(most: int, instances: int, gpus: int) -> None:
     found = cut(JOB, StagePlan(instances=4, gpus_per_trial=4), most)
     assert (found.instances, found.gpus_per_trial) == (instances, gpus)
+
+
+def test_a_repeated_allotment_before_the_start_gets_one_line() -> None:
+    controller = Controller(job())
+    narrator, said = Narrator(controller.job), list[str]()
+    for at in (10.0, 20.0):
+        event = AllotmentChanged(occurred_at=at, request=f"r-{at}", max_instances=1)
+        controller.handle(event)
+        said += narrator.lines(event, controller)
+    assert said == ["allotment: at most 1 instance instead of 4"]

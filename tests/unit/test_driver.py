@@ -17,10 +17,12 @@ from rubberband.executor.core.events import (
     ReleaseInstance,
     Started,
     Tick,
+    TrialReported,
 )
-from rubberband.executor.driver import drive
+from rubberband.executor.driver import drive, replay
 from tests.builders.jobs import JOB
 from tests.builders.memory import MemoryJournal
+from tests.builders.virtual_runs import run_virtual
 
 FINISH = Finish(outcome="done", reason="")
 
@@ -92,3 +94,25 @@ def test_the_least_reach_of_several_orders_counts_for_leases(
     assert drive(controller, backend, journal) == FINISH
     orders = [order for order, _ in answers if order is not None]
     assert backend.told == [math.inf, until, *orders, math.inf]
+
+
+def test_the_error_of_an_impossible_transition_has_the_story_of_its_trial() -> None:
+    journal = MemoryJournal()
+    run_virtual(JOB, journal=journal)
+    reports = [event for _, event in journal.events() if isinstance(event, TrialReported)]
+    broken = reports[-1]
+
+    class Breaking(Controller):
+        def handle(self, event: Event) -> list[Command]:
+            if event is broken:
+                raise KeyError(broken.trial)
+            return super().handle(event)
+
+    with pytest.raises(KeyError) as raised:
+        replay(Breaking(JOB), journal)
+    (note,) = raised.value.__notes__
+    at, head, *story = note.splitlines()
+    assert at == f"at {broken}"
+    assert head == f"the story of trial {broken.trial}:"
+    assert len(story) >= sum(report.trial == broken.trial for report in reports) > 1
+    assert all(f"trial={broken.trial}," in line for line in story)
