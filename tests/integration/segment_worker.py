@@ -17,7 +17,7 @@ from rubberband.cloud.local.ray_node import free_port
 from rubberband.executor.checkpoints import CheckpointStore
 from rubberband.executor.training.entrypoint import Entrypoint
 from rubberband.executor.training.run import run_segment
-from rubberband.executor.training.segment import Segment
+from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport
 from tests.integration.forked import CONTEXT, start
 
 Shares = Sequence[Sequence[int]]
@@ -111,6 +111,24 @@ def run_gang(
         except EOFError:
             results.append(None)
     return results
+
+
+def run_again(
+    workers: Sequence[Worker], entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
+) -> tuple[list[SegmentReport], list[SegmentFailure]]:
+    """The reports and failures of a gang that begins again where a worker runs out of memory, as attempts let it."""
+    found: list[SegmentReport] = []
+    for _ in range(6):
+        ends = run_gang(workers, entrypoint, segment, store)
+        found += [item for item in ends[0] if isinstance(item, SegmentReport)]
+        failures = [end[-1] for end in ends if end and isinstance(end[-1], SegmentFailure)]
+        most = next((failure.most_per_gpu for failure in failures if not failure.secondary), None)
+        if most is None:
+            return found, failures
+        segment = replace(segment, most_per_gpu=most)
+        if found:
+            segment = replace(segment, from_iterations=found[-1].iterations, checkpoint=found[-1].checkpoint)
+    raise AssertionError("it begins again and again")
 
 
 def _serve(jobs: Connection) -> None:

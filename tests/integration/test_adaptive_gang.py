@@ -19,7 +19,7 @@ from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentReport, SegmentStarted
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
-from tests.integration.segment_worker import Worker, run_gang
+from tests.integration.segment_worker import Worker, run_again, run_gang
 
 NOISY = Entrypoint.parse("adaptive_trials:Noisy", [Path(__file__).parent])
 SEGMENT = replace(
@@ -100,7 +100,10 @@ def test_resized_and_resumed_after_its_processes_were_killed_it_resumes_with_wha
 @pytest.mark.parametrize("accumulation", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_worker_that_runs_out_of_memory_does_not_strand_the_others(workers, store, accumulation):
     batch = AdaptiveBatch(max=512, interval=8, accumulation=accumulation)
-    reports = run(workers, replace(SEGMENT, config={"memory": 7}, batch=batch, until_iterations=3), store)
+    segment = replace(SEGMENT, config={"memory": 7}, batch=batch, until_iterations=3)
+    reports, failures = run_again(workers, NOISY, segment, store)
+    assert not failures
+    assert [report.iterations for report in reports] == [1, 2, 3]
     uses = [use for report in reports for use in report.batch.batches]
     assert max(use.per_gpu for use in uses) <= 7
     assert reports[-1].batch.limits.max_per_gpu <= 7

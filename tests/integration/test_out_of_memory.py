@@ -4,6 +4,7 @@ gang; the size is remembered."""
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from rubberband.executor.training.run import run_segment
 from rubberband.executor.training.segment import Segment, SegmentFailure, SegmentReport, SegmentStarted
 from rubberband.values.adaptive import AdaptiveBatch
 from tests.builders import segments
-from tests.integration.segment_worker import Worker, run_gang
+from tests.integration.command_line import CommandLine
+from tests.integration.segment_worker import Worker, run_again
 
 GROWING, NARROW, AT_MOST_TWO, PARTLY = (
     Entrypoint.parse(f"memory_trials:{name}", [Path(__file__).parent])
@@ -52,24 +54,6 @@ def run(
     assert isinstance(started, SegmentStarted), started
     assert all(isinstance(report, SegmentReport) for report in reports), reports
     return reports
-
-
-def run_again(
-    workers: list[Worker], entrypoint: Entrypoint, segment: Segment, store: CheckpointStore
-) -> tuple[list[SegmentReport], list[SegmentFailure]]:
-    """The reports and failures of a gang that begins again where a worker runs out of memory, as attempts let it."""
-    found: list[SegmentReport] = []
-    for _ in range(6):
-        ends = run_gang(workers, entrypoint, segment, store)
-        found += [item for item in ends[0] if isinstance(item, SegmentReport)]
-        failures = [end[-1] for end in ends if end and isinstance(end[-1], SegmentFailure)]
-        most = next((failure.most_per_gpu for failure in failures if not failure.secondary), None)
-        if most is None:
-            return found, failures
-        segment = replace(segment, most_per_gpu=most)
-        if found:
-            segment = replace(segment, from_iterations=found[-1].iterations, checkpoint=found[-1].checkpoint)
-    raise AssertionError("it begins again and again")
 
 
 def last(run: tuple[CheckpointStore, list[SegmentReport]]) -> tuple[CheckpointStore, SegmentReport]:
@@ -176,3 +160,35 @@ def test_where_one_sample_does_not_fit_the_trial_fails_with_a_remedy(store, work
         assert "use a smaller model, or an instance with more memory" in failure.message
         assert "\n" not in failure.message
         assert not failure.secondary
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_though_its_gang_runs_out_of_memory_and_no_failure_counts(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).with_name("memory_trials.py"), tmp_path)
+    (tmp_path / "oom.yaml").write_text(
+        """
+version: 1
+name: sleepy
+entrypoint: memory_trials:Growing
+search:
+  space: {memory: {type: choice, values: [100]}, at: backward, rank: 1}
+  scheduler: {type: stages, stages: [{trials: 1, iterations: 3}]}
+  metric: train_loss
+  mode: min
+constraints: {deadline: 10m, max_failures: 0}
+resources:
+  provider: local
+  gpus_per_instance: 2
+  price_per_hour: 1
+  max_instances: 1
+  gpus_per_trial: {min: 2, max: 2}
+profile: {seconds_per_iteration: {2: 1}, trial_startup: 2}
+"""
+    )
+    command_line = CommandLine(tmp_path)
+    command_line("run", "oom.yaml", "--no-check")
+    (trial,) = command_line.result().trials
+    assert (trial.iterations, trial.failures) == (3, 0)
+    assert "begins again from its checkpoint, with at most 2 samples at once" in command_line.shows("logs", "sleepy")
