@@ -3,7 +3,9 @@
 Callers take turns. A question that takes long continues in a second lane, so that others need not wait for it. If that
 lane is full, it is given up, and asked again when its turn comes there.
 
-An executor of the standard library would not do: it cannot end one task, and its workers outlive a killed server.
+An executor of the standard library would not do: it cannot end one task, and its workers outlive a killed server. Nor
+would `anyio.to_process`: the server would unpickle what processes with users' code in them write, their errors would be
+in no log, and they would get this process's environment and Ctrl-C, and none would be ready before it is needed.
 """
 
 from __future__ import annotations
