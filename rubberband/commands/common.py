@@ -17,7 +17,7 @@ from rubberband.errors import InputError
 
 if TYPE_CHECKING:
     from rubberband.client.client import Client
-    from rubberband.commands.standing import LocalExperiment
+    from rubberband.commands.local_experiment import LocalExperiment
 
 
 def print_json(value: Any) -> None:
@@ -221,7 +221,7 @@ def open_client(server: str | None) -> Client:
 
 
 class RemoteExperiment:
-    """Experiment of a service, with the methods of `standing.LocalExperiment`."""
+    """Experiment of a service, with the methods of `local_experiment.LocalExperiment`."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self._name = client, name
@@ -258,7 +258,7 @@ def open_experiment(name: str, server: str | None) -> Iterator[LocalExperiment |
     """Open an experiment of this machine, or of the service. Raises InputError if it is not on this machine."""
     client = client_of(server)
     if client is None:
-        from rubberband.commands.standing import local_experiment
+        from rubberband.commands.local_experiment import local_experiment
 
         with local_experiment(name) as found:
             yield found

@@ -66,7 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="extended-beyond-the-policy",
         harm="a small max_cost is raised beyond the policy of the account once the run has begun",
-        file="rubberband/commands/standing.py",
+        file="rubberband/commands/local_experiment.py",
         old="        if max_cost_usd is not None:\n",
         new="        if False:\n",
         tests=_ALLOWANCE,

@@ -602,7 +602,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="limit-by-hand-overrides-a-pool",
         harm="`rubberband limit` on the service's machine takes GPUs that the pool gave to others",
-        file="rubberband/commands/standing.py",
+        file="rubberband/commands/local_experiment.py",
         old="if (pool := pool_of(self._folder)) is not None:",
         new="if (pool := None) is not None:",
         tests=("tests/unit/test_cancels.py",),

@@ -32,8 +32,8 @@ from rubberband.cloud.catalogue import offer
 from rubberband.cloud.pool import FileJournal
 from rubberband.cloud.pool.events import MachineEnded, MachineRuns, Opened, PoolLimits, SliceRequested
 from rubberband.commands import common
+from rubberband.commands.local_experiment import local_experiment
 from rubberband.commands.run import resume
-from rubberband.commands.standing import local_experiment
 from rubberband.errors import Cancelled, InfeasibleError, InputError
 from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder

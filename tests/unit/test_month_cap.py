@@ -16,8 +16,8 @@ from rubberband.app import run
 from rubberband.app.estimating import estimate
 from rubberband.app.month_cap import month_cap
 from rubberband.app.run import tune
+from rubberband.commands.local_experiment import local_experiment
 from rubberband.commands.run import resume
-from rubberband.commands.standing import local_experiment
 from rubberband.errors import Cancelled, InfeasibleError, ProviderError
 from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
