@@ -194,6 +194,22 @@ class _Hold:
     """Whether it costs nothing any more; until then, its lease counts."""
 
 
+def described(
+    provider: Provider, until: float, clock: Callable[[], float], wait: Callable[[float], object]
+) -> Sequence[InstanceDescription]:
+    """Return what the provider describes, which is asked again until the instant `until` while it does not answer.
+
+    A driver that gives up ends its instances. Those of a former one may live until their leases end.
+    """
+    while True:
+        try:
+            return provider.describe()
+        except ProviderError:
+            if clock() >= until:
+                raise
+        wait(provider.look_s)
+
+
 @dataclass(eq=False)
 class RayFleet:
     """Instances of one provider; their events go to the mailbox."""
@@ -513,7 +529,7 @@ class RayFleet:
             self._connection.open(head)
         live, gone = [], []
         resumed_at = self.mailbox.stamp()
-        for status in self.provider.describe():
+        for status in described(self.provider, self.leases.former_until, self.leases.clock, self._closing.wait):
             if status.ended_at is None and status.instance not in known:
                 status = self.provider.release(status.instance)
             if status.ended_at is None:

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription, NoRecordError
+from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription, NoRecordError, Provider
+from rubberband.errors import ProviderError
 from rubberband.executor.core.events import (
     Event,
     InstanceInterrupted,
@@ -21,7 +22,7 @@ from rubberband.executor.core.events import (
     InstanceRunning,
 )
 from rubberband.executor.ray.connection import Connection
-from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet
+from rubberband.executor.ray.fleet import Leases, Mailbox, RayFleet, described
 from rubberband.executor.ray.workers import Workers, WorkersError
 from rubberband.values.plan import Market
 from tests.builders.conversation import eventually
@@ -51,9 +52,13 @@ class Breaking:
         self._called("launch")
         self.markets.append(market)
 
+    away = False
+
     def describe(self) -> Sequence[InstanceDescription]:
         """The instance."""
         self._called("describe")
+        if self.away:
+            raise ProviderError("away")
         return [self.status]
 
     def release(self, instance: str, *, fault: str = "") -> InstanceDescription:
@@ -336,6 +341,22 @@ def test_the_lease_of_an_instance_counts_until_it_is_given_back(
     assert provider.markets == ["on_demand"]
     provider.broken = set()
     eventually(lambda: provider.markets == ["on_demand", "spot"])
+
+
+def test_a_resume_asks_again_while_the_provider_does_not_answer_and_leases_of_an_earlier_driver_may_last() -> None:
+    """Or it would fail, and end instances that live."""
+    provider, waited = Breaking(), list[float]()
+    provider.away = True
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        provider.away = len(waited) < 3
+
+    assert described(cast(Provider, provider), 50.0, lambda: 10.0, wait) == [provider.status]
+    assert waited == [provider.look_s] * 3
+    provider.away = True
+    with pytest.raises(ProviderError, match="away"):
+        described(cast(Provider, provider), 50.0, lambda: 50.0, wait)
 
 
 def test_the_lease_that_an_earlier_driver_gave_counts_until_this_one_has_cut_it(

@@ -27,6 +27,7 @@ from rubberband.executor.core.events import (
     InstanceReady,
     InstanceRefused,
 )
+from rubberband.executor.ray.fleet import described
 from rubberband.executor.virtual.backend import VirtualBackend
 from rubberband.executor.virtual.fleet import Agenda, Faults
 from rubberband.values.plan import Market
@@ -247,7 +248,7 @@ class CloudFleet:
         """Adopt the `known` that live, release the others, tell what has ended."""
         live, ended = [], []
         resumed_at = self._now()
-        for status in self._provider.describe():
+        for status in described(self._provider, resumed_at + BOOT_LEASE_S, self._now, self._world.sleep):
             if status.ended_at is None and status.instance not in known:
                 status = self._provider.release(status.instance)
             if status.ended_at is None:

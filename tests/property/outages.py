@@ -54,6 +54,8 @@ OUTAGES: dict[str, Fault] = {
 }
 """What a stretch of time may be like. In one of late capacity EC2 ends what it launches in the first zone."""
 SOLD_OUT = "Server.InsufficientInstanceCapacity"
+_UNANSWERED = "EC2 does not list the instances"
+"""The launch of an instance got no answer, and so it is given back."""
 LENGTHS_S = (5.0, 10_000.0)
 ITERATIONS_S = (20.0, 300.0, 1900.0)
 IMPATIENT_S = (10.0, 600.0)
@@ -242,7 +244,8 @@ class Outages(Story):
             if isinstance(event, InstanceRefused) and machine.state_reason == SOLD_OUT and not event.sold_out:
                 yield f"{event.instance} found no room, and counts as a failed start: {event.reason}"
             by_us = machine.state_reason == USER_INITIATED and machine.ended_at != machine.guard_at
-            if well and by_us and event.reason != "the Ray head ended":
+            unanswered = event.reason.startswith(_UNANSWERED) and not self.world.has_joined(machine)
+            if well and by_us and not unanswered and event.reason != "the Ray head ended":
                 yield f"{event.instance} was well, and we ended it: {event.reason}"
 
     # The judge
