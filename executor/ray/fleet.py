@@ -195,7 +195,7 @@ class _Hold:
 
 
 def described(
-    provider: Provider, until: float, clock: Callable[[], float], wait: Callable[[float], object]
+    provider: ClusterProvider, until: float, clock: Callable[[], float], wait: Callable[[float], object]
 ) -> Sequence[InstanceDescription]:
     """Return what the provider describes, which is asked again until the instant `until` while it does not answer.
 

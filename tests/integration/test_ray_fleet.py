@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription, NoRecordError, Provider
+from rubberband.cloud.provider import ClusterProvider, Head, InstanceDescription, NoRecordError
 from rubberband.errors import ProviderError
 from rubberband.executor.core.events import (
     Event,
@@ -352,11 +352,11 @@ def test_a_resume_asks_again_while_the_provider_does_not_answer_and_leases_of_an
         waited.append(seconds)
         provider.away = len(waited) < 3
 
-    assert described(cast(Provider, provider), 50.0, lambda: 10.0, wait) == [provider.status]
+    assert described(cast(ClusterProvider, provider), 50.0, lambda: 10.0, wait) == [provider.status]
     assert waited == [provider.look_s] * 3
     provider.away = True
     with pytest.raises(ProviderError, match="away"):
-        described(cast(Provider, provider), 50.0, lambda: 50.0, wait)
+        described(cast(ClusterProvider, provider), 50.0, lambda: 50.0, wait)
 
 
 def test_the_lease_that_an_earlier_driver_gave_counts_until_this_one_has_cut_it(
