@@ -420,7 +420,7 @@ def _offer(resources: Resources, profile: Profile | None, name: str, table: Tabl
         resources.init_delay, (profile.init_delay_s, profile.init_spread) if profile else (None, FIXED), default_init_s
     )
     gpus = _gpus(resources, name, row, table)
-    price_usd_per_hour = _price_usd_per_hour(resources, name, row)
+    price_usd_per_hour = _price_usd_per_hour(resources, name, row, table)
     restart_s = provision_delay_s + init_delay_s + (profile.trial_startup_s if profile else 0.0)
     head_usd_per_hour, head_side_usd_per_hour = _head_usd_per_hour(resources, table)
     return Offer(
@@ -479,7 +479,7 @@ def _gpus(resources: Resources, name: str, row: InstanceType | None, table: Tabl
     )
 
 
-def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | None) -> float:
+def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | None, table: Table) -> float:
     if resources.price_usd_per_hour is not None:
         return resources.price_usd_per_hour
     if row is None:
@@ -487,8 +487,9 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
             return 0.0
         raise InputError(f"resources.price_per_hour: {shown(name)} is not in the catalogue; give its price per hour")
     if not row.live_in(resources.region).offered:
+        others = _others(resources.region, row, table)
         raise InputError(
-            f"resources.instance_type: AWS has no {name} in {resources.region}; choose another type or region"
+            f"resources.instance_type: AWS has no {name} in {resources.region}; choose another type or region{others}"
         )
     if resources.region not in row.prices_usd_per_hour:
         known = ", ".join(row.prices_usd_per_hour) or "no region"
@@ -497,6 +498,19 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
             "price_per_hour, or a table that has it as resources.catalogue"
         )
     return row.prices_usd_per_hour[resources.region]
+
+
+def _others(region: str, row: InstanceType, table: Table) -> str:
+    """Return, in words, the cheapest types in a region with as many GPUs and memory, of the same model first, and regions
+    that have a type."""
+    memory_gib = row.gpu_memory_gib or 0.0
+    fit = [one for one in table.values() if one.gpus == row.gpus and (one.gpu_memory_gib or 0.0) >= memory_gib]
+    priced = [one for one in fit if region in one.prices_usd_per_hour]
+    cheapest = sorted(priced, key=lambda one: (one.gpu != row.gpu, one.prices_usd_per_hour[region]))[:3]
+    types = ", ".join(one.instance_type for one in cheapest)
+    regions = ", ".join(list(row.prices_usd_per_hour)[:3])
+    told = [f"here there is {types}"] * bool(types) + [f"it is in {regions}"] * bool(regions)
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def _head_usd_per_hour(resources: Resources, table: Table) -> tuple[float, float]:
@@ -519,6 +533,11 @@ def _spot(resources: Resources, name: str, row: InstanceType | None, on_demand: 
     if price_usd_per_hour is None and row is not None:
         price_usd_per_hour = row.live_spot_usd_per_hour(resources.region)
     if price_usd_per_hour is None:
+        if row is not None and row.live_in(resources.region).spot_at is not None:
+            raise InputError(
+                f"resources.market: AWS has no {name} on spot in {resources.region}; set market: on_demand, give "
+                "resources.spot.price_per_hour, or choose another type or region"
+            )
         if row is None or row.spot_share is None:
             raise InputError(
                 f"resources.spot.price_per_hour: the catalogue has no spot price of {name}; give it (or, for several "

@@ -112,13 +112,14 @@ def running_head(
     session: AwsSession,
     owner: str,
     announce: Callable[[str], None],
+    may_start: Callable[[], None],
     *,
     clock: Callable[[], float] = elapsed_s,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """Return the id of the owner's head, which is started again if it has stopped; `announce` says so.
 
-    Raises InputError if there is none, ProviderError if it does not start.
+    `may_start` is called before that, and may raise. Raises InputError if there is none, ProviderError if it does not start.
     """
     waiting = Waiting(clock=clock, sleep=sleep)
     with in_one_line():
@@ -129,6 +130,7 @@ def running_head(
             )
         instance_id = str(found["InstanceId"])
         if found["State"]["Name"] in _STOPPED:
+            may_start()
             announce(f"the head {instance_id} has stopped and is started again")
             _restart(session, instance_id, waiting)
             _until_running(session, instance_id, waiting)

@@ -172,6 +172,10 @@ def _require_place(policy: AccountPolicy, region: str, types: Sequence[str], abo
     if policy.regions is not None and region not in policy.regions:
         allowed = ", ".join(policy.regions)
         raise _beyond("regions", f"{above}region={shown(region)} is not one of {allowed}", "use one, or add it")
+    _require_types(policy, types)
+
+
+def _require_types(policy: AccountPolicy, types: Sequence[str]) -> None:
     for name in types:
         if policy.refuses_type(name):
             allowed = ", ".join(policy.instance_types or ())
@@ -401,10 +405,22 @@ def pledge_on_head(home: Path, head: str, most_usd: float | None) -> None:
         note.write(name="", usd=usd, open=open_usd, beside=True, pledged_at=now)
 
 
-def require_per_run(home: Path, most_usd: float) -> None:
-    """Raise InputError for a max_cost beyond the policy of this home."""
+def require_head(home: Path, region: str, instance_type: str | None = None) -> None:
+    """Raise InputError where the policy of this home allows no head there, or not of that type.
+
+    The usual type of heads needs no mention in the policy.
+    """
+    policy, usual = load_policy(home), Resources().aws.head_instance_type
+    if policy is not None:
+        types = [] if instance_type in (None, usual) else [str(instance_type)]
+        _require_place(policy, region, types, "resources.")
+
+
+def require_on_head(home: Path, most_usd: float | None, types: Sequence[str] = ()) -> None:
+    """Raise InputError for what may not go on on a head: a max_cost, or types, beyond the policy of this home."""
     if (policy := load_policy(home)) is not None:
         _require_per_run(policy, most_usd, "max_cost")
+        _require_types(policy, types)
 
 
 def note_of_head(home: Path, head: str, usd: float, open_usd: float, *, has_ended: bool) -> None:

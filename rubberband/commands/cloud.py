@@ -98,16 +98,21 @@ def up(
             f"resources.provider: {resources.provider} needs no head; write provider: aws, or give "
             "-s resources.provider=aws"
         )
-    session = open_aws(resources.region)
 
+    from rubberband.app.allowance import require_head, require_rate, require_runnable
     from rubberband.app.terms import cloud_terms
     from rubberband.cloud.aws.head import ensure_head, head_boot, upload_folder
     from rubberband.commands.on_head import head_told, note, of_this_kind, remember
     from rubberband.executor.ray.code import pack
     from rubberband.installation import default_home
 
-    terms = cloud_terms(experiment, default_home(), note, on_head=False)
-    what, idles = head_told(resources, terms.table)
+    home = default_home()
+    require_runnable(experiment, home, no_cap=True)
+    require_head(home, resources.region, resources.aws.head_instance_type)
+    session = open_aws(resources.region)
+    table = cloud_terms(experiment, home, note, on_head=False).table
+    require_rate(experiment, home, table)
+    what, idles = head_told(resources, table)
     bill = f"the head ({what}) costs money until `rubberband down`, and {idles}"
     path = Path(os.path.abspath(file))
     root = root_of(path)

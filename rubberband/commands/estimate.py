@@ -249,13 +249,12 @@ def _next(asked: _Options, found: Estimate, size: Size | None, provider: str) ->
     if not found.feasible:
         overrides |= {change.key: change.setting for change in found.remedies[0].changes}
         name = "plan" if asked.live else "estimate"
-    elif provider == "aws":
-        name = "up" if asked.live else "plan"
     else:
-        name = "run"
-    policy = [] if asked.policy is Policy.optimal or name == "up" else ["--policy", asked.policy.value]
+        name = "plan" if provider == "aws" and not asked.live else "run"
+    place = ["--on", "head"] if name == "run" and provider == "aws" else []
+    policy = [] if asked.policy is Policy.optimal else ["--policy", asked.policy.value]
     changes = [word for override in overrides.values() for word in ("-s", override)]
-    return [f"Next: {shlex.join(['rubberband', name, str(asked.file), *policy, *changes])}"]
+    return [f"Next: {shlex.join(['rubberband', name, str(asked.file), *place, *policy, *changes])}"]
 
 
 def _infeasible(answer: Estimate) -> Exception:

@@ -41,7 +41,7 @@ def run_on_head(
     yes: bool,
 ) -> int:
     """Check, ask, start or find the head, send the folder, start the run there and follow it. Return its exit code."""
-    from rubberband.app.allowance import pledge_on_head, require_rate, require_runnable
+    from rubberband.app.allowance import pledge_on_head, require_head, require_rate, require_runnable
     from rubberband.app.run import bound_of
     from rubberband.app.terms import cloud_terms
     from rubberband.cloud.aws.calls import open_aws
@@ -58,6 +58,7 @@ def run_on_head(
     if not is_bucket(resources.checkpoints):
         raise InputError("resources.checkpoints: --on head sends the folder through a bucket; give s3://bucket/prefix")
     require_runnable(experiment, home, no_cap=no_cap)
+    require_head(home, resources.region, resources.aws.head_instance_type)
     session = open_aws(resources.region)
     table = cloud_terms(experiment, home, note, on_head=False).table
     require_rate(experiment, home, table)
@@ -136,7 +137,7 @@ def forward(context: typer.Context) -> int:
 
     Raises InputError for options that mean nothing there.
     """
-    from rubberband.app.allowance import pledge_on_head, require_per_run
+    from rubberband.app.allowance import pledge_on_head, require_on_head
     from rubberband.app.run import bound_of
 
     command, params = str(context.info_name), context.params
@@ -157,6 +158,7 @@ def forward(context: typer.Context) -> int:
     if command == "resume":
         _require_same(name, known, made_of)
         most_usd, spent_usd = _limit_and_bill(remote, name)
+        require_on_head(default_home(), most_usd, known.get("types", ()))
         bill = f"{bound_of(most_usd)}, {format_usd(spent_usd)} spent"
         confirm_bill(f"{name} goes on on the head: {bill}", "go on", yes=bool(params["yes"]))
         pledge_on_head(default_home(), head, None if most_usd is None else max(0.0, most_usd - spent_usd))
@@ -175,7 +177,7 @@ def forward(context: typer.Context) -> int:
     if params.get("max_cost") is not None and not params["dry_run"]:
         most_usd, spent_usd = _limit_and_bill(remote, name)
         new_usd = parse_usd(params["max_cost"])
-        require_per_run(default_home(), new_usd)
+        require_on_head(default_home(), new_usd)
         pledge_on_head(default_home(), head, max(0.0, new_usd - (spent_usd if most_usd is None else most_usd)))
     return _printed(remote.ask([command, *words]), params.get("html") or params.get("file"))
 
@@ -280,6 +282,7 @@ def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
 def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     """Return the head on which an experiment was started, started again if it has stopped; also what is remembered of
     that start, and what the head is made of. Raises InputError."""
+    from rubberband.app.allowance import require_head
     from rubberband.cloud.aws.calls import open_aws
     from rubberband.cloud.aws.head import running_head
     from rubberband.spec.remembered import remembered
@@ -297,7 +300,7 @@ def _found(name: str) -> tuple[RemoteHead, Mapping[str, Any], str]:
     if words["checkpoints"] is None:
         raise InputError(f"{name} was not started from here, and no bucket is known; run `rubberband aws setup`")
     session = open_aws(words["region"])
-    instance_id = running_head(session, words["owner"], note)
+    instance_id = running_head(session, words["owner"], note, lambda: require_head(home, words["region"]))
     remote = remote_head(session, instance_id, words["checkpoints"], words["owner"])
     return remote, words, remote.wait_until_ready(note)
 
@@ -320,11 +323,13 @@ def remote_head(session: AwsSession, instance_id: str, checkpoints: str | None, 
 def remember(resources: Resources, name: str, made_of: str) -> None:
     """Note on which head an experiment is, and what that is made of."""
     from rubberband.atomic import make_directories, write_atomically
+    from rubberband.cloud.catalogue import types_of
 
     folder = default_home() / "heads"
     words = {"region": resources.region, "owner": resources.aws.owner, "checkpoints": resources.checkpoints}
+    types = list(types_of(resources))
     make_directories(folder)
-    content = json.dumps({**words, "made_of": made_of}).encode()
+    content = json.dumps({**words, "types": types, "made_of": made_of}).encode()
     write_atomically(folder / f"{name}.json", content, durable=True)
 
 

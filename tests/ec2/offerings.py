@@ -41,7 +41,7 @@ def describe_instance_types(request: Request) -> dict[str, Any]:
     """DescribeInstanceTypes."""
     request.access.check("ec2:DescribeInstanceTypes")
     request.end_dry_run()
-    known, asked = request.world.machine_types, request.params.get("InstanceTypes", ())
+    known, asked = request.world.sold(), request.params.get("InstanceTypes", ())
     if asked and "MaxResults" in request.params:
         message = "The parameter InstanceTypes cannot be used with the parameter MaxResults"
         raise FakeError("InvalidParameterCombination", message)
@@ -60,7 +60,7 @@ def describe_instance_type_offerings(request: Request) -> dict[str, Any]:
     world, by = request.world, request.params.get("LocationType", "region")
     offerings = [
         Offering(instance_type=machine.name, location=zone)
-        for machine in world.machine_types.values()
+        for machine in world.sold().values()
         for zone in ((world.region,) if by == "region" else world.zones)
         if by == "region" or world.offers(machine, zone)
     ]

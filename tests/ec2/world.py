@@ -313,6 +313,11 @@ class World:
             return False
         return machine.family not in ("p4d", "p4de", "p5", "p3dn") or zone in self.zones[:3]
 
+    def sold(self) -> dict[str, MachineType]:
+        """The types that a zone of this region has: EC2 describes no others here."""
+        known = self.machine_types
+        return {name: one for name, one in known.items() if any(self.offers(one, zone) for zone in self.zones)}
+
     def add(self, instance: Instance) -> None:
         """It was launched."""
         if self.reads is not None:

@@ -214,6 +214,58 @@ def test_a_run_without_a_cap_or_that_is_refused_rents_no_head(account: Account, 
     assert account.fake.instances == ()
 
 
+POLICIES = {
+    "max_usd_per_run: 1": "max_usd_per_run of policy.yaml: constraints.max_cost is 2.00 USD",
+    "max_usd_per_month: 1": "max_usd_per_month of policy.yaml",
+    "max_usd_per_hour: 0.01": "max_usd_per_hour of policy.yaml: resources.max_instances=",
+    "regions: [eu-west-1]": "regions of policy.yaml: resources.region='us-east-1' is not one of eu-west-1",
+    "instance_types: [p5.*]": "instance_types of policy.yaml: 'g5.xlarge' is not one of p5.*",
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("door", [("up", "digits.yaml", "-y"), ("run", "digits.yaml", "--on", "head", "-y")])
+def test_no_door_rents_a_head_beyond_the_policy(
+    account: Account, file: Path, policy: str, door: tuple[str, ...]
+) -> None:
+    home = file.parents[1] / "home"
+    home.mkdir(exist_ok=True)
+    (home / "policy.yaml").write_text(policy)
+    code, told = say(*door)
+    assert code != 0
+    assert POLICIES[policy] in told
+    assert account.fake.instances == ()
+
+
+@pytest.mark.parametrize("door", [("up", "digits.yaml", "-y"), ("run", "digits.yaml", "--on", "head", "-y")])
+def test_a_head_of_a_type_of_one_s_own_is_within_the_policy(
+    account: Account, file: Path, door: tuple[str, ...]
+) -> None:
+    home = file.parents[1] / "home"
+    home.mkdir(exist_ok=True)
+    (home / "policy.yaml").write_text("instance_types: [g5.*]")
+    code, told = say(*door, "-s", "resources.aws.head_instance_type=c7i.xlarge")
+    assert code != 0
+    assert "instance_types of policy.yaml: 'c7i.xlarge' is not one of g5.*" in told
+    assert account.fake.instances == ()
+
+
+def test_what_goes_on_on_a_head_is_within_the_policy_of_today(account: Account, file: Path) -> None:
+    head, home = Head(account), file.parents[1] / "home"
+    head.answers = lambda what, words: {"start": {"started": True}, "ask": bill(2.0, 0.5)}.get(what, ENDED)
+    assert say("run", "digits.yaml", "--on", "head")[0] == 0
+    for policy, told in (("max_usd_per_run: 1", "max_cost is 2.00 USD"), ("instance_types: [p5.*]", "'g5.xlarge'")):
+        (home / "policy.yaml").write_text(policy)
+        assert f"{policy.partition(':')[0]} of policy.yaml: {told}" in say("resume", "digits", "--on", "head", "-y")[1]
+    (home / "policy.yaml").write_text("regions: [eu-west-1]")
+    assert say("status", "digits", "--on", "head")[0] == 0, "one that runs is not rented anew"
+    account.fake.power_off(account.fake.living[0].instance_id)
+    account.sleep(60)
+    assert "regions of policy.yaml" in say("status", "digits", "--on", "head")[1]
+    assert account.fake.living == ()
+    assert [words["words"][0] for what, words in head.asked if what == "start"] == ["run"]
+
+
 def test_ctrl_c_leaves_the_run_going_and_says_how_to_follow_it(account: Account, file: Path) -> None:
     head = Head(account)
 

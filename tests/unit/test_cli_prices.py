@@ -196,7 +196,9 @@ def test_plan_takes_no_more_instances_than_the_quota_allows(
         for note in answer["notes"]
     )
     assert run(monkeypatch, "plan", file, *AWS) == 0
-    assert "quota: 2 more g5.xlarge on demand" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "quota: 2 more g5.xlarge on demand" in out
+    assert f"Next: rubberband run {file} --on head -s " in out
 
 
 def test_plan_refuses_what_the_account_may_not_hold(
