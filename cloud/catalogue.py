@@ -501,8 +501,10 @@ def _price_usd_per_hour(resources: Resources, name: str, row: InstanceType | Non
 
 
 def _others(region: str, row: InstanceType, table: Table) -> str:
-    """Return, in words, the cheapest types in a region with as many GPUs and memory, of the same model first, and regions
-    that have a type."""
+    """Return, in words, types of a region with as many GPUs and memory, and other regions that have a type.
+
+    Types of the same model come first, then cheap ones.
+    """
     memory_gib = row.gpu_memory_gib or 0.0
     fit = [one for one in table.values() if one.gpus == row.gpus and (one.gpu_memory_gib or 0.0) >= memory_gib]
     priced = [one for one in fit if region in one.prices_usd_per_hour]

@@ -119,7 +119,8 @@ def running_head(
 ) -> str:
     """Return the id of the owner's head, which is started again if it has stopped; `announce` says so.
 
-    `may_start` is called before that, and may raise. Raises InputError if there is none, ProviderError if it does not start.
+    `may_start` is called before that, and may raise. Raises InputError if there is none, ProviderError if it does not
+    start.
     """
     waiting = Waiting(clock=clock, sleep=sleep)
     with in_one_line():
