@@ -250,7 +250,7 @@ def test_a_head_of_a_type_of_one_s_own_is_within_the_policy(
     assert account.fake.instances == ()
 
 
-def test_what_goes_on_on_a_head_is_within_the_policy_of_today(account: Account, file: Path) -> None:
+def test_a_run_goes_on_on_a_head_only_within_the_policy_of_today(account: Account, file: Path) -> None:
     head, home = Head(account), file.parents[1] / "home"
     head.answers = lambda what, words: {"start": {"started": True}, "ask": bill(2.0, 0.5)}.get(what, ENDED)
     assert say("run", "digits.yaml", "--on", "head")[0] == 0
