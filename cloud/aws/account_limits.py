@@ -16,6 +16,8 @@ from rubberband.values.plan import Market
 _MARKETS: tuple[Market, ...] = ("spot", "on_demand")
 _REFUSED = ("DENIED", "NOT_APPROVED", "CASE_CLOSED")
 _INVALID = "INVALID_REQUEST"
+_OPEN = ("PENDING", "CASE_OPENED")
+"""States of a request beside which AWS takes no other one for the same quota."""
 
 
 def account_plan(session: AwsSession, plan: Plan) -> None:
@@ -43,7 +45,7 @@ def plan_quotas(session: AwsSession, types: Sequence[str], vcpus: int, plan: Pla
         if held >= vcpus:
             plan.there.append(told)
         elif asked is not None:
-            plan.there.append(f"{told}; {_state(asked)}")
+            plan.there.append(f"{told}; {_state(asked, vcpus)}")
         else:
             request = partial(
                 session.client("service-quotas").request_service_quota_increase,
@@ -55,22 +57,23 @@ def plan_quotas(session: AwsSession, types: Sequence[str], vcpus: int, plan: Pla
 
 
 def _asked(session: AwsSession, code: str, vcpus: int) -> Any | None:
-    """Return the last request for as many as these, or for more."""
+    """Return the last request for as many as these, or for more, or one that is open."""
     listed = session.client("service-quotas").list_requested_service_quota_change_history_by_quota
     found = [
         one
         for one in pages(listed, "RequestedQuotas", ServiceCode="ec2", QuotaCode=code)
-        if one["DesiredValue"] >= vcpus and one["Status"] != _INVALID
+        if (one["DesiredValue"] >= vcpus or one["Status"] in _OPEN) and one["Status"] != _INVALID
     ]
     return max(found, key=lambda one: str(one.get("Created", "")), default=None)
 
 
-def _state(asked: Any) -> str:
+def _state(asked: Any, vcpus: int) -> str:
     on = f"{asked['Created']:%Y-%m-%d}" if "Created" in asked else "before"
     told = f"{asked['DesiredValue']:g} were asked for on {on}"
     if asked["Status"] in _REFUSED:
         return f"{told}, and AWS did not grant them: answer the case under Service Quotas, or ask for fewer (--vcpus)"
-    return f"{told} ({asked['Status']}), which takes minutes to days"
+    more = f"; for {vcpus}, run this again then" if asked["DesiredValue"] < vcpus else ""
+    return f"{told} ({asked['Status']}), which takes minutes to days{more}"
 
 
 def plan_budget(session: AwsSession, account: str, name: str, usd: float, email: str, plan: Plan) -> None:

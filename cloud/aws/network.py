@@ -224,7 +224,8 @@ def delete_groups(session: AwsSession, owner: str) -> tuple[tuple[str, ...], tup
     """Delete our security groups in every VPC. Return those deleted and those in use. Raises botocore's errors."""
     ec2 = session.client("ec2")
     deleted, in_use = [], []
-    for group in pages(ec2.describe_security_groups, "SecurityGroups", Filters=_group_filters(owner)):
+    # All of them first: what is deleted while pages are read may move others to a page that was read.
+    for group in list(pages(ec2.describe_security_groups, "SecurityGroups", Filters=_group_filters(owner))):
         try:
             ec2.delete_security_group(GroupId=group["GroupId"])
         except Exception as error:

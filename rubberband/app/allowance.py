@@ -402,7 +402,7 @@ def pledge_on_head(home: Path, head: str, most_usd: float | None) -> None:
             _require_month(policy, open_folder("", home), most_usd)
         more_usd = most_usd or 0.0
         usd, open_usd = note.month_usd((), now) + more_usd, note.month_usd((), month_end(now)) + more_usd
-        note.write(name="", usd=usd, open=open_usd, beside=True, pledged_at=now)
+        note.write(name="", usd=usd, open=open_usd, beside=True, starts=[*note.starts(now), now])
 
 
 def require_head(home: Path, region: str, instance_type: str | None = None) -> None:
@@ -426,21 +426,23 @@ def require_on_head(home: Path, most_usd: float | None, types: Sequence[str] = (
 def note_of_head(home: Path, head: str, usd: float, open_usd: float, *, has_ended: bool) -> None:
     """Count what a head reports: what its home has spent or may still spend this month, and what it may still.
 
-    Shortly after a start the head may not know of it yet: then the figures do not fall, unless a run `has_ended`.
+    Shortly after a start the head may not know of it yet: then the figures do not fall. A run that `has_ended` was the
+    first of those that were started.
     """
     note, now = _head_note(home, head), time.time()
     with _alone(note):
-        pledged_at = float(note.words().get("pledged_at", 0.0))
-        if not has_ended and now - pledged_at < _STARTS_S:
+        starts = note.starts(now)[int(has_ended) :]
+        if starts:
             usd, open_usd = max(usd, note.month_usd((), now)), max(open_usd, note.month_usd((), month_end(now)))
-        note.write(name="", usd=usd, open=open_usd, beside=True, pledged_at=0.0 if has_ended else pledged_at)
+        note.write(name="", usd=usd, open=open_usd, beside=True, starts=starts)
 
 
 def note_end_of_head(home: Path, head: str) -> None:
     """Count nothing that may still be spent on a head, which has ended."""
     note = _head_note(home, head)
     if note.path.exists():
-        note_of_head(home, head, note.month_usd((), time.time()), 0.0, has_ended=True)
+        with _alone(note):
+            note.write(name="", usd=note.month_usd((), time.time()), open=0.0, beside=True)
 
 
 def _head_note(home: Path, head: str) -> _Note:
@@ -470,11 +472,11 @@ class _Note:
             else:
                 self.path.unlink(missing_ok=True)
 
-    def words(self) -> dict[str, Any]:
-        """Return what is noted; nothing without a note that can be read."""
+    def starts(self, now: float) -> list[float]:
+        """Return when runs were started of which their head may not know yet; none without a note that can be read."""
         with suppress(OSError, ValueError):
-            return dict(json.loads(self.path.read_bytes()))
-        return {}
+            return [at for at in json.loads(self.path.read_bytes()).get("starts", ()) if now - at < _STARTS_S]
+        return []
 
     def month_usd(self, begun: Collection[str], now: float) -> float:
         """Return what counts of it this month, where the experiments `begun` have journals."""

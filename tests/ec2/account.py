@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.ec2.faults import FakeError
+from tests.ec2.filters import page
 from tests.ec2.instance import as_datetime
 from tests.ec2.quota_codes import QUOTAS
 from tests.ec2.request import Operation, Request
@@ -64,10 +65,12 @@ def request_increase(request: Request) -> dict[str, Any]:
 
 
 def list_increases(request: Request) -> dict[str, Any]:
-    """ListRequestedServiceQuotaChangeHistoryByQuota."""
+    """ListRequestedServiceQuotaChangeHistoryByQuota, in the shortest pages."""
     request.access.check("servicequotas:ListRequestedServiceQuotaChangeHistoryByQuota")
     code = _known(request)
-    return {"RequestedQuotas": [one for one in request.world.quota_requests if one["QuotaCode"] == code]}
+    found = [one for one in request.world.quota_requests if one["QuotaCode"] == code]
+    shown, following = page(found, request.params, at_most=1)
+    return {"RequestedQuotas": shown, **following}
 
 
 def get_plan(request: Request) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def delete_bucket(request: Request) -> dict[str, Any]:
     """DeleteBucket, which wants it empty."""
     bucket = request.params["Bucket"]
     _check(request, "s3:DeleteBucket", bucket)
-    if request.world.buckets[bucket]:
+    if request.world.buckets[bucket] or request.world.facts(bucket).deleted:
         raise FakeError("BucketNotEmpty", "The bucket you tried to delete is not empty", 409)
     del request.world.buckets[bucket]
     request.world.bucket_facts.pop(bucket, None)
@@ -94,12 +94,16 @@ def get_lifecycle(request: Request) -> dict[str, Any]:
 
 
 def list_versions(request: Request) -> dict[str, Any]:
-    """ListObjectVersions, in one page, of a bucket that keeps none."""
+    """ListObjectVersions: a thousand at most, with the markers of deleted objects on the last page."""
     bucket = request.params["Bucket"]
     _check(request, "s3:ListBucketVersions", bucket)
-    objects = request.world.buckets[bucket].items()
-    shown = [{"Key": key, "VersionId": "null", "Size": len(content)} for key, content in sorted(objects)]
-    return {"Versions": shown, "IsTruncated": False}
+    objects, after = request.world.buckets[bucket], request.params.get("KeyMarker", "")
+    keys = sorted(key for key in objects if key > after)
+    shown = [{"Key": key, "VersionId": "null", "Size": len(objects[key])} for key in keys[:1000]]
+    if len(keys) > 1000:
+        return {"Versions": shown, "IsTruncated": True, "NextKeyMarker": keys[999], "NextVersionIdMarker": "null"}
+    markers = [{"Key": key, "VersionId": "m"} for key in sorted(request.world.facts(bucket).deleted)]
+    return {"Versions": shown, "DeleteMarkers": markers, "IsTruncated": False}
 
 
 def delete_objects(request: Request) -> dict[str, Any]:
@@ -109,7 +113,10 @@ def delete_objects(request: Request) -> dict[str, Any]:
     if not 0 < len(named) <= 1000:
         raise FakeError("MalformedXML", "The XML you provided was not well-formed", 400)
     for one in named:
-        request.world.buckets[bucket].pop(one["Key"], None)
+        if one.get("VersionId") == "m":
+            request.world.facts(bucket).deleted.discard(one["Key"])
+        else:
+            request.world.buckets[bucket].pop(one["Key"], None)
     return {"Deleted": [{"Key": one["Key"]} for one in named]}
 
 

@@ -14,6 +14,8 @@ from tests.ec2.faults import FakeError
 Reader = Callable[[Any], Iterable[str]]
 """From a thing to the values that it has under a filter's name; several where it has several."""
 PAGE = 1000
+shown_at_once = PAGE
+"""AWS may show fewer than are asked for; a test may lower it."""
 
 
 def filtered(things: Iterable[Any], params: Mapping[str, Any], readers: Mapping[str, Reader]) -> list[Any]:
@@ -42,7 +44,7 @@ def page(
             "InvalidParameterValue",
             f"Value ( {size} ) for parameter maxResults is invalid. Expecting {at_least} to {at_most}.",
         )
-    start = _start(params.get("NextToken"))
+    size, start = min(size, shown_at_once), _start(params.get("NextToken"))
     more = start + size < len(things)
     following = {"NextToken": base64.b64encode(str(start + size).encode()).decode()} if more else {}
     return list(things[start : start + size]), following

@@ -76,7 +76,8 @@ def describe_capacity_block_offerings(request: Request) -> dict[str, Any]:
         }
         for day, factor in ((0, 1.2), (2, 1.0))
     ]
-    return {"CapacityBlockOfferings": offerings}
+    shown, following = page(offerings, params)
+    return {"CapacityBlockOfferings": shown, **following}
 
 
 RESERVATIONS: Mapping[tuple[str, str], Operation] = {

@@ -204,6 +204,8 @@ class BucketFacts:
     kms_key: str | None = None
     """ARN of the customer's key with which it encrypts."""
     written_at: dict[str, float] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
+    """Keys of deleted objects of which it keeps a marker, as a bucket with versions does."""
 
 
 def drawn(delay: Delay, rng: random.Random) -> float:

@@ -21,10 +21,18 @@ from rubberband.api.experiments.service import Runs
 from rubberband.api.problems import Problem
 from rubberband.api.settings import Settings
 from rubberband.api.store.sql import open_store
-from rubberband.app import check, run
+from rubberband.app import allowance, check, run
 from rubberband.app import pool as pools
 from rubberband.app.affordable import Terms
-from rubberband.app.allowance import committed_usd, pledged, require_image, require_runnable
+from rubberband.app.allowance import (
+    committed_usd,
+    note_of_head,
+    pledge_on_head,
+    pledged,
+    require_image,
+    require_pool,
+    require_runnable,
+)
 from rubberband.app.estimating import estimate
 from rubberband.app.pool import bring_up
 from rubberband.app.run import tune
@@ -39,11 +47,13 @@ from rubberband.executor.follower import JournalFollower
 from rubberband.executor.journal.folder import ExperimentFolder
 from rubberband.executor.journal.inbox import Inbox
 from rubberband.executor.session import cancel_on_signals
+from rubberband.file_systems import EXCLUSIVE, locked
 from rubberband.spec.experiment import Experiment
 from rubberband.spec.loading import load_policy
 from rubberband.spec.pool import PoolFile, PoolFolder
 from rubberband.states import ExperimentState
 from rubberband.units import format_usd, month_end
+from rubberband.values.offer import Offer, SideCost, Spot
 from rubberband.values.submission import Submission, Summary
 from tests.builders.experiment_words import MINIMAL
 from tests.builders.journalled_runs import recorded
@@ -385,10 +395,12 @@ def test_the_month_has_what_runs_have_spent_and_what_those_that_run_still_may(ho
         by_tune(home)
     next_month = month_end(time.time()) + 3600.0
     assert committed_usd(home, next_month) == 0.0
+    with folder.driving():  # what it has spent belongs to this month
+        assert committed_usd(home, next_month) == pytest.approx(4.0 - cut_usd)
 
 
 def test_a_resume_and_an_extension_keep_the_policy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_ec2(home, "one", 20, max_cost=None)
+    one_usd = on_ec2(home, "one", 20, max_cost=None)
     with refused(
         "max_cost: missing, and without it the bill of rented instances has no limit; go on without one by `rubberband "
     ):
@@ -407,6 +419,9 @@ def test_a_resume_and_an_extension_keep_the_policy(home: Path, monkeypatch: pyte
         assert not Inbox(ExperimentFolder(home=home, name="two").inbox).pending()
     policy(home, "instance_types: [g5.*]")
     with refused("instance_types of policy.yaml: "):
+        resume("two")
+    policy(home, f"max_usd_per_month: {one_usd + 4.01}")  # what it has spent itself counts once
+    with pytest.raises(Cancelled):
         resume("two")
 
 
@@ -492,3 +507,61 @@ def test_a_damaged_journal_of_this_machine_costs_nothing_and_one_of_ec2_what_is_
     left_usd = committed_usd(home, time.time())
     assert 0.0 < left_usd <= spent_usd
     assert left_usd == pytest.approx(spent_usd, rel=0.1)
+
+
+def test_the_rate_of_a_pool_has_the_dearer_market_and_all_beside_the_rent(home: Path) -> None:
+    words = {"name": "team", "provider": "aws", "instances": 2, "gpus_per_instance": 1, "max_usd_per_month": 9.0}
+    offered = Offer(
+        instance_type="g5.xlarge",
+        gpus=1,
+        price_usd_per_hour=1.0,
+        max_instances=2,
+        spot=Spot(price_usd_per_hour=1.5, interruptions_per_hour=0.0),
+        side_costs=(SideCost(line="root volumes", usd_per_hour=0.25),),
+        head_price_usd_per_hour=0.1,
+    )
+    policy(home, "max_usd_per_hour: 3.59")
+    with refused("max_usd_per_hour of policy.yaml: this pool may cost more than 3.59 USD an hour"):
+        require_pool(PoolFile(**words), home, offered)
+    require_pool(PoolFile(**words, max_usd_per_hour=3.5), home, offered)
+    policy(home, "max_usd_per_hour: 3.61")
+    require_pool(PoolFile(**words), home, offered)
+
+
+def test_each_of_several_types_is_one_of_the_policys(home: Path) -> None:
+    policy(home, "instance_types: [g5.*]")
+    both = words(instance_type=None, instance_types=["g5.xlarge", "g6.xlarge"], price_per_hour=None)
+    with refused("instance_types of policy.yaml: 'g6.xlarge' is not one of g5.*"):
+        require_runnable(Experiment(**both), home)
+
+
+def test_a_head_is_believed_once_it_must_know_of_each_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, at = "us-east-1.rubberband", time.time()
+
+    def counted(after_s: float, usd: float, open_usd: float, *, has_ended: bool = False) -> tuple[float, float]:
+        monkeypatch.setattr(time, "time", lambda: at + after_s)
+        note_of_head(home, head, usd, open_usd, has_ended=has_ended)
+        return committed_usd(home, at + after_s), committed_usd(home, month_end(at))
+
+    pledge_on_head(home, head, 2.0)
+    monkeypatch.setattr(time, "time", lambda: at + 60.0)
+    pledge_on_head(home, head, 3.0)
+    assert counted(61.0, 0.5, 0.0, has_ended=True) == (5.0, 5.0), "it may not know of the second yet"
+    assert counted(950.0, 0.5, 0.0) == (5.0, 5.0)
+    assert counted(961.0, 0.5, 0.0) == (0.5, 0.0)
+    pledge_on_head(home, head, 2.0)
+    assert counted(962.0, 0.75, 0.0, has_ended=True) == (0.75, 0.0)
+
+
+def test_one_process_at_a_time_pledges_the_month(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowance, "_PATIENCE_S", 0.0)
+    folder = ExperimentFolder(home=home, name="small")
+    with pledged(Experiment(**words()), folder), open(home / "spending" / "lock", "a") as lock:
+        assert locked(lock, EXCLUSIVE)
+        for ask in (
+            lambda: pledge_on_head(home, "us-east-1.rubberband", 2.0),
+            lambda: note_of_head(home, "us-east-1.rubberband", 0.0, 0.0, has_ended=False),
+            lambda: pledged(Experiment(**words()), folder).__enter__(),
+        ):
+            with pytest.raises(InputError, match="is locked by another process; try again"):
+                ask()

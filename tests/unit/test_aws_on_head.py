@@ -359,6 +359,15 @@ def test_runs_on_the_head_count_in_the_month_of_here(account: Account, file: Pat
     assert committed_usd(home, month_end(time.time())) == 0.0
 
 
+def test_a_head_that_has_ended_spends_no_more(account: Account, file: Path) -> None:
+    head, home = Head(account), file.parents[1] / "home"
+    head.answers = lambda what, words: {"at": "s3://b/copy"} if what == "keep" else shown(b"", lives=False)
+    say("run", "digits.yaml", "--on", "head")
+    assert say("down", "digits.yaml", "-y")[0] == 0
+    assert committed_usd(home, time.time()) == pytest.approx(2.0), "nobody can say what it has spent"
+    assert committed_usd(home, month_end(time.time())) == 0.0
+
+
 def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(account: Account, file: Path) -> None:
     head, home = Head(account), file.parents[1] / "home"
     head.answers = lambda what, words: {"started": True} if what == "start" else ENDED

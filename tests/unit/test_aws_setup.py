@@ -340,6 +340,7 @@ def test_checkpoints_are_deleted_only_where_that_is_said(account: Account) -> No
     say("setup", "--yes")
     (bucket,) = account.fake.world.buckets
     account.fake.world.buckets[bucket] |= {f"digits/run/{index}": b"12" for index in range(1001)}
+    account.fake.world.facts(bucket).deleted.add("digits/run/old")
 
     assert say("teardown", "--yes")[0] == 0
     assert left(account) == {**NOTHING, "buckets": [bucket]}
