@@ -11,6 +11,7 @@ _IMAGES = ("tests/unit/test_own_images.py",)
 _SETUP = ("tests/unit/test_aws_setup.py",)
 _SETUP_AGAIN = ("tests/unit/test_aws_setup_again.py",)
 _PAGES = ("tests/unit/test_aws_pages.py",)
+_ON_HEAD = ("tests/unit/test_aws_on_head.py",)
 _RESERVATIONS = ("tests/unit/test_aws_reservations.py",)
 _RESOLVING = ("tests/unit/test_aws_resolving.py",)
 _FABRIC = ("tests/unit/test_aws_fabric.py",)
@@ -1071,5 +1072,85 @@ MUTANTS: tuple[Mutant, ...] = (
         old='        token = answer.get("NextToken")\n',
         new="        token = None\n",
         tests=_PAGES,
+    ),
+    Mutant(
+        name="end-of-a-log-is-cut",
+        harm="a run on the head that has ended is followed up to the first piece of what it said last",
+        file="rubberband/commands/on_head.py",
+        old="            if seen.more:\n                continue\n",
+        new="",
+        tests=("tests/unit/test_aws_on_head.py",),
+    ),
+    Mutant(
+        name="started-under-other-code",
+        harm="two laptops of other code: a run starts with what the other one gave the head a moment before",
+        file="cloud/aws/on_head.py",
+        old="    if made_of is not None and made_of != _read",
+        new="    if False and made_of != _read",
+        tests=("tests/unit/test_aws_on_head.py",),
+    ),
+    Mutant(
+        name="started-and-then-refused",
+        harm="a run starts on the head although another one has just taken the rest of the month",
+        file="rubberband/commands/on_head.py",
+        old="        pledge_on_head(home, f",
+        new="        remote.start(name, command, packed, made_of)\n        pledge_on_head(home, f",
+        tests=("tests/unit/test_aws_on_head.py",),
+    ),
+    Mutant(
+        name="resume-on-the-head-spends-all-again",
+        harm="a resume on a head is refused although the month has room for what is left of its max_cost",
+        file="rubberband/commands/on_head.py",
+        old="None if most_usd is None else max(0.0, most_usd - spent_usd))",
+        new="most_usd)",
+        tests=_ON_HEAD,
+    ),
+    Mutant(
+        name="head-before-the-live-rate",
+        harm="a head is rented for a run that exceeds max_usd_per_hour at the prices of today",
+        file="rubberband/commands/on_head.py",
+        old="    require_rate(experiment, home, table)\n",
+        new="",
+        tests=_ON_HEAD,
+    ),
+    Mutant(
+        name="what-is-shown-is-granted",
+        harm="`extend --dry-run --on head` takes money from the month",
+        file="rubberband/commands/on_head.py",
+        old='params.get("max_cost") is not None and not params["dry_run"]:',
+        new='params.get("max_cost") is not None:',
+        tests=_ON_HEAD,
+    ),
+    Mutant(
+        name="stopped-head-is-asked-for-its-journals",
+        harm="`down` waits for a head that has stopped, and says that its journals are lost, which are in the bucket",
+        file="rubberband/commands/cloud.py",
+        old='if one.role == "head" and one.runs]',
+        new='if one.role == "head"]',
+        tests=_ON_HEAD,
+    ),
+    Mutant(
+        name="throttled-scheduler-is-asked-for-each",
+        harm="a scheduler that throttles gets a request for each instance each minute, and goes on throttling",
+        file="cloud/aws/guards.py",
+        old='                if verdict(error) == "throttled" or not code_of(error):',
+        new="                if False:",
+        tests=_GUARDS,
+    ),
+    Mutant(
+        name="guard-forgotten-before-it-is-deleted",
+        harm="the schedule of an instance that has ended stays when its deletion had no answer",
+        file="cloud/aws/guards.py",
+        old="            delete(self._session, instance_id)\n            del self._at[instance_id]\n",
+        new="            del self._at[instance_id]\n            delete(self._session, instance_id)\n",
+        tests=_GUARDS,
+    ),
+    Mutant(
+        name="guard-gives-up-in-an-outage",
+        harm="a guard that strikes while EC2 is down tries for a minute, and the instance runs on",
+        file="cloud/aws/guards.py",
+        old="_TRIES_S = 3600\n",
+        new="_TRIES_S = 60\n",
+        tests=_GUARDS,
     ),
 )

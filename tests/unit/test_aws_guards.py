@@ -21,7 +21,7 @@ from rubberband.cloud.catalogue import offer as catalogue_offer
 from rubberband.errors import ProviderError
 from rubberband.spec.resources import Resources
 from tests.builders.aws_account import Account, offer
-from tests.ec2 import FakeCall, FakeError, Fault
+from tests.ec2 import FakeError, Fault
 from tests.fake_ec2 import World
 
 ROLE = "rubberband-guard"
@@ -196,19 +196,36 @@ def test_a_guard_that_is_still_being_changed_is_moved_later(world: World) -> Non
     assert len(world.fake.living) == 1
 
 
-def test_a_scheduler_that_does_not_answer_is_asked_again_a_minute_later(world: World) -> None:
-    def silent(call: FakeCall) -> Fault | None:
-        return Fault.timeout(took_effect=False) if call.service == "scheduler" else None
-
-    world.fake.fault = silent
+@pytest.mark.parametrize(
+    "fault", [Fault.timeout(took_effect=False), Fault(error=FakeError("ThrottlingException", "Rate exceeded"))]
+)
+def test_a_scheduler_that_does_not_answer_is_asked_again_a_minute_later(world: World, fault: Fault) -> None:
+    world.fake.fault = lambda call: fault if call.service == "scheduler" else None
     driver = world.driver(guards=guards(world))
-    driver.launch("a")
-    driver.launch("b")
-    assert scheduled(world) == ["CreateSchedule"]
+    driver.launch_all("ab")
+    driver.launch("c")
+    assert scheduled(world) == ["CreateSchedule"], "nor would it answer for the next one"
     world.fake.fault = None
     world.sleep(61.0)
     driver.describe()
-    assert len(world.fake.world.schedules) == 2
+    assert len(world.fake.world.schedules) == 3
+
+
+def test_a_guard_that_is_not_deleted_yet_is_deleted_later(world: World) -> None:
+    driver = world.driver(guards=guards(world))
+    driver.launch_all("ab")
+    world.fake.fault = lambda call: Fault.timeout(took_effect=False) if call.operation == "DeleteSchedule" else None
+    driver.release("a")
+    renewed(world, driver, 1)
+    world.fake.fault = None
+    renewed(world, driver, 3)
+    assert len(world.fake.world.schedules) == 1
+
+
+def test_a_schedule_tries_for_as_long_as_an_outage_may_last(world: World) -> None:
+    world.driver(guards=guards(world)).launch("a")
+    (made,) = (call for call in world.fake.calls if call.operation == "CreateSchedule")
+    assert made.params["Target"]["RetryPolicy"]["MaximumEventAgeInSeconds"] == 3600
 
 
 def test_nothing_waits_for_the_scheduler(world: World) -> None:

@@ -206,6 +206,24 @@ def test_a_run_on_the_head_sends_the_folder_starts_a_unit_and_follows_it(account
     assert "0/digits.py" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
 
 
+def test_the_last_pieces_of_a_long_log_are_shown(account: Account, file: Path) -> None:
+    head, logs = Head(account), [shown(b"one\n", exit_code=0, more=True), shown(b"two\n", exit_code=0)]
+    head.answers = lambda what, words: {"started": True} if what == "start" else logs.pop(0)
+    assert "one\ntwo\n" in say("run", "digits.yaml", "--on", "head")[1]
+
+
+def test_a_run_that_the_month_has_no_room_for_is_not_started(
+    account: Account, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise InputError("another run was quicker")
+
+    head = Head(account)
+    monkeypatch.setattr("rubberband.app.allowance.pledge_on_head", refuses)
+    assert "another run was quicker" in say("run", "digits.yaml", "--on", "head")[1]
+    assert head.asked == []
+
+
 def test_a_run_without_a_cap_or_that_is_refused_rents_no_head(account: Account, file: Path) -> None:
     file.write_text(file.read_text().replace(", max_cost: 2", ""))
     code, told = say("run", "digits.yaml", "--on", "head")
@@ -359,6 +377,37 @@ def test_runs_on_the_head_count_in_the_month_of_here(account: Account, file: Pat
     assert committed_usd(home, month_end(time.time())) == 0.0
 
 
+def test_a_resume_on_the_head_may_spend_what_is_left_of_its_max_cost(account: Account, file: Path) -> None:
+    head, home = Head(account), file.parents[1] / "home"
+    ended = {**ENDED, "month": [0.5, 0.0]}
+    head.answers = lambda what, words: {"start": {"started": True}, "ask": bill(2.0, 0.5)}.get(what, ended)
+    assert say("run", "digits.yaml", "--on", "head")[0] == 0
+    for limit, begins in (("1.99", False), ("2.01", True)):
+        (home / "policy.yaml").write_text(f"max_usd_per_month: {limit}\n")
+        code, told = say("resume", "digits", "--on", "head")
+        assert (code == 0) == begins, told
+
+
+def test_the_rate_at_live_prices_is_checked_before_a_head_is_rented(
+    account: Account, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise InputError("too much for an hour")
+
+    monkeypatch.setattr("rubberband.app.allowance.require_rate", refuses)
+    assert "too much for an hour" in say("run", "digits.yaml", "--on", "head")[1]
+    assert account.fake.instances == ()
+
+
+def test_down_of_a_stopped_head_asks_it_for_nothing(account: Account, file: Path) -> None:
+    head = Head(account)
+    account.fake.power_off(head.remote().instance_id)
+    account.sleep(60)
+    code, told = say("down", "digits.yaml", "-y")
+    assert (code, head.asked) == (0, [])
+    assert "are not copied" not in told, "it did so before it stopped itself"
+
+
 def test_a_head_that_has_ended_spends_no_more(account: Account, file: Path) -> None:
     head, home = Head(account), file.parents[1] / "home"
     head.answers = lambda what, words: {"at": "s3://b/copy"} if what == "keep" else shown(b"", lives=False)
@@ -382,6 +431,8 @@ def test_more_money_for_a_run_on_the_head_is_within_the_policy_of_here(account: 
     code, told = say("extend", "digits", "--max-cost", "4", "-y", "--on", "head")
     assert code != 0
     assert "this may cost 2.00 USD" in told
+    assert say("extend", "digits", "--max-cost", "3", "--dry-run", "--on", "head")[0] == 0
+    assert committed_usd(home, time.time()) == pytest.approx(2.0), "it was only shown"
     assert say("extend", "digits", "--max-cost", "3", "-y", "--on", "head")[0] == 0
 
 
@@ -563,6 +614,15 @@ def test_a_command_is_started_once_and_its_output_comes_in_pieces(root: Path) ->
     assert log.startswith(b"rubberband ")
     (root / "opt/rubberband/runs" / ("0" * 8) / "log").write_bytes(b"\xc3\xa4" * 20_000)
     assert whole("0" * 8)[0] == b"\xc3\xa4" * 20_000
+
+
+def test_a_head_that_was_made_anew_meanwhile_starts_nothing(root: Path) -> None:
+    on_head.folder().mkdir(parents=True, exist_ok=True)
+    (on_head.folder() / "made-of").write_text("other\n")
+    words: dict[str, Any] = {"key": "c" * 8, "name": "digits", "words": ["ps"], "packed": None}
+    with pytest.raises(InputError, match="given other code or packages just now"):
+        on_head.start(**words, made_of="this")
+    assert on_head.start(**words, made_of="other") == {"started": True}
 
 
 def test_a_second_run_of_a_name_is_refused_while_the_first_runs(root: Path) -> None:

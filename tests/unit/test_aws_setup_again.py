@@ -36,7 +36,7 @@ def test_a_request_that_is_open_is_waited_for_and_holds_up_nothing(account: Acco
     assert "nothing to do" in say("setup", "--yes")[1], "the second page of the history has the second request"
 
 
-def test_what_iam_never_settles_is_an_error(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_iam_never_settles_is_an_error(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rubberband.cloud.aws.account._PAUSES_S", (0.0, 0.0))
     account.fake.fault = lambda call: Fault(error=NOT_YET) if call.operation == "AddRoleToInstanceProfile" else None
     code, told = say("setup", "--yes")
