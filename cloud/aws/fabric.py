@@ -59,15 +59,15 @@ def fabric_of(session: AwsSession, machines: Machines, types: Sequence[str]) -> 
     public = _public(session, machines)
     cards = {zone: {one.instance_type: _cards(one, zone in public) for one in facts} for zone in machines.subnets}
     chosen = {(name, zone): own for zone, each in cards.items() if all(each.values()) for name, own in each.items()}
-    return Fabric(cards=chosen, note=_note(first, cards, public))
+    least = min(len(chosen.get((first.instance_type, zone), ())) for zone in cards)
+    return Fabric(cards=chosen, note=_note(first, least, public))
 
 
 def _tcp(facts: TypeFacts) -> str:
     return f"instances of {facts.instance_type} reach each other by TCP, without EFA"
 
 
-def _note(first: TypeFacts, cards: Mapping[str, Mapping[str, tuple[int, ...]]], public: set[str]) -> str:
-    least = min(len(each[first.instance_type]) for each in cards.values())
+def _note(first: TypeFacts, least: int, public: set[str]) -> str:
     if least == len(first.efa_cards):
         return ""
     what = f"instances of {first.instance_type} have EFA on {least} of {counted(len(first.efa_cards), 'network card')}"

@@ -71,7 +71,7 @@ def describe_capacity_block_offerings(request: Request) -> dict[str, Any]:
             "EndDate": as_datetime(begins_at + day * DAY_S + hours * 3600.0),
             "CapacityBlockDurationHours": hours,
             "UpfrontFee": f"{world.block_usd_per_hour[name] * hours * count * factor:.3f}",
-            "CurrencyCode": "USD",
+            "CurrencyCode": world.block_currency,
             "Tenancy": "default",
         }
         for day, factor in ((0, 1.2), (2, 1.0))

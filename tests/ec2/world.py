@@ -247,6 +247,7 @@ class World:
         self.reservations: dict[str, Reservation] = {}
         self.block_usd_per_hour: dict[str, float] = {"p4d.24xlarge": 11.8, "p5.48xlarge": 31.464}
         """Types that are sold in capacity blocks, and what an instance costs on average."""
+        self.block_currency = "USD"
         self.placement_groups: dict[str, PlacementGroup] = {}
         self.cluster_capacity: int | None = None
         """Instances that one cluster placement group has room for; None: for any number."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rubberband.cloud.aws.fabric import fabric_of
 from rubberband.cloud.aws.images import type_facts
 from rubberband.cloud.aws.network import ensure_group, group_name
 from rubberband.cloud.aws.preflight import preflight
@@ -101,6 +102,20 @@ def test_a_type_without_efa_that_may_stand_in_keeps_all_on_tcp(
     world.fake.set_capacity(1, instance_type="g5.xlarge")
     assert {cards for cards, *_ in world.launched(*NAMES)} == {()}
     assert "by TCP, without EFA, as g5.xlarge may be used instead and has none" in caplog.text
+
+
+def test_two_types_have_efa_in_a_zone_where_both_can(world: Clustered) -> None:
+    types = world.fake.world.machine_types
+    types["p4d.24xlarge"] = replace(types["p4d.24xlarge"], network_cards=3, efa_cards=(1, 2))
+    names = ["g5.48xlarge", "p4d.24xlarge"]
+
+    nowhere = fabric_of(world.fake.session("driver"), world.machines, names)
+    world.private("us-east-1b")
+    found = fabric_of(world.fake.session("driver"), world.machines, names)
+
+    assert nowhere.cards == {}, "p4d needs a private subnet here, and the other would be alone with it"
+    assert "g5.48xlarge have EFA on 0 of 1 network card" in nowhere.note
+    assert found.cards == {("g5.48xlarge", "us-east-1b"): (0,), ("p4d.24xlarge", "us-east-1b"): (1, 2)}
 
 
 def test_the_users_own_group_is_not_changed(world: Clustered, caplog: pytest.LogCaptureFixture) -> None:

@@ -222,12 +222,6 @@ def test_a_guard_that_is_not_deleted_yet_is_deleted_later(world: World) -> None:
     assert len(world.fake.world.schedules) == 1
 
 
-def test_a_schedule_tries_for_as_long_as_an_outage_may_last(world: World) -> None:
-    world.driver(guards=guards(world)).launch("a")
-    (made,) = (call for call in world.fake.calls if call.operation == "CreateSchedule")
-    assert made.params["Target"]["RetryPolicy"]["MaximumEventAgeInSeconds"] == 3600
-
-
 def test_nothing_waits_for_the_scheduler(world: World) -> None:
     put_off: list[Callable[[], None]] = []
     driver = world.driver(guards=guards(world, put_off.append))
@@ -245,6 +239,7 @@ def test_a_schedule_runs_once_and_may_end_this_instance_alone(world: World) -> N
     assert asked["FlexibleTimeWindow"] == {"Mode": "OFF"}
     assert asked["Target"]["RoleArn"] == "arn:aws:iam::123456789012:role/rubberband-guard"
     assert json.loads(asked["Target"]["Input"]) == {"InstanceIds": [world.fake.living[0].instance_id]}
+    assert asked["Target"]["RetryPolicy"]["MaximumEventAgeInSeconds"] == 3600, "an outage may last"
 
 
 def test_a_guard_ends_nothing_of_other_owners(world: World) -> None:

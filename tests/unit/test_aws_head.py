@@ -82,7 +82,7 @@ def ended(account: Account, owner: str = "rubberband", place: OwnInstance | None
     return end_everything(account.session, owner, place=place, clock=lambda: account.now, sleep=account.sleep)
 
 
-def worker(account: Account, name: str, owner: str = "rubberband") -> Instance:
+def worker(account: Account, name: str, owner: str = "rubberband", group_of: str | None = None) -> Instance:
     tags = [{"Key": key, "Value": value} for key, value in tags_of("digits", "r", (name,), owner).items()]
     image = next(name for name, image in account.fake.world.images.items() if image.architecture == "x86_64")
     account.session.client("ec2").run_instances(
@@ -91,7 +91,7 @@ def worker(account: Account, name: str, owner: str = "rubberband") -> Instance:
         MinCount=1,
         MaxCount=1,
         SubnetId=account.place.subnet,
-        SecurityGroupIds=[ensure_group(account.session, owner, account.vpc)],
+        SecurityGroupIds=[ensure_group(account.session, group_of or owner, account.vpc)],
         TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
     )
     return account.fake.instances[-1]
@@ -297,6 +297,13 @@ def test_down_finds_what_ec2_does_not_show_yet(account: Account) -> None:
     assert [one.instance_id for one in done.instances] == [late.instance_id]
     assert account.fake.living == ()
     assert done.kept_groups == ()
+
+
+def test_down_looks_twice_where_no_group_of_ours_is_in_use(account: Account) -> None:
+    account.fake.world.visible_after_s = 3.0
+    worker(account, "i-001", group_of="the-users-own")
+    assert len(ended(account).instances) == 1
+    assert account.fake.living == ()
 
 
 def test_the_machine_that_says_down_goes_last(account: Account) -> None:

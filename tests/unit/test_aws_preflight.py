@@ -98,7 +98,9 @@ def test_more_gpus_than_the_type_has_are_refused_and_fewer_reported(account: Acc
     assert any("has no GPUs: trials train on its 2 vCPUs" in note for note in looked_at(account, offer("m7i.large")))
 
 
-@pytest.mark.parametrize(("market", "code"), [("on_demand", "L-DB2E81BA"), ("spot", "L-3819A6DF")])
+@pytest.mark.parametrize(
+    ("market", "code"), [("on_demand", "L-DB2E81BA"), ("spot", "L-3819A6DF"), ("spot", "L-DB2E81BA")]
+)
 def test_without_quota_for_one_instance_it_is_refused_with_the_command_that_asks_for_more(
     account: Account, market: str, code: str
 ) -> None:

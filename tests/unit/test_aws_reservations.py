@@ -249,5 +249,7 @@ def test_blocks_last_days_or_weeks_and_have_certain_sizes(account: Account) -> N
         assert found is not None
         assert (found.instances, found.duration_s) == (4, days * DAY_S)
     assert reservations.cheapest_block(account.session, "g5.xlarge", 1, 60.0) is None
+    account.fake.world.block_currency = "CNY"
+    assert reservations.cheapest_block(account.session, "p5.48xlarge", 3, 3600.0) is None, "a bill is in USD"
     assert reservations.cheapest_block(account.session, "p5.48xlarge", 65, 60.0) is None
     assert reservations.cheapest_block(account.session, "p5en.48xlarge", 1, 60.0) is None, "not sold here"
