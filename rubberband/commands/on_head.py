@@ -254,11 +254,19 @@ def root_of(path: Path) -> Path:
 
 
 def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
-    """Print the output of a run until it ends, and return its exit code. Ctrl-C ends only this."""
-    offset = 0
+    """Print the output of a run until it ends, and return its exit code. Ctrl-C ends only this, and so does AWS.
+
+    Raises what AWS answers, such as that the credentials have expired, with how to go on.
+    """
+    offset, is_there = 0, key is not None
+    goes_on = f"{name} goes on on the head: `rubberband status {name} --on head --watch` follows it"
     try:
         while True:
-            seen = remote.look(name, key, offset)
+            try:
+                seen = remote.look(name, key, offset)
+            except (InputError, ProviderError) as error:
+                raise type(error)(f"{error}; {goes_on}") if is_there else error from None
+            is_there = True
             sys.stdout.buffer.write(seen.log)
             sys.stdout.flush()
             offset += len(seen.log)
@@ -272,10 +280,7 @@ def _followed(remote: RemoteHead, name: str, key: str | None) -> int:
                 )
             time.sleep(_FOLLOW_S)
     except KeyboardInterrupt:
-        note(
-            f"{name} goes on on the head: `rubberband status {name} --on head --watch` follows it, `rubberband cancel "
-            f"{name} --on head` ends it"
-        )
+        note(f"{goes_on}, `rubberband cancel {name} --on head` ends it")
         raise
 
 

@@ -266,6 +266,14 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_on_head.py",),
     ),
     Mutant(
+        name="expired-credentials-say-nothing-of-the-run",
+        harm="whoever follows a run while the credentials expire takes it for ended, and starts another one",
+        file="rubberband/commands/on_head.py",
+        old="if is_there else error from None",
+        new="if False else error from None",
+        tests=("tests/unit/test_aws_on_head.py",),
+    ),
+    Mutant(
         name="up-beyond-the-policy",
         harm="`up` rents a head that policy.yaml does not allow",
         file="rubberband/commands/cloud.py",

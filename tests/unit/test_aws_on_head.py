@@ -300,6 +300,27 @@ def test_ctrl_c_leaves_the_run_going_and_says_how_to_follow_it(account: Account,
     assert len(account.fake.living) == 1
 
 
+def test_credentials_that_expire_leave_the_run_going_and_say_how_to_go_on(account: Account, file: Path) -> None:
+    head, looks = Head(account), []
+
+    def answers(what: str, words: dict[str, Any]) -> dict[str, Any]:
+        if what == "look":
+            looks.append(words)
+            expired = FakeError("ExpiredTokenException", "The security token included in the request is expired")
+            account.fake.fault = lambda call: Fault(error=expired)
+            return shown(b"epoch 1\n")
+        return {"started": True}
+
+    head.answers = answers
+    code, told = say("run", "digits.yaml", "--on", "head")
+    assert code != 0
+    assert len(looks) == 1
+    assert "credentials have expired" in told
+    assert told.endswith("; digits goes on on the head: `rubberband status digits --on head --watch` follows it")
+    account.fake.fault = None
+    assert len(account.fake.living) == 1
+
+
 def test_commands_are_asked_as_typed_on_the_head_that_runs_the_experiment(account: Account, file: Path) -> None:
     head = Head(account)
     head.answers, head.made_of = lambda what, words: {"exit": 3, "out": "fine\n", "err": "note\n", "file": None}, ["0"]
