@@ -274,6 +274,22 @@ MUTANTS: tuple[Mutant, ...] = (
         tests=("tests/unit/test_aws_on_head.py",),
     ),
     Mutant(
+        name="region-without-the-type",
+        harm="a type that the region lacks is planned at the price of the catalogue, and no launch succeeds",
+        file="cloud/catalogue.py",
+        old="    if not row.live_in(resources.region).offered:\n",
+        new="    if False:\n",
+        tests=("tests/unit/test_prices.py",),
+    ),
+    Mutant(
+        name="no-spot-market-is-a-gap-of-the-catalogue",
+        harm="whoever asks for spot that the region does not have is told to ask AWS, which has answered",
+        file="cloud/catalogue.py",
+        old="        if row is not None and row.live_in(resources.region).spot_at is not None:\n",
+        new="        if False:\n",
+        tests=("tests/unit/test_prices.py",),
+    ),
+    Mutant(
         name="up-beyond-the-policy",
         harm="`up` rents a head that policy.yaml does not allow",
         file="rubberband/commands/cloud.py",

@@ -306,6 +306,15 @@ def test_a_type_that_the_region_lacks_is_refused(world: World) -> None:
         offer(resources(instance_type="g5.xlrge"), table=world.live(instance_type="g5.xlrge"))
 
 
+def test_a_type_that_the_region_does_not_sell_on_spot_is_refused(world: World) -> None:
+    words: Mapping[str, Any] = {"instance_type": "g5.xlarge", "market": "spot"}
+    table = dict(world.live(**words))
+    row = table["g5.xlarge"]
+    table["g5.xlarge"] = replace(row, live={REGION: replace(row.live_in(REGION), spot_usd_per_hour={})})
+    with pytest.raises(InputError, match=r"resources.market: AWS has no g5.xlarge on spot in us-east-1; set market"):
+        offer(resources(**words), table=table)
+
+
 def test_ec2s_own_description_of_its_types_is_what_the_catalogue_says() -> None:
     """moto has no prices, but ships what EC2 itself says of its types."""
     from moto.ec2.models.instance_types import INSTANCE_TYPES  # slow, and no other test here needs it
