@@ -1209,4 +1209,37 @@ MUTANTS: tuple[Mutant, ...] = (
         new="for room in rooms if room.market == checks.markets[-1] and room.instances < 1}",
         tests=("tests/unit/test_aws_preflight.py",),
     ),
+    Mutant(
+        name="home-forgets-what-may-be-there",
+        harm="a request without an answer is in one zone, and the other instances of its trial go to another",
+        file="cloud/aws/launching.py",
+        old='last.choice for last in living if last and last.outcome != "refused"]',
+        new='last.choice for last in living if last and last.outcome == "accepted"]',
+        tests=("tests/unit/test_aws_gangs.py",),
+    ),
+    Mutant(
+        name="sold-out-spot-is-sold-out-on-demand",
+        harm="a zone without spot is the last that is asked for on demand: far from the driver, and a bill of traffic",
+        file="cloud/aws/fleet.py",
+        old="        self._refused_at[choice.instance_type, choice.zone, choice.market] = self.clock()\n",
+        new='        for market in ("spot", "on_demand"):\n'
+        "            self._refused_at[choice.instance_type, choice.zone, market] = self.clock()\n",
+        tests=("tests/unit/test_aws_launching.py",),
+    ),
+    Mutant(
+        name="begun-hour-is-free",
+        harm="the last hour of a spot instance is in no bill where nobody looked in it",
+        file="cloud/aws/pricing.py",
+        old="return max(1, math.ceil((intent.ended_at - intent.running_at) / HOUR_S))",
+        new="return max(1, math.floor((intent.ended_at - intent.running_at) / HOUR_S))",
+        tests=("tests/unit/test_aws_launching.py",),
+    ),
+    Mutant(
+        name="half-of-the-machines-are-the-network",
+        harm="of two machines the one that does not answer is lent on, as if the network had failed",
+        file="cloud/pool/broker.py",
+        old="        if 2 * len(silent) > len(due) or",
+        new="        if 2 * len(silent) >= len(due) or",
+        tests=("tests/unit/test_pool.py",),
+    ),
 )

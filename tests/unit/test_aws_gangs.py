@@ -126,6 +126,17 @@ def test_an_answer_that_is_lost_moves_no_instance_to_another_zone(world: World, 
     assert len(world.fake.instances) == 4
 
 
+def test_an_instance_that_may_be_there_keeps_the_others_in_its_zone(world: World) -> None:
+    world.fake.set_capacity(0, zone="us-east-1a")
+    driver = world.driver(together=True, lease_s=3600.0)
+    driver.launch("a")
+    driver._intents.change_last("a", outcome="unknown", instance_id="")  # as after a crash before the answer
+    world.fake.world.capacity.clear()
+    world.sleep(120.0)
+    driver.launch("b")
+    assert {one.zone for one in world.fake.living} == {"us-east-1b"}
+
+
 def test_down_deletes_the_clusters() -> None:
     account = Account()
     ec2 = account.session.client("ec2")

@@ -181,6 +181,26 @@ def test_a_refusal_shows_every_zone_and_is_final(world: World) -> None:
     assert world.living == []
 
 
+def test_a_zone_without_spot_is_the_first_on_demand(world: World) -> None:
+    prices = spot_prices(world.fake.session("driver"), ["g5.xlarge"], world.now)["g5.xlarge"]
+    cheapest_first = sorted(prices, key=lambda zone: prices[zone])
+    world.machines = machines_of(world.fake, zones=cheapest_first)
+    world.fake.set_capacity(0, zone=cheapest_first[0], market="spot")
+    driver = world.driver()
+    driver.launch("a", "spot")
+    driver.launch("b")
+    assert [one.zone for one in world.fake.living] == [cheapest_first[1], cheapest_first[0]]
+
+
+def test_hours_of_spot_that_no_driver_saw_are_billed(world: World) -> None:
+    driver = world.driver(lease_s=7200.0)
+    driver.launch("a", "spot")
+    driver.describe()
+    world.beat(world.now + 7200.0)
+    world.sleep(5400.0)
+    assert len(driver.release("a").hour_prices_usd or ()) == 2
+
+
 def test_a_used_up_quota_is_not_asked_in_other_zones(world: World) -> None:
     for code in world.fake.world.quotas_vcpus:
         world.fake.world.quotas_vcpus[code] = 0.0

@@ -389,6 +389,13 @@ def test_a_machine_that_answers_the_broker_no_more_is_lent_no_more() -> None:
     assert world.pool.state.machines["m2"].status == "ended"
 
 
+def test_one_of_two_machines_may_be_at_fault() -> None:
+    world, below = attended(2)
+    below.silent.add("m2")
+    world.wait(65.0)
+    assert retired(world) == ["m2"]
+
+
 def test_a_machine_that_has_never_answered_has_its_time_to_join_first() -> None:
     world, below = attended(2)
     below.silent.add("m3")
